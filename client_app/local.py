@@ -1,0 +1,31 @@
+"""Each silo alone: the model stays at the site, only metrics leave."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from client_app.base import SiteMethod
+from client_app.evaluation import SiteNetwork
+from models.networks import ImageClassifier, build_classifier, exchanged_arrays, load_exchanged
+
+
+class LocalSite(SiteMethod):
+    """Goes on from its own weights of the round before; the first are the seed's, as everywhere."""
+
+    def open_network(self) -> SiteNetwork:
+        """Build the network from this site's own state."""
+        network = build_classifier(self.common, self.silo.task)
+        own = self.state.before(self.request.instruction)
+        if own is not None:
+            load_exchanged(network, own)
+        return cast(ImageClassifier, self.compute.place(network))
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return nothing: no weights leave the site."""
+        return {}
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the trained weights, kept at the site."""
+        return exchanged_arrays(cast(nn.Module, network))

@@ -1,0 +1,26 @@
+"""The methods a site can take part in: name -> module and class, imported when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from models.schema import unknown_name
+
+if TYPE_CHECKING:
+    from client_app.base import SiteMethod
+
+METHODS = {
+    "fedavg": "client_app.fedavg:FedAvgSite",
+    "local": "client_app.local:LocalSite",
+    "uefl": "client_app.uefl:UEFLSite",
+}
+
+
+def method_class(name: str) -> type[SiteMethod]:
+    """Return the class that answers for method ``name`` at a site."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    module, _, attribute = METHODS[name].partition(":")
+    found: type[SiteMethod] = getattr(import_module(module), attribute)
+    return found

@@ -1,0 +1,67 @@
+"""A site's private state on its own disk: personal weights, codebooks, whatever a method keeps.
+
+One file per (round, step), whole or absent. Those of the newest two rounds are kept, so that a
+server that lost its last round can go on from the one that it knows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from datasets.storage import load_state, save_state
+from models.contract import Instruction
+from models.errors import CheckpointError
+
+_NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """The states of one site in one run, in ``folder``."""
+
+    folder: Path
+
+    def before(self, instruction: Instruction) -> dict[str, Tensor] | None:
+        """Return the newest state older than ``instruction``; None if there is none.
+
+        Later states belong to rounds that the server lost, and are not looked at.
+
+        Raises:
+            CheckpointError: the state is cut short or altered.
+        """
+        older = [key for key in self._keys() if key < (instruction.round, instruction.step)]
+        if not older:
+            return None
+        path = self._path(*older[-1])
+        try:
+            arrays, _ = load_state(path)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"private state of site {self.folder.name}: {error}; remove the "
+                "file to go on from the state before it"
+            ) from None
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
+        """Store the state that ``instruction`` led to, and drop those of older rounds."""
+        facts = {"round": instruction.round, "step": instruction.step}
+        content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
+        save_state(self._path(instruction.round, instruction.step), content, facts)
+        rounds = sorted({key[0] for key in self._keys() if key[0] <= instruction.round})
+        for key in self._keys():
+            if key[0] not in rounds[-2:] and key[0] < instruction.round:
+                self._path(*key).unlink(missing_ok=True)
+
+    def _path(self, round_: int, step: int) -> Path:
+        return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
+
+    def _keys(self) -> list[tuple[int, int]]:
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted((int(match[1]), int(match[2])) for match in found if match)

@@ -1,0 +1,130 @@
+"""UEFL at a site: train through the codebooks it was given, cluster its features when asked.
+
+Phases: ``train``; ``uncertainty`` measures the aggregated model on validation data; ``centroids``
+runs K-means on the training features and sends centroids with counts (shared codebooks), or adds
+them to the site's own book (personal codebooks, which are never sent).
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from client_app.base import SiteMethod
+from client_app.evaluation import SiteNetwork, measure, tokens_of
+from models.contract import INCOMING, measurement
+from models.federated_kmeans import Centroids, local_centroids
+from models.networks import build_classifier, exchanged_arrays, load_exchanged
+from models.seeding import derive_seed
+from models.uefl import (
+    UEFLNetwork,
+    UEFLSettings,
+    gaussian_codebook,
+    perplexity,
+    segment_dimension,
+)
+
+CODEBOOK = "codebook."
+
+
+class UEFLSite(SiteMethod):
+    """Sends the network and the books it may use; a book it was not given it never sees."""
+
+    settings_class = UEFLSettings
+    settings: UEFLSettings
+
+    def open_network(self) -> UEFLNetwork:
+        """Build the network from the message and, if they are personal, the site's own books."""
+        arrays = self.request.arrays()
+        classifier = build_classifier(self.common, self.silo.task)
+        books = {
+            name.removeprefix(CODEBOOK): arrays.pop(name)
+            for name in sorted(arrays)
+            if name.startswith(CODEBOOK)
+        }
+        if self._personal():
+            books = self._own_books(segment_dimension(classifier.channels, self.settings.segments))
+        load_exchanged(classifier, arrays)
+        network = UEFLNetwork(classifier, books, self.settings)
+        return cast(UEFLNetwork, self.compute.place(network))
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the classifier's weights and, unless personal, the books."""
+        uefl = cast(UEFLNetwork, network)
+        books = {} if self._personal() else self._books(uefl)
+        return exchanged_arrays(uefl.classifier) | books
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the personal books."""
+        return self._books(cast(UEFLNetwork, network)) if self._personal() else {}
+
+    def more_measurements(self, network: SiteNetwork, split: str) -> dict[str, float]:
+        """Return code use as perplexity, and the mean squared distance to the codewords."""
+        uefl = cast(UEFLNetwork, network)
+        tokens = tokens_of(network, getattr(self.silo, split), self.compute)
+        with torch.no_grad():
+            found = uefl.nearest(tokens.to(self.compute.device))
+        counts = torch.bincount(found.codes.flatten().cpu(), minlength=len(uefl.codebook()))
+        distance = (found.codewords.cpu() - tokens).square().mean()
+        return {"perplexity": perplexity(counts), "codeword-distance": float(distance)}
+
+    def phase_uncertainty(self) -> RecordDict:
+        """Answer with the entropy of the incoming model on validation data (eq. 8)."""
+        network = self.open_network()
+        instruction = self.request.instruction
+        values = measure(
+            network,
+            self.silo.val,
+            self.common,
+            self.compute,
+            (instruction.round, self.silo.name, "uncertainty"),
+        )
+        return self.reply({measurement(INCOMING, "val", "entropy"): values["entropy"]})
+
+    def phase_centroids(self) -> RecordDict:
+        """Answer with centroids and counts, or add them to the personal book."""
+        network = self.open_network()
+        found = self._centroids(network)
+        if self._personal():
+            books = self._books(network)
+            books[f"{CODEBOOK}{len(books)}"] = torch.from_numpy(found.centres)
+            self.state.store(self.request.instruction, books)
+            return self.reply({})
+        return self.reply(
+            {},
+            {
+                "centroids": torch.from_numpy(found.centres),
+                "counts": torch.from_numpy(found.counts),
+            },
+        )
+
+    def _centroids(self, network: UEFLNetwork) -> Centroids:
+        dimension = network.codebook().shape[1]
+        seed = derive_seed(
+            self.common.seed, "kmeans", self.request.instruction.round, self.silo.name
+        )
+        if self.settings.codeword_start == "gaussian":
+            book = len(network.codebooks)
+            start = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+            return Centroids(start.numpy(), np.ones(len(start), np.int64))
+        features = tokens_of(network, self.silo.train, self.compute).reshape(-1, dimension)
+        return local_centroids(
+            features.numpy(), self.settings.codes, seed, self.settings.centroid_min_count
+        )
+
+    def _personal(self) -> bool:
+        return self.settings.codebooks == "personal"
+
+    def _own_books(self, dimension: int) -> dict[str, Tensor]:
+        own = self.state.before(self.request.instruction)
+        if own is None:
+            return {"0": gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)}
+        return {name.removeprefix(CODEBOOK): book for name, book in own.items()}
+
+    @staticmethod
+    def _books(network: UEFLNetwork) -> dict[str, Tensor]:
+        return {f"{CODEBOOK}{name}": book.detach() for name, book in network.codebooks.items()}

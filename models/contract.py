@@ -1,0 +1,112 @@
+"""What both sides of the wire must agree on: the names of records, keys and metrics.
+
+Every message carries a ConfigRecord ``config`` (an ``Instruction``) and, where a method sends
+arrays, an ArrayRecord ``arrays``. Every reply carries a MetricRecord ``metrics`` with
+``num-examples``, ``seconds`` and measurements named ``<model>.<split>.<metric>``, where the model
+is ``incoming`` (the model as it was when the message came) or ``trained`` (after local training).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from models.errors import SiteError
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+
+NUM_EXAMPLES = "num-examples"
+SECONDS = "seconds"
+PEAK_MEMORY = "peak-memory-bytes"
+
+INCOMING = "incoming"
+TRAINED = "trained"
+
+HELLO = "query.hello"
+TRAIN = "train"
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What the server asks of a site.
+
+    Attributes:
+        round: the round that this message belongs to, from 1.
+        phase: the phase of the round, see the strategy.
+        step: position of the phase in its round, from 0; orders a site's stored states.
+        run_name: names the run, and with it the site's private state.
+        run_dir: run directory in simulation, where sites without a state-dir keep their state.
+        evaluate: whether to measure the incoming model.
+    """
+
+    round: int
+    phase: str
+    step: int = 0
+    run_name: str = ""
+    run_dir: str = ""
+    evaluate: bool = True
+
+    def to_config(self) -> dict[str, int | str | bool]:
+        """Return the instruction as keys and values of a ConfigRecord."""
+        return {
+            "round": self.round,
+            "phase": self.phase,
+            "step": self.step,
+            "run-name": self.run_name,
+            "run-dir": self.run_dir,
+            "evaluate": self.evaluate,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> Instruction:
+        """Read an instruction back.
+
+        Raises:
+            SiteError: a key is missing; server and site then run different versions.
+        """
+        try:
+            return cls(
+                round=int(str(config["round"])),
+                phase=str(config["phase"]),
+                step=int(str(config["step"])),
+                run_name=str(config["run-name"]),
+                run_dir=str(config["run-dir"]),
+                evaluate=bool(config["evaluate"]),
+            )
+        except KeyError as error:
+            raise SiteError(
+                f"a message lacks {error}: server and site run different versions of fedsilo"
+            ) from None
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site says of itself at the start of a run (never a row of its data)."""
+
+    site: str
+    distribution: str
+    image_shape: tuple[int, int, int]
+    classes: int
+    label_counts: dict[str, list[int]]
+    fingerprints: dict[str, str]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of samples per split."""
+        return {split: sum(counts) for split, counts in self.label_counts.items()}
+
+
+def measurement(model: str, split: str, metric: str) -> str:
+    """Return the MetricRecord key of a measurement."""
+    return f"{model}.{split}.{metric}"
+
+
+def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
+    """Yield (model, split, metric, value) of every measurement among ``metrics``, sorted."""
+    for key in sorted(metrics):
+        model, _, rest = key.partition(".")
+        split, _, metric = rest.partition(".")
+        if metric:
+            yield model, split, metric, float(str(metrics[key]))

@@ -1,0 +1,56 @@
+"""K-means in two steps: each silo clusters its own features, the server clusters the centroids.
+
+UEFL starts new codewords at the centroids of the uncertain silos' features (section 3.2). The
+features never leave a hospital; centroids and how many features each stands for do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Centroids:
+    """``centres`` (k, d) float32 and ``counts`` (k,) int64: the features each centre stands for."""
+
+    centres: FloatArray
+    counts: npt.NDArray[np.int64]
+
+
+def local_centroids(features: FloatArray, clusters: int, seed: int, min_count: int) -> Centroids:
+    """Cluster a silo's ``features`` (n, d); centres of fewer than ``min_count`` are left out."""
+    fitted = _kmeans(features, None, clusters, seed)
+    counts = np.bincount(fitted.labels_, minlength=len(fitted.cluster_centers_))
+    keep = counts >= min_count
+    return Centroids(fitted.cluster_centers_[keep].astype(np.float32), counts[keep])
+
+
+def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatArray:
+    """Cluster the silos' centroids, weighted by count, into at most ``clusters`` rows (k, d)."""
+    centres = np.concatenate([part.centres for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    if len(centres) <= clusters:
+        return centres
+    fitted = _kmeans(centres, counts.astype(np.float64), clusters, seed)
+    merged: FloatArray = fitted.cluster_centers_.astype(np.float32)
+    return merged
+
+
+def _kmeans(
+    points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
+) -> KMeans:
+    # One thread: scikit-learn adds up its threads' partial sums in any order.
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        # Fewer distinct points than clusters: empty ones fall away by their count.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = KMeans(min(clusters, len(points)), n_init=1, random_state=seed % 2**32)
+        return model.fit(points.astype(np.float64), sample_weight=weights)

@@ -1,0 +1,186 @@
+"""Image networks in two halves: an encoder that makes tokens, a head that classifies them.
+
+The grey-scale encoder is the UEFL paper's (section 4, "a convolutional network comprising three
+ResNet blocks"); colour images go through VGG16 features (timm). Every method trains the same
+network from the same initial weights, so that a comparison compares methods.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.errors import SettingError
+from models.seeding import seeded
+from models.settings import CommonSettings
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network must solve: ``image_shape`` is (channels, height, width)."""
+
+    image_shape: tuple[int, int, int]
+    classes: int
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm and an identity shortcut; shape is kept."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, channels, height, width) to the same shape."""
+        return torch.relu(x + self.body(x))
+
+
+class ConvEncoder(nn.Module):
+    """Three stages of conv 3x3, residual block and 2x2 max-pool, widths w, 2w and 4w."""
+
+    def __init__(self, *, in_channels: int, width: int) -> None:
+        super().__init__()
+        widths = [in_channels, width, 2 * width, 4 * width]
+        stages: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            stages += [
+                nn.Conv2d(before, after, 3, padding=1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.ReLU(),
+                ResidualBlock(after),
+                nn.MaxPool2d(2),
+            ]
+        self.stages = nn.Sequential(*stages)
+        self.channels = widths[-1]
+        self.stride = 8
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, in_channels, height, width) to (batch, 4w, height/8, width/8)."""
+        features: Tensor = self.stages(images)
+        return features
+
+
+class VggEncoder(nn.Module):
+    """The convolutional features of timm's ``vgg16_bn``: 512 channels at 1/32 resolution."""
+
+    def __init__(self, *, in_channels: int) -> None:
+        super().__init__()
+        import timm  # only colour images need it, and it takes seconds to import
+
+        network = timm.create_model("vgg16_bn", pretrained=False, in_chans=in_channels)
+        self.features: nn.Module = network.get_submodule("features")
+        self.channels = 512
+        self.stride = 32
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, in_channels, height, width) to (batch, 512, height/32, width/32)."""
+        features: Tensor = self.features(images)
+        return features
+
+
+class ImageClassifier(nn.Module):
+    """Encoder, tokens and a two-layer head with dropout before each linear layer."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        tokens: int,
+        channels: int,
+        hidden: int,
+        classes: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.tokens = tokens
+        self.channels = channels
+        self.head = nn.Sequential(
+            nn.Dropout(dropout),
+            nn.Linear(tokens * channels, hidden),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, classes),
+        )
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
+        maps: Tensor = self.encoder(images)
+        return maps.flatten(2).transpose(1, 2)
+
+    def discretise(self, tokens: Tensor) -> Tensor:
+        """Return what the head reads, (batch, l, c): here the tokens as they are."""
+        return tokens
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Map what the head reads, (batch, l, c), to logits (batch, classes)."""
+        logits: Tensor = self.head(features.flatten(1))
+        return logits
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of a batch."""
+        return nn.functional.cross_entropy(self(images), labels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, height, width) to logits (batch, classes)."""
+        return self.classify(self.discretise(self.encode(images)))
+
+
+def build_classifier(settings: CommonSettings, task: Task) -> ImageClassifier:
+    """Build the network of ``settings`` for ``task``, with initial weights keyed on the seed.
+
+    Raises:
+        SettingError: the images are too small for the network's pooling.
+    """
+    channels, height, width = task.image_shape
+    with seeded(settings.seed, "initial-weights"):
+        encoder: ConvEncoder | VggEncoder
+        if settings.network == "conv":
+            encoder = ConvEncoder(in_channels=channels, width=settings.width)
+            hidden = 4 * settings.width
+        else:
+            encoder, hidden = VggEncoder(in_channels=channels), 512
+        tokens = (height // encoder.stride) * (width // encoder.stride)
+        if tokens == 0:
+            raise SettingError(
+                f"network '{settings.network}' divides images by {encoder.stride}, "
+                f"which leaves nothing of {height}x{width} pixels; choose another 'network'"
+            )
+        return ImageClassifier(
+            encoder,
+            tokens=tokens,
+            channels=encoder.channels,
+            hidden=hidden,
+            classes=task.classes,
+            dropout=settings.dropout,
+        )
+
+
+def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and float buffers of ``module`` by name, sorted.
+
+    Integer buffers (batch norm's step counters) have no mean and no effect here: they stay home.
+    """
+    state = module.state_dict()
+    return {name: state[name] for name in sorted(state) if state[name].is_floating_point()}
+
+
+def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
+    """Copy ``arrays`` into ``module``; the names must be those of ``exchanged_arrays``."""
+    wanted = exchanged_arrays(module)
+    if arrays.keys() != wanted.keys():
+        missing = sorted(wanted.keys() - arrays.keys())
+        surplus = sorted(arrays.keys() - wanted.keys())
+        raise SettingError(f"weights do not fit the network: missing {missing}, surplus {surplus}")
+    with torch.no_grad():
+        for name, target in wanted.items():
+            target.copy_(arrays[name])

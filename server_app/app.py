@@ -1,0 +1,29 @@
+"""The Flower ServerApp: from run config to run directory. It knows no method by name."""
+
+from __future__ import annotations
+
+import logging
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from models.errors import FedsiloError
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config asks for.
+
+    Raises:
+        FedsiloError: with one line that says what was wrong and what to do; logged before.
+    """
+    from server_app.config import resolve
+    from server_app.run import run
+
+    try:
+        run(grid, resolve(context.run_config))
+    except FedsiloError as error:
+        logging.getLogger("flwr").error("fedsilo: %s", error)
+        raise

@@ -1,0 +1,70 @@
+"""The server's checkpoint after each round, and going on from the newest whole one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets.storage import load_state, save_state
+from models.errors import CheckpointError
+from strategies.hooks import Hook
+from strategies.state import RoundState
+
+KEPT = 2  # as many as a site keeps states of
+
+
+class CheckpointHook(Hook):
+    """Stores the round state and the other hooks' states, one file a round, the newest two kept."""
+
+    name = "checkpoint"
+
+    def __init__(self, folder: Path, fingerprint: str, hooks: Sequence[Hook]) -> None:
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.hooks = list(hooks)
+
+    def round_ended(self, state: RoundState) -> None:
+        """Write this round's checkpoint and drop the oldest."""
+        facts = {
+            "round": state.round,
+            "extras": dict(state.extras),
+            "fingerprint": self.fingerprint,
+            "hooks": {hook.name: hook.state() for hook in self.hooks if hook.name},
+        }
+        save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
+        for old in _files(self.folder)[:-KEPT]:
+            old.unlink()
+
+    def resume(self) -> RoundState | None:
+        """Return the newest whole checkpoint and restore the hooks; None if none was written yet.
+
+        Raises:
+            CheckpointError: it belongs to another config, or no checkpoint is whole.
+        """
+        files = _files(self.folder)
+        for path in reversed(files):
+            try:
+                arrays, facts = load_state(path)
+            except CheckpointError as error:
+                logging.getLogger("flwr").warning("%s: looking for the one before it", error)
+                continue
+            if facts["fingerprint"] != self.fingerprint:
+                raise CheckpointError(
+                    f"{path} belongs to another config: resume with the settings in "
+                    f"{self.folder.parent / 'config.toml'}, or choose another 'run-name'"
+                )
+            for hook in self.hooks:
+                if hook.name:
+                    hook.restore(facts["hooks"].get(hook.name))
+            return RoundState(facts["round"], arrays, facts["extras"])
+        if files:
+            raise CheckpointError(
+                f"none of the checkpoints in {self.folder} is whole "
+                f"({', '.join(path.name for path in files)}): start a new run"
+            )
+        return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors")) if folder.is_dir() else []

@@ -1,0 +1,258 @@
+"""The ``fedsilo`` command: simulate, resume, compare, fetch, plot, settings, experiments."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from models.errors import FedsiloError, RunDirectoryError, SettingError
+from models.schema import Value, defaults, key_of, rule_of
+from models.settings import CommonSettings
+from server_app.config import (
+    SIMULATION_FILE,
+    RunSettings,
+    find_experiment,
+    known_defaults,
+    parse_assignment,
+    read_experiments,
+    read_toml,
+    resolve,
+)
+
+_PATHS = ("data-dir", "cache-dir", "out")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code: 0 well, 1 an error told in one line."""
+    options = _parser().parse_args(arguments)
+    handler: Callable[[argparse.Namespace], None] = options.handler
+    try:
+        handler(options)
+    except FedsiloError as error:
+        print(f"fedsilo: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fedsilo: interrupted; 'fedsilo resume RUN-DIR' goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedsilo", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    simulate = commands.add_parser("simulate", help="run an experiment of simulation.yaml")
+    simulate.add_argument("experiment")
+    _add_run_options(simulate)
+    simulate.add_argument("--seed", type=int, help="seed, instead of the experiment's")
+    simulate.add_argument("--name", help="name of the run directory")
+    simulate.set_defaults(handler=_simulate)
+
+    resume = commands.add_parser("resume", help="go on with a run that was cut short")
+    resume.add_argument("run_dir", type=Path)
+    resume.add_argument("--engine", choices=("ray", "inline"), default="ray")
+    resume.add_argument("--supernodes", type=int, help="simulated sites (default: as before)")
+    resume.set_defaults(handler=_resume)
+
+    compare = commands.add_parser("compare", help="run experiments over seeds, print a table")
+    compare.add_argument("experiments", nargs="+", metavar="experiment")
+    _add_run_options(compare)
+    compare.set_defaults(engine="inline")
+    compare.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
+    compare.add_argument("--jobs", type=int, default=0, help="runs at once (default: one a core)")
+    compare.add_argument("--csv", type=Path, help="also write the table as CSV")
+    compare.add_argument("--markdown", type=Path, help="also write the table as Markdown")
+    compare.set_defaults(handler=_compare)
+
+    fetch = commands.add_parser("fetch", help="download a data set's files, with checksums")
+    fetch.add_argument("dataset")
+    fetch.add_argument("--data-dir", type=Path, required=True)
+    fetch.add_argument("--base-url", default="", help="another place with the same files")
+    fetch.set_defaults(handler=_fetch)
+
+    plot = commands.add_parser("plot", help="draw the learning curves of a finished run again")
+    plot.add_argument("run_dir", type=Path)
+    plot.set_defaults(handler=_plot)
+
+    settings = commands.add_parser("settings", help="list every setting, its default and range")
+    settings.add_argument(
+        "--pyproject", action="store_true", help="as the run-config section of pyproject.toml"
+    )
+    settings.set_defaults(handler=_settings)
+
+    experiments = commands.add_parser("experiments", help="list the experiments")
+    experiments.add_argument("--file", type=Path, default=None)
+    experiments.set_defaults(handler=_experiments)
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="changes",
+        help="a setting, instead of the experiment's",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings from a file")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of run directories")
+    parser.add_argument(
+        "--engine",
+        choices=("ray", "inline"),
+        default="ray",
+        help="ray: by 'flwr run'; inline: in this process (default %(default)s)",
+    )
+    parser.add_argument("--file", type=Path, default=None, help="simulation.yaml to read")
+
+
+def simulation_file(given: Path | None) -> Path:
+    """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
+    here = Path(SIMULATION_FILE)
+    if given is not None or here.is_file():
+        return given or here
+    return Path(__file__).resolve().parent.parent / SIMULATION_FILE
+
+
+def planned(
+    experiment: str, options: argparse.Namespace, **more: Value
+) -> tuple[RunSettings, Mapping[str, Value]]:
+    """Return settings and resources of a run: experiment, then file, then ``--set``, then more.
+
+    Raises:
+        SettingError: anything about them is wrong.
+    """
+    from server_app.ray_engine import check_resources
+    from server_app.run_directory import default_run_name
+
+    found = find_experiment(simulation_file(options.file), experiment)
+    values = dict(found.values)
+    if options.config:
+        values |= read_toml(options.config)
+    values |= dict(parse_assignment(text) for text in options.changes)
+    values |= {"out": str(options.out)} | more
+    for key in _PATHS:
+        if values.get(key):
+            values[key] = str(Path(str(values[key])).expanduser().resolve())
+    settings = resolve(values)
+    if not settings.common.run_name:
+        name = default_run_name(
+            settings.common.method, settings.common.dataset, settings.common.seed
+        )
+        common = dataclasses.replace(settings.common, run_name=name)
+        settings = dataclasses.replace(settings, common=common)
+    resources = {"num-supernodes": settings.common.silos, **found.resources}
+    return settings, check_resources(resources)
+
+
+def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> None:
+    """Run settings on an engine.
+
+    Raises:
+        FedsiloError: the run failed.
+    """
+    from server_app.run_directory import open_run_directory
+
+    # Told here and now, not from inside a Flower run
+    open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
+    if engine == "ray":
+        from server_app.ray_engine import run_with_ray
+
+        run_with_ray(settings, resources)
+    else:
+        from server_app.inline import run_inline
+
+        run_inline(settings, int(resources["num-supernodes"]))
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    more: dict[str, Value] = {}
+    if options.seed is not None:
+        more["seed"] = options.seed
+    if options.name:
+        more["run-name"] = options.name
+    settings, resources = planned(options.experiment, options, **more)
+    start(settings, resources, options.engine)
+
+
+def _resume(options: argparse.Namespace) -> None:
+    from server_app.ray_engine import check_resources
+    from server_app.run_directory import RunDirectory
+
+    directory = RunDirectory(options.run_dir.resolve())
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        raise RunDirectoryError(
+            f"{directory.path} has no config.toml: it is no run directory, or "
+            "its run never began; start it anew"
+        )
+    values = {
+        key: value
+        for key, value in tomllib.loads(config.read_text()).items()
+        if key != "environment"
+    }
+    values |= {"resume": True, "out": str(directory.path.parent), "run-name": directory.path.name}
+    nodes = options.supernodes or len(directory.read_json("silos.json"))
+    start(resolve(values), check_resources({"num-supernodes": nodes}), options.engine)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from server_app.compare import compare
+
+    if options.seeds < 1:
+        raise SettingError(f"--seeds is {options.seeds}; it must be at least 1")
+    compare(options)
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from datasets.fetch import fetch
+    from datasets.sources import source_named
+
+    for line in fetch(source_named(options.dataset), options.data_dir, options.base_url):
+        print(line, flush=True)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    from server_app.curves import draw_curves
+    from server_app.run_directory import RunDirectory
+
+    draw_curves(RunDirectory(options.run_dir))
+    print(options.run_dir / "curves.png")
+
+
+def _settings(options: argparse.Namespace) -> None:
+    if options.pyproject:
+        import tomli_w
+
+        print("[tool.flwr.app.config]\n" + tomli_w.dumps(known_defaults()), end="")
+        return
+    from strategies.registry import METHODS, strategy_class
+
+    _list_settings("every method", CommonSettings)
+    for method in METHODS:
+        _list_settings(f"method {method}", strategy_class(method).settings_class)
+
+
+def _list_settings(title: str, cls: type) -> None:
+    print(f"# {title}")
+    for key, default in defaults(cls).items():
+        rule = rule_of(cls, key)
+        allowed = f"; {rule.allowed()}" if rule.allowed() else ""
+        print(f"{key_of(key)} = {default!r}  ({rule.help}{allowed})")
+
+
+def _experiments(options: argparse.Namespace) -> None:
+    for name, experiment in read_experiments(simulation_file(options.file)).items():
+        settings = resolve(experiment.values)
+        print(
+            f"{name}: {settings.common.method} on {settings.common.dataset}, "
+            f"{settings.common.silos} silos, {settings.common.rounds} rounds"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

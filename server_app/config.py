@@ -1,0 +1,192 @@
+"""One path for every setting: run config, TOML file, ``--set`` and simulation.yaml.
+
+All of them end as a flat mapping of kebab-case keys, which ``resolve`` turns into the common
+settings and the method's own, or refuses before anything is trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from datasets.sources import source_named
+from models.errors import SettingError
+from models.schema import Value, as_mapping, build, defaults, unknown_key, unknown_name
+from models.settings import CommonSettings
+from strategies.registry import METHODS, strategy_class
+
+SIMULATION_FILE = "simulation.yaml"
+
+# Where a run lies and how it is waited for; they do not change its result.
+_PLACES = ("data-dir", "cache-dir", "out", "run-name", "resume", "reply-timeout", "join-timeout")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """All settings of a run: the common ones and the method's own."""
+
+    common: CommonSettings
+    own: Any
+
+    def as_mapping(self) -> dict[str, Value]:
+        """Return every key that the run uses, with its value."""
+        return as_mapping(self.common) | as_mapping(self.own)
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 over the settings that the result depends on."""
+        decisive = {k: v for k, v in self.as_mapping().items() if k not in _PLACES}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def known_defaults() -> dict[str, Value]:
+    """Return every key of every method with its default: pyproject's run config must match."""
+    known = defaults(CommonSettings)
+    for method in METHODS:
+        known |= defaults(strategy_class(method).settings_class)
+    return known
+
+
+def resolve(values: Mapping[str, Value]) -> RunSettings:
+    """Build the settings of a run from keys and values; missing keys take their defaults.
+
+    Raises:
+        SettingError: a key is unknown or of another method, a value has the wrong type or range,
+            method or data set are unknown, or settings contradict each other.
+    """
+    known = known_defaults()
+    for key in values:
+        if key not in known:
+            raise unknown_key(key, known)
+    common = build(CommonSettings, values)
+    cls = strategy_class(common.method)
+    source_named(common.dataset)
+    _refuse_foreign_keys(values, common.method, known)
+    own: Any = build(cls.settings_class, values)
+    if common.min_sites > common.silos:
+        raise SettingError(
+            f"setting 'min-sites' is {common.min_sites}, more than there are "
+            f"silos ('silos' is {common.silos})"
+        )
+    cls.check_settings(common, own)
+    return RunSettings(common, own)
+
+
+def _refuse_foreign_keys(
+    values: Mapping[str, Value], method: str, known: Mapping[str, Value]
+) -> None:
+    """Refuse another method's key, unless it has its default as Flower's run config fills it in."""
+    used = defaults(CommonSettings) | defaults(strategy_class(method).settings_class)
+    for key, value in values.items():
+        if key not in used and value != known[key]:
+            raise SettingError(f"setting '{key}' is not one of method '{method}': remove it")
+
+
+def read_toml(path: Path) -> dict[str, Value]:
+    """Return the settings of a TOML file.
+
+    Raises:
+        SettingError: the file is missing, no TOML, or nested.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{path} is no valid TOML: {error}") from None
+    return _flat(content, str(path))
+
+
+def parse_assignment(text: str) -> tuple[str, Value]:
+    """Read ``key=value``; a value that is no TOML value is taken as a text.
+
+    Raises:
+        SettingError: there is no '=' or the value is a list or table.
+    """
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise SettingError(f"'{text}' is no setting: write key=value, for example rounds=5")
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return next(iter(_flat({key.strip(): value}, f"--set {text}").items()))
+
+
+def _flat(content: Mapping[str, Any], where: str) -> dict[str, Value]:
+    for key, value in content.items():
+        if not isinstance(value, bool | int | float | str):
+            raise SettingError(
+                f"{where}: setting '{key}' is {value!r}; it must be true or false, "
+                "a number or a text"
+            )
+    return dict(content)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A named experiment of simulation.yaml: settings, and the simulation's resources."""
+
+    name: str
+    values: Mapping[str, Value]
+    resources: Mapping[str, Value]
+
+
+def read_experiments(path: Path) -> dict[str, Experiment]:
+    """Return the experiments of a simulation file; ``base`` names one whose settings come first.
+
+    Raises:
+        SettingError: the file is missing, no YAML, or an experiment is malformed.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be read ({error.strerror}): run this in fedsilo's "
+            "folder or name the file by --file"
+        ) from None
+    except yaml.YAMLError as error:
+        raise SettingError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("experiments"), dict):
+        raise SettingError(f"{path} has no mapping 'experiments'")
+    raw = content["experiments"]
+    return {name: _experiment(name, raw, path, ()) for name in raw}
+
+
+def _experiment(name: str, raw: Mapping[str, Any], path: Path, seen: tuple[str, ...]) -> Experiment:
+    if name not in raw:
+        raise unknown_name("experiment", name, raw)
+    if name in seen:
+        raise SettingError(
+            f"{path}: experiments {' -> '.join((*seen, name))} are based on one another"
+        )
+    content = raw[name]
+    surplus = set(content) - {"base", "config", "resources", "about"}
+    if surplus:
+        raise SettingError(
+            f"{path}: experiment '{name}' has unknown parts {sorted(surplus)}; "
+            "allowed are about, base, config and resources"
+        )
+    where = f"{path}: experiment '{name}'"
+    values: dict[str, Value] = {}
+    resources: dict[str, Value] = {}
+    if "base" in content:
+        base = _experiment(content["base"], raw, path, (*seen, name))
+        values, resources = dict(base.values), dict(base.resources)
+    values |= _flat(content.get("config") or {}, where)
+    resources |= _flat(content.get("resources") or {}, where)
+    return Experiment(name, values, resources)
+
+
+def find_experiment(path: Path, name: str) -> Experiment:
+    """Return the experiment ``name`` of a simulation file."""
+    experiments = read_experiments(path)
+    if name not in experiments:
+        raise unknown_name("experiment", name, experiments)
+    return experiments[name]

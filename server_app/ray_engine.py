@@ -1,0 +1,217 @@
+"""The Ray engine: ``flwr run`` on a SuperLink of its own, ended with the run.
+
+Flower's own local SuperLink is machine-wide and stays; two runs would meet in it. So each run
+here gets its own ports and FLWR_HOME, in the environment this process runs in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import tomli_w
+
+from models.errors import FedsiloError, SettingError
+from models.schema import Value, unknown_key
+from server_app.config import RunSettings
+from server_app.run_directory import RunDirectory, runs_folder
+
+RESOURCES: dict[str, Value] = {
+    "num-supernodes": 2,
+    "client-resources-num-cpus": 1,
+    "client-resources-num-gpus": 0.0,
+    "init-args-num-cpus": 0,
+    "init-args-num-gpus": 0,
+}
+_START_LIMIT = 60.0  # seconds
+
+
+class RayRunError(FedsiloError):
+    """The Flower run did not end well."""
+
+
+def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the resources with defaults for those not given.
+
+    Raises:
+        SettingError: a key is unknown or a value is no number of that kind.
+    """
+    for key, value in resources.items():
+        if key not in RESOURCES:
+            raise unknown_key(key, RESOURCES)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise SettingError(f"resource '{key}' is {value!r}; it must be a number, at least 0")
+    return RESOURCES | dict(resources)
+
+
+def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
+    """Run ``settings`` by ``flwr run`` and return the run directory.
+
+    Raises:
+        FedsiloError: the run failed; the message is the app's own last error line.
+    """
+    app = app_folder()
+    directory = RunDirectory(runs_folder(settings.common.out) / settings.common.run_name)
+    with tempfile.TemporaryDirectory(prefix="fedsilo-flwr-") as home:
+        config = Path(home) / "run-config.toml"
+        config.write_text(tomli_w.dumps(dict(settings.as_mapping())))
+        with _superlink(Path(home)) as environment:
+            last_error = _flwr_run(app, config, check_resources(resources), environment)
+    if last_error or not (directory.path / "summary.json").is_file():
+        raise RayRunError(
+            last_error
+            or f"the Flower run ended without a summary in "
+            f"{directory.path}: see the log above, then resume it"
+        )
+    return directory
+
+
+def app_folder() -> Path:
+    """Return the folder of pyproject.toml, which ``flwr run`` bundles.
+
+    Raises:
+        RayRunError: fedsilo is installed without its checkout.
+    """
+    folder = Path(__file__).resolve().parent.parent
+    if not (folder / "pyproject.toml").is_file():
+        raise RayRunError(
+            f"{folder} has no pyproject.toml: the Ray engine needs fedsilo's "
+            "checkout (pip install -e .); or use --engine inline"
+        )
+    return folder
+
+
+@contextmanager
+def _superlink(home: Path) -> Iterator[dict[str, str]]:
+    """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
+    http_port, control_port = _free_ports(2)
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    command = [
+        _tool("flower-superlink"),
+        "--insecure",
+        "--simulation",
+        "--isolation",
+        "subprocess",
+        "--control-api-address",
+        f"127.0.0.1:{control_port}",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(http_port),
+        "--log-file",
+        str(home / "superlink.log"),
+    ]
+    with (home / "superlink.out").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        _wait_until_healthy(process, http_port, home / "superlink.out")
+        yield environment
+    finally:
+        _end(process)
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    limit = time.monotonic() + _START_LIMIT
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            raise RayRunError(
+                "Flower's SuperLink ended at its start: " + " ".join(log.read_text().split()[-60:])
+            )
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise RayRunError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the SuperLink and what it started: they are one process group."""
+    for sign, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(patience)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _flwr_run(
+    app: Path, config: Path, resources: Mapping[str, Value], environment: Mapping[str, str]
+) -> str:
+    """Stream the run's log to standard output; return the app's error line, empty if none."""
+    wanted = {
+        key: value
+        for key, value in resources.items()
+        if not (key.startswith("init-args") and not value)
+    }
+    command = [
+        _tool("flwr"),
+        "run",
+        str(app),
+        "--run-config",
+        str(config),
+        "--stream",
+        "--federation-config",
+        " ".join(f"{key}={value}" for key, value in wanted.items()),
+    ]
+    last_error = ""
+    with subprocess.Popen(
+        command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None  # PIPE was asked for
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last_error = _error_in(line) or last_error
+        code = process.wait()
+    return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
+
+
+def _error_in(line: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    found = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
+    return found[1].strip() if found else ""
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _tool(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if not found:
+        raise RayRunError(
+            f"'{name}' is not installed beside {sys.executable}: install fedsilo's "
+            "dependencies, or use --engine inline"
+        )
+    return found

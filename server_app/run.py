@@ -1,0 +1,201 @@
+"""One run: meet the sites, start or go on, train, write the run directory, print the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+from flwr.serverapp import Grid
+from rich.console import Console
+
+from datasets.silos import silo_names
+from datasets.storage import save_state, write_atomically
+from models.errors import RunDirectoryError
+from server_app.checkpoints import CheckpointHook
+from server_app.config import RunSettings
+from server_app.curves import draw_curves
+from server_app.progress import ProgressHook
+from server_app.recorders import FailureHook, MetricsHook, TrafficHook
+from server_app.run_directory import (
+    RunDirectory,
+    config_document,
+    default_run_name,
+    open_run_directory,
+    silos_document,
+)
+from server_app.summary import by_distribution, means, print_table, privacy_document, result_table
+from strategies.base import FederatedStrategy
+from strategies.registry import strategy_class
+from strategies.roster import Roster, meet_sites
+from strategies.state import to_record
+
+
+def run(grid: Grid, settings: RunSettings, console: Console | None = None) -> RunDirectory:
+    """Run ``settings`` over the sites of ``grid`` and return the run directory.
+
+    Raises:
+        FedsiloError: nothing was half-written; what was finished before stays and can be resumed.
+    """
+    settings = _named(settings)
+    common = settings.common
+    console = console or make_console()
+    directory = open_run_directory(common.out, common.run_name, common.resume)
+    if (directory.path / "summary.json").is_file():
+        console.print(f"{directory.path} holds a finished run: nothing to resume")
+        return directory
+    began = time.monotonic()
+    roster = meet_sites(grid, common)
+    _say_who_is_missing(roster, common.silos, console)
+    strategy, recorders = _assemble(settings, roster, directory, console)
+    _write_beginning(directory, settings, roster)
+    try:
+        state = strategy.state
+        assert state is not None  # set by _assemble
+        strategy.start(
+            grid, to_record(state.arrays), num_rounds=common.rounds, timeout=common.reply_timeout
+        )
+    finally:
+        recorders.progress.stop()
+    _write_end(directory, settings, strategy, recorders, time.monotonic() - began)
+    _show(directory, strategy, recorders, console)
+    return directory
+
+
+def make_console() -> Console:
+    """Return a console on standard output, wide enough for the table where none is attached."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorders:
+    metrics: MetricsHook
+    traffic: TrafficHook
+    failures: FailureHook
+    progress: ProgressHook
+
+
+def _named(settings: RunSettings) -> RunSettings:
+    common = settings.common
+    name = common.run_name or default_run_name(common.method, common.dataset, common.seed)
+    return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
+
+
+def _say_who_is_missing(roster: Roster, silos: int, console: Console) -> None:
+    absent = [site for site in silo_names(silos) if site not in roster.facts]
+    if absent:
+        console.print(
+            f"{len(roster.facts)} of {silos} silos take part: {', '.join(roster.sites())}; "
+            f"no SuperNode for {', '.join(absent)}",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _assemble(
+    settings: RunSettings, roster: Roster, directory: RunDirectory, console: Console
+) -> tuple[FederatedStrategy, _Recorders]:
+    """Build the strategy with its hooks, at its first state or at the newest checkpoint's."""
+    common = settings.common
+    cls = strategy_class(common.method)
+    metrics = MetricsHook(directory)
+    recorders = _Recorders(
+        metrics,
+        TrafficHook(directory),
+        FailureHook(),
+        ProgressHook(metrics, console, f"{cls.title} on {common.dataset}, seed {common.seed}"),
+    )
+    recording = [recorders.metrics, recorders.traffic, recorders.failures]
+    checkpoint = CheckpointHook(directory.checkpoints, settings.fingerprint(), recording)
+    hooks = [*recording, checkpoint, recorders.progress]
+    strategy = cls(common, settings.own, roster, hooks, str(directory.path))
+    if common.resume:
+        _refuse_other_data(directory, roster)
+        strategy.state = checkpoint.resume()
+    strategy.state = strategy.state or strategy.initial_state(roster.task())
+    return strategy, recorders
+
+
+def _refuse_other_data(directory: RunDirectory, roster: Roster) -> None:
+    path = directory.path / "silos.json"
+    if path.is_file() and json.loads(path.read_text()) != silos_document(roster):
+        raise RunDirectoryError(
+            f"the sites or their data are not those of {path}: resume with the same sites and "
+            "data, or choose another 'run-name'"
+        )
+
+
+def _write_beginning(directory: RunDirectory, settings: RunSettings, roster: Roster) -> None:
+    directory.write_json("silos.json", silos_document(roster))
+    write_atomically(directory.path / "config.toml", config_document(settings))
+
+
+def _write_end(
+    directory: RunDirectory,
+    settings: RunSettings,
+    strategy: FederatedStrategy,
+    recorders: _Recorders,
+    seconds: float,
+) -> None:
+    """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
+    state = strategy.state
+    assert state is not None  # start() has returned
+    common = settings.common
+    values = recorders.metrics.values(state.round, "test")
+    totals = recorders.traffic.totals()
+    privacy = privacy_document(common.method, strategy.leaves, totals)
+    if state.arrays:
+        save_state(
+            directory.path / "model.safetensors",
+            state.arrays,
+            {"method": common.method, "round": state.round, "extras": dict(state.extras)},
+        )
+    directory.write_json("privacy.json", privacy)
+    directory.write_json(
+        "summary.json",
+        {
+            "method": common.method,
+            "title": strategy.title,
+            "dataset": common.dataset,
+            "seed": common.seed,
+            "rounds": state.round,
+            "sites": values,
+            "mean": means(values),
+            "distributions": by_distribution(values, _distribution_of(strategy)),
+            "published": strategy.published.get(common.dataset),
+            "extended": state.extras.get("extended", {}),
+            "failures": recorders.failures.failures,
+            "seconds": {"total": round(seconds, 3), "sites": recorders.traffic.seconds()},
+            "peak-memory-bytes": recorders.traffic.peak_memory,
+            "bytes": totals,
+            "privacy": privacy,
+        },
+    )
+    draw_curves(directory)
+
+
+def _distribution_of(strategy: FederatedStrategy) -> dict[str, str]:
+    return {site: facts.distribution for site, facts in strategy.roster.facts.items()}
+
+
+def _show(
+    directory: RunDirectory, strategy: FederatedStrategy, recorders: _Recorders, console: Console
+) -> None:
+    state = strategy.state
+    assert state is not None  # start() has returned
+    values = recorders.metrics.values(state.round, "test")
+    common = strategy.common
+    title = f"{strategy.title} on {common.dataset}, round {state.round}, seed {common.seed}"
+    print_table(
+        console,
+        result_table(
+            values, _distribution_of(strategy), title, strategy.published.get(common.dataset)
+        ),
+    )
+    if common.dataset in strategy.published:
+        console.print(
+            "published: the paper's own setting (see docs/methods/), not this one", highlight=False
+        )
+    console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,169 @@
+"""The run directory, a contract that tools and tests read; every file is whole or absent.
+
+``config.toml``, ``silos.json``, ``metrics.csv``, ``traffic.csv``, ``summary.json``,
+``privacy.json``, ``curves.png``, ``checkpoints/`` and ``model.safetensors``; personal models lie
+with their sites, in simulation in ``sites/<site>/``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from datasets.storage import write_atomically
+from models.errors import RunDirectoryError
+from server_app.config import RunSettings
+from strategies.roster import Roster
+
+_PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file."""
+        write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON file.
+
+        Raises:
+            RunDirectoryError: it is not there; the run has not ended.
+        """
+        path = self.path / name
+        if not path.is_file():
+            raise RunDirectoryError(
+                f"{path} is not there: the run has not ended, or this is no "
+                "run directory; resume it or name another"
+            )
+        return json.loads(path.read_text())
+
+    def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write a CSV file."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+        write_atomically(self.path / name, text.getvalue())
+
+    def read_csv(self, name: str) -> list[dict[str, str]]:
+        """Read a CSV file as one mapping a row."""
+        with (self.path / name).open(newline="") as file:
+            return list(csv.DictReader(file))
+
+
+def runs_folder(out: str) -> Path:
+    """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
+
+    Raises:
+        RunDirectoryError: the path is relative, which means nothing inside a Flower app.
+    """
+    folder = Path(out or os.environ.get("FEDSILO_RUNS", "") or "~/.fedsilo/runs").expanduser()
+    if not folder.is_absolute():
+        raise RunDirectoryError(
+            f"setting 'out' is '{folder}'; inside a Flower app it must be an absolute path"
+        )
+    return folder
+
+
+def default_run_name(method: str, dataset: str, seed: int) -> str:
+    """Return a name that no earlier run has: method, data set, seed and the time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"{method}-{dataset}-seed{seed}-{stamp}-{os.getpid()}"
+
+
+def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
+    """Return the directory of a run that is new, or is to be resumed. Nothing is written yet.
+
+    Raises:
+        RunDirectoryError: it exists and is not to be resumed, or the other way round.
+    """
+    if not run_name or run_name != Path(run_name).name or run_name.startswith("."):
+        raise RunDirectoryError(f"setting 'run-name' is '{run_name}'; it must be a plain name")
+    path = runs_folder(out) / run_name
+    if path.exists() and not resume:
+        raise RunDirectoryError(
+            f"run directory {path} exists: choose another 'run-name', set "
+            "'resume' to true to go on with it, or remove it"
+        )
+    if resume and not path.is_dir():
+        raise RunDirectoryError(
+            f"there is no run directory {path} to resume: check 'out' and 'run-name'"
+        )
+    return RunDirectory(path)
+
+
+def config_document(settings: RunSettings) -> str:
+    """Return config.toml: every resolved setting, then what the run was made with."""
+    document: dict[str, Any] = dict(settings.as_mapping())
+    document["environment"] = {
+        "fedsilo-revision": git_revision(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+    return tomli_w.dumps(document)
+
+
+def silos_document(roster: Roster) -> dict[str, Any]:
+    """Return silos.json: per site its distribution, sizes, label counts and fingerprints."""
+    return {
+        site: {
+            "distribution": facts.distribution,
+            "sizes": facts.sizes(),
+            "label_counts": facts.label_counts,
+            "fingerprints": facts.fingerprints,
+        }
+        for site, facts in roster.facts.items()
+    }
+
+
+def git_revision() -> str:
+    """Return the revision of the checkout that runs, 'unknown' outside one."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("FEDSILO_REVISION", "unknown")
+    return found.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def traffic_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the bytes of all ``traffic.csv`` rows, down to the sites and up from them."""
+    listed = list(rows)
+    return {
+        "down": sum(int(row["bytes_down"]) for row in listed),
+        "up": sum(int(row["bytes_up"]) for row in listed),
+    }

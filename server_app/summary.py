@@ -1,0 +1,82 @@
+"""The end of a run: summary.json, privacy.json, the final model, and the table on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Values = Mapping[str, Mapping[str, float]]
+
+NO_PRIVACY = "no differential-privacy guarantee"
+SHOWN = ("accuracy", "entropy", "loss", "perplexity")
+
+
+def means(values: Values) -> dict[str, float]:
+    """Return the unweighted mean over sites of every metric that all of them have."""
+    sites = list(values.values())
+    shared = [metric for metric in sites[0] if all(metric in site for site in sites)]
+    return {metric: sum(site[metric] for site in sites) / len(sites) for metric in shared}
+
+
+def by_distribution(
+    values: Values, distribution_of: Mapping[str, str]
+) -> dict[str, dict[str, float]]:
+    """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution."""
+    names = sorted({distribution_of[site] for site in values})
+    return {
+        name: means({site: v for site, v in values.items() if distribution_of[site] == name})
+        for name in names
+    }
+
+
+def privacy_document(method: str, leaves: str, totals: Mapping[str, int]) -> dict[str, Any]:
+    """Return privacy.json: what left the sites, how much, and what is guaranteed."""
+    return {
+        "method": method,
+        "leaves each site": leaves,
+        "bytes up": totals["up"],
+        "guarantee": NO_PRIVACY,
+    }
+
+
+def result_table(
+    values: Values, distribution_of: Mapping[str, str], title: str, published: Values | None
+) -> Table:
+    """Return the final table: a row per site, per distribution and for all, with the paper's."""
+    metrics = [metric for metric in SHOWN if all(metric in v for v in values.values())]
+    compared = [
+        metric
+        for metric in metrics
+        if published and any(metric in row for row in published.values())
+    ]
+    table = Table(title=title, title_justify="left")
+    table.add_column("site")
+    for metric in metrics:
+        table.add_column(f"test {metric}", justify="right")
+    for metric in compared:
+        table.add_column(f"published {metric}", justify="right")
+    groups = by_distribution(values, distribution_of)
+    for site, row in values.items():
+        table.add_row(
+            f"{site} ({distribution_of[site]})", *_cells(row, metrics), *[""] * len(compared)
+        )
+    table.add_section()
+    for name, row in [*groups.items(), ("all", means(values))]:
+        paper = (published or {}).get(name, {})
+        table.add_row(name, *_cells(row, metrics), *_cells(paper, compared), style="bold")
+    return table
+
+
+def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
+    return [
+        f"{row[m]:.1f}" if m == "perplexity" else f"{row[m]:.3f}" if m in row else ""
+        for m in metrics
+    ]
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table as wide as it needs to be."""
+    console.print(table, soft_wrap=not console.is_terminal)

@@ -1,0 +1,296 @@
+"""The one round loop: phases, checks, failure policy, hooks, and going on from a checkpoint.
+
+Flower's ``Strategy.start`` knows no start round and no checkpoint; it is overridden here once, and
+no method copies it. A method says what its state is, which phases a round has, what each site is
+sent and how replies are combined.
+
+Messages: ``train`` to each recipient and phase, with ``config`` (models.contract.Instruction) and
+``arrays`` (float32, see the method); the reply holds ``metrics`` and the method's ``arrays``.
+``evaluate`` closes the run in the same form, its reply holds metrics only.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from models.contract import ARRAYS, CONFIG, EVALUATE, METRICS, TRAIN, Instruction
+from models.errors import SiteError
+from models.networks import Task
+from models.settings import CommonSettings, NoSettings
+from strategies.exchange import exchange
+from strategies.hooks import Hook
+from strategies.roster import Roster
+from strategies.state import (
+    ArraySpec,
+    Outgoing,
+    RoundState,
+    SiteReply,
+    from_record,
+    record_bytes,
+    to_record,
+)
+from strategies.validation import refusal
+
+
+class FederatedStrategy(Strategy):
+    """A method's server side.
+
+    Class attributes:
+        settings_class: the method's own settings.
+        title: the method's name for people.
+        leaves: what leaves each site, in words, for ``privacy.json``.
+        published: the paper's test numbers by data set, distribution and metric.
+    """
+
+    settings_class: ClassVar[type] = NoSettings
+    title: ClassVar[str] = ""
+    leaves: ClassVar[str] = ""
+    published: ClassVar[Mapping[str, Mapping[str, Mapping[str, float]]]] = {}
+
+    def __init__(
+        self,
+        common: CommonSettings,
+        settings: Any,
+        roster: Roster,
+        hooks: Sequence[Hook] = (),
+        run_dir: str = "",
+    ) -> None:
+        self.common = common
+        self.settings = settings
+        self.roster = roster
+        self.hooks = list(hooks)
+        self.run_dir = run_dir
+        self.state: RoundState | None = None
+        self._phase = TRAIN
+        self._step = 0
+
+    # What a method says -----------------------------------------------------------------------
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: Any) -> None:
+        """Refuse settings that contradict each other, by a ``SettingError``."""
+
+    @abstractmethod
+    def initial_state(self, task: Task) -> RoundState:
+        """Return the state before round 1."""
+
+    def phases(self, state: RoundState) -> Sequence[str]:
+        """Return the phases of the round after ``state.round``."""
+        return (TRAIN,)
+
+    def recipients(self, phase: str, state: RoundState) -> list[str]:
+        """Return the sites that ``phase`` asks; none skips it."""
+        return self.roster.sites()
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Outgoing:
+        """Return what ``site`` is sent."""
+        return Outgoing(state.arrays)
+
+    @abstractmethod
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Return the arrays that ``site`` must answer with."""
+
+    @abstractmethod
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the state after ``phase``; ``replies`` are checked and sorted by site."""
+
+    def finished(self, state: RoundState) -> bool:
+        """Tell whether no further round is wanted."""
+        return state.round >= self.common.rounds
+
+    # Flower's interface -----------------------------------------------------------------------
+
+    def summary(self) -> None:
+        """Say nothing: the progress hook tells what runs."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of the current phase, in site order."""
+        state = self._current()
+        return [
+            self._message(
+                TRAIN,
+                self._instruction(server_round),
+                site,
+                self.outgoing(self._phase, site, state),
+            )
+            for site in self.recipients(self._phase, state)
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies of the current phase and combine them into the new state."""
+        state = self._current()
+        good = self._checked(server_round, replies, state)
+        self.state = self.combine(self._phase, state, good)
+        self._tell_phase_ended(server_round, self._phase, good)
+        return to_record(self.state.arrays), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of the final evaluation, in site order."""
+        state = self._current()
+        instruction = Instruction(server_round + 1, EVALUATE, 0, self.common.run_name, self.run_dir)
+        return [
+            self._message(EVALUATE, instruction, site, self.outgoing(EVALUATE, site, state))
+            for site in self.roster.sites()
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Check the replies of the final evaluation."""
+        good = self._checked(server_round, replies, self._current())
+        self._tell_phase_ended(server_round, EVALUATE, good)
+        return None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds after ``self.state`` (else from ``initial_arrays``), then evaluate.
+
+        Raises:
+            SiteError: too few sites answered a phase with something usable.
+        """
+        train_config = train_config or ConfigRecord()
+        if self.state is None:
+            self.state = RoundState(0, from_record(initial_arrays))
+        for hook in self.hooks:
+            hook.run_started(self.state, self.roster, num_rounds)
+        result = Result()
+        while not self.finished(self.state) and self.state.round < num_rounds:
+            self._run_round(grid, timeout, train_config)
+            if evaluate_fn and (measured := evaluate_fn(self.state.round, self._arrays())):
+                result.evaluate_metrics_serverapp[self.state.round] = measured
+        self._phase, self._step = EVALUATE, 0
+        messages = self.configure_evaluate(
+            self.state.round, self._arrays(), evaluate_config or ConfigRecord(), grid
+        )
+        self.aggregate_evaluate(self.state.round, self._exchange(grid, messages, timeout))
+        for hook in self.hooks:
+            hook.run_ended(self.state)
+        result.arrays = self._arrays()
+        return result
+
+    # The loop's parts -------------------------------------------------------------------------
+
+    def _run_round(self, grid: Grid, timeout: float, config: ConfigRecord) -> None:
+        before = self._current()
+        round_ = before.round + 1
+        for step, phase in enumerate(self.phases(before)):
+            self._phase, self._step = phase, step
+            messages = list(self.configure_train(round_, self._arrays(), config, grid))
+            if messages:
+                self.aggregate_train(round_, self._exchange(grid, messages, timeout))
+        after = self._current()
+        self.state = RoundState(round_, after.arrays, after.extras)
+        for hook in self.hooks:
+            hook.round_ended(self.state)
+
+    def _exchange(self, grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
+        """Send, wait, and return what came; a site that stayed silent is told of by its absence."""
+        sent = list(messages)
+        names = {node: site for site, node in self.roster.nodes.items()}
+        round_ = self._current().round + (0 if self._phase == EVALUATE else 1)
+        self._asked = {names[m.metadata.dst_node_id]: record_bytes(m.content) for m in sent}
+        for hook in self.hooks:
+            hook.phase_started(round_, self._phase, sorted(self._asked))
+
+        def arrived(node: int, reply: Message) -> None:
+            for hook in self.hooks:
+                hook.reply_came(round_, self._phase, names[node])
+
+        replies = exchange(grid, sent, timeout, arrived)
+        return [reply for _, reply in sorted(replies.items()) if reply is not None]
+
+    def _checked(
+        self, round_: int, replies: Iterable[Message], state: RoundState
+    ) -> dict[str, SiteReply]:
+        """Return the usable replies by site; apply the failure policy to the others."""
+        by_node = {reply.metadata.src_node_id: reply for reply in replies}
+        good: dict[str, SiteReply] = {}
+        failed: dict[str, str] = {}
+        for site in sorted(self._asked):
+            reply = by_node.get(self.roster.nodes[site])
+            expected = {} if self._phase == EVALUATE else self.expected(self._phase, site, state)
+            reason = _why_unusable(reply, expected)
+            if reply is None or reason is not None:
+                failed[site] = reason or ""
+            else:
+                good[site] = SiteReply(
+                    site, reply.content, self._asked[site], record_bytes(reply.content)
+                )
+        self._apply_failure_policy(round_, good, failed)
+        return good
+
+    def _apply_failure_policy(
+        self, round_: int, good: Mapping[str, SiteReply], failed: Mapping[str, str]
+    ) -> None:
+        # A phase that asks few sites cannot be held to more answers than it asked for.
+        asked = len(good) + len(failed)
+        least = min(self.common.min_sites or asked, asked)
+        if failed and len(good) < least:
+            told = "; ".join(
+                f"site {site}, round {round_}, phase {self._phase}: {reason}"
+                for site, reason in failed.items()
+            )
+            raise SiteError(
+                f"{told} -- {len(good)} of {asked} sites answered and {least} are needed "
+                "('min-sites'): mend the site and resume, or lower 'min-sites'"
+            )
+        for site, reason in failed.items():
+            for hook in self.hooks:
+                hook.site_failed(round_, self._phase, site, reason)
+
+    def _tell_phase_ended(self, round_: int, phase: str, good: Mapping[str, SiteReply]) -> None:
+        for hook in self.hooks:
+            hook.phase_ended(round_, phase, good)
+
+    def _instruction(self, round_: int) -> Instruction:
+        every = self.common.evaluate_every
+        measured = self._phase == TRAIN and every > 0 and (round_ - 1) % every == 0
+        return Instruction(
+            round_, self._phase, self._step, self.common.run_name, self.run_dir, measured
+        )
+
+    def _message(self, kind: str, instruction: Instruction, site: str, out: Outgoing) -> Message:
+        content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
+        if out.arrays:
+            content[ARRAYS] = to_record(out.arrays)
+        return Message(content, self.roster.nodes[site], kind, group_id=str(instruction.round))
+
+    def _current(self) -> RoundState:
+        if self.state is None:
+            raise SiteError("the strategy has no state yet: call start()")
+        return self.state
+
+    def _arrays(self) -> ArrayRecord:
+        return to_record(self._current().arrays)
+
+
+def _why_unusable(reply: Message | None, expected: Mapping[str, ArraySpec]) -> str | None:
+    if reply is None:
+        return "no answer in time"
+    if reply.has_error():
+        return reply.error.reason or f"error {reply.error.code}"
+    if METRICS not in reply.content.metric_records:
+        return "the reply has no metrics"
+    return refusal(reply.content, expected)

@@ -1,0 +1,47 @@
+"""What happens beside the mathematics of a run, as hooks of the one round loop.
+
+Metrics, traffic, checkpoints and progress are hooks; so will be differential privacy. A hook with
+something to remember gives it to the checkpoint by ``state`` and takes it back by ``restore``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strategies.roster import Roster
+from strategies.state import RoundState, SiteReply
+
+
+class Hook:
+    """Does nothing; a hook overrides what it cares about."""
+
+    name = ""
+
+    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+        """Take note that the loop goes on after ``state.round``."""
+
+    def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
+        """Take note that messages go to ``sites``."""
+
+    def reply_came(self, round_: int, phase: str, site: str) -> None:
+        """Take note that ``site`` has answered, well or badly."""
+
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+        """Take note of a phase's good replies, sorted by site."""
+
+    def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
+        """Take note that the run goes on without ``site`` in this phase."""
+
+    def round_ended(self, state: RoundState) -> None:
+        """Take note that a round is finished."""
+
+    def run_ended(self, state: RoundState) -> None:
+        """Take note that the final evaluation is in."""
+
+    def state(self) -> Any:
+        """Return what a resumed run needs, as JSON."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Take back what ``state`` gave."""

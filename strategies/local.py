@@ -1,0 +1,34 @@
+"""Each silo alone, the baseline of every federated method.
+
+Messages: an instruction to each site, metrics back. No array crosses the wire in either
+direction; each site starts from the seed's initial weights and keeps its model on its own disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.networks import Task
+from strategies.base import FederatedStrategy
+from strategies.state import ArraySpec, RoundState, SiteReply
+
+
+class Local(FederatedStrategy):
+    """Asks each site to train alone and collects metrics."""
+
+    title = "Local"
+    leaves = "metrics only"
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return an empty state: the server holds no weights."""
+        return RoundState(0, {})
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect no arrays."""
+        return {}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the state as it was."""
+        return state

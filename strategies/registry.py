@@ -1,0 +1,26 @@
+"""The methods the server can run: name -> module and class, imported when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from models.schema import unknown_name
+
+if TYPE_CHECKING:
+    from strategies.base import FederatedStrategy
+
+METHODS = {
+    "fedavg": "strategies.fedavg:FedAvg",
+    "local": "strategies.local:Local",
+    "uefl": "strategies.uefl:UEFL",
+}
+
+
+def strategy_class(name: str) -> type[FederatedStrategy]:
+    """Return the Strategy class of method ``name``."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    module, _, attribute = METHODS[name].partition(":")
+    found: type[FederatedStrategy] = getattr(import_module(module), attribute)
+    return found

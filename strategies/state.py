@@ -1,0 +1,86 @@
+"""What a run needs to go on: the round state, and a site's reply as the methods see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from models.contract import ARRAYS, METRICS, NUM_EXAMPLES
+
+NDArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RoundState:
+    """The server's state after a round.
+
+    Attributes:
+        round: rounds finished; 0 before the first.
+        arrays: the global arrays by name; empty where nothing is shared.
+        extras: what else the method must remember, as JSON.
+    """
+
+    round: int
+    arrays: Mapping[str, NDArray]
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a message carries beside its instruction: arrays by name, or none."""
+
+    arrays: Mapping[str, NDArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """What a reply's array must be: float32 of ``shape``, where None stands for any length."""
+
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class SiteReply:
+    """A site's checked reply."""
+
+    site: str
+    content: RecordDict
+    bytes_down: int
+    bytes_up: int
+
+    def array(self, name: str) -> NDArray:
+        """Return the array ``name``."""
+        found: NDArray = self.content.array_records[ARRAYS][name].numpy()
+        return found
+
+    def metric(self, key: str) -> float:
+        """Return the metric ``key``."""
+        return float(str(self.content.metric_records[METRICS][key]))
+
+    def metrics(self) -> dict[str, float]:
+        """Return all metrics."""
+        return {key: self.metric(key) for key in self.content.metric_records[METRICS]}
+
+    def examples(self) -> int:
+        """Return the number of training samples behind the reply."""
+        return int(self.metric(NUM_EXAMPLES))
+
+
+def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
+    """Pack arrays for the wire, sorted by name."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(arrays[name])) for name in sorted(arrays)})
+
+
+def from_record(record: ArrayRecord) -> dict[str, NDArray]:
+    """Unpack arrays."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def record_bytes(content: RecordDict) -> int:
+    """Return what ``content`` weighs on the wire, without the envelope."""
+    return sum(record.count_bytes() for record in content.values())

@@ -1,0 +1,208 @@
+"""UEFL (papers/uefl, algorithm 1): FedAvg of the network, books for those who need them.
+
+Phases of a round: ``train``; in the last round of an iteration also ``uncertainty`` (every site
+measures the new global model on validation data) and ``centroids`` (uncertain sites only).
+
+Messages: ``arrays`` holds the network by state-dict name and ``codebook.<b>`` (n, c/s) for each
+book b that the site may use; a ``train`` reply the same, trained; a ``centroids`` reply
+``centroids`` (k, c/s) and ``counts`` (k,), both float32. Personal codebooks never cross the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from models.contract import INCOMING, TRAIN, measurement
+from models.errors import SettingError
+from models.federated_kmeans import Centroids, merge_centroids
+from models.networks import Task, build_classifier, exchanged_arrays
+from models.seeding import derive_seed
+from models.settings import CommonSettings
+from models.uefl import (
+    UEFLSettings,
+    gaussian_codebook,
+    segment_dimension,
+    uncertain_sites,
+)
+from strategies.averaging import weighted_mean
+from strategies.base import FederatedStrategy
+from strategies.state import ArraySpec, NDArray, Outgoing, RoundState, SiteReply
+
+CODEBOOK = "codebook."
+UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
+
+
+class UEFL(FederatedStrategy):
+    """Extends the codebook of uncertain sites after each iteration.
+
+    The round state's extras: ``iteration`` (from 1), ``access`` (book -> sites), ``uncertain``
+    (sites found uncertain in the current round), ``certain`` (none was, at the last check),
+    ``entropies`` (per check: round and entropy per site) and ``extended`` (round -> sites).
+    """
+
+    settings_class = UEFLSettings
+    settings: UEFLSettings
+    title = "UEFL"
+    leaves = (
+        "all weights and batch-norm statistics of the network and the codebooks that the "
+        "site may use, each round; centroids of its features with counts, when uncertain"
+    )
+    # UEFL paper, table 3
+    published: ClassVar[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
+        "mnist": {
+            "D1": {"accuracy": 0.951, "entropy": 0.120},
+            "D2": {"accuracy": 0.885, "entropy": 0.196},
+            "D3": {"accuracy": 0.924, "entropy": 0.131},
+            "all": {"accuracy": 0.920, "entropy": 0.149},
+        },
+        "fmnist": {
+            "D1": {"accuracy": 0.857, "entropy": 0.147},
+            "D2": {"accuracy": 0.848, "entropy": 0.188},
+            "D3": {"accuracy": 0.845, "entropy": 0.167},
+            "all": {"accuracy": 0.850, "entropy": 0.167},
+        },
+    }
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
+        """Refuse a run that ends before its first iteration does."""
+        if settings.max_iterations > 1 and common.rounds < settings.iteration_rounds:
+            raise SettingError(
+                f"setting 'rounds' is {common.rounds}, less than 'iteration-rounds' "
+                f"({settings.iteration_rounds}): no codebook would ever be extended; raise "
+                "'rounds', lower 'iteration-rounds', or set 'max-iterations' to 1 (DisFL)"
+            )
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return initial weights and, if shared, the first book, Gaussian."""
+        network = build_classifier(self.common, task)
+        arrays = {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
+        dimension = segment_dimension(network.channels, self.settings.segments)
+        if not self._personal():
+            first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
+            arrays[f"{CODEBOOK}0"] = first.numpy()
+        extras = {
+            "iteration": 1,
+            "access": {"0": self.roster.sites()},
+            "uncertain": [],
+            "certain": False,
+            "entropies": [],
+            "extended": {},
+        }
+        return RoundState(0, arrays, extras)
+
+    def finished(self, state: RoundState) -> bool:
+        """Tell whether the rounds are used up, or no silo is uncertain and that ends the run."""
+        certain = self.settings.stop_when_certain and bool(state.extras["certain"])
+        return certain or super().finished(state)
+
+    def phases(self, state: RoundState) -> Sequence[str]:
+        """Return the three phases in an iteration's last round, else ``train`` alone."""
+        if state.round + 1 == self._iteration_end(state) and self._may_extend(state):
+            return (TRAIN, UNCERTAINTY, CENTROIDS)
+        return (TRAIN,)
+
+    def recipients(self, phase: str, state: RoundState) -> list[str]:
+        """Ask the uncertain sites for centroids, all sites for everything else."""
+        return list(state.extras["uncertain"]) if phase == CENTROIDS else self.roster.sites()
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Outgoing:
+        """Return the network and the books that ``site`` may use."""
+        return Outgoing({name: state.arrays[name] for name in self._names_for(site, state)})
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect what was sent, trained; centroids with counts; or metrics alone."""
+        if phase == TRAIN:
+            return {
+                name: ArraySpec(state.arrays[name].shape) for name in self._names_for(site, state)
+            }
+        if phase == CENTROIDS and not self._personal():
+            dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
+            return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
+        return {}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Average (eq. 3), judge uncertainty (eq. 9), or extend the codebook."""
+        if phase == TRAIN:
+            arrays = self._averaged(state, replies)
+            return RoundState(state.round, arrays, {**state.extras, "uncertain": []})
+        if phase == UNCERTAINTY:
+            return RoundState(state.round, state.arrays, self._judged(state, replies))
+        return self._extended(state, replies)
+
+    def _averaged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
+        books = [name for name in state.arrays if name.startswith(CODEBOOK)]
+        arrays = weighted_mean(replies, [name for name in state.arrays if name not in books])
+        for name in books:
+            users = {
+                site: reply
+                for site, reply in replies.items()
+                if site in state.extras["access"][name.removeprefix(CODEBOOK)]
+            }
+            arrays |= weighted_mean(users, [name]) if users else {name: state.arrays[name]}
+        return arrays
+
+    def _judged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:
+        key = measurement(INCOMING, "val", "entropy")
+        entropies = {site: reply.metric(key) for site, reply in replies.items()}
+        uncertain = uncertain_sites(entropies, self.settings.gamma)
+        check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
+        return {
+            **state.extras,
+            "iteration": state.extras["iteration"] + 1,
+            "uncertain": uncertain,
+            "certain": not uncertain,
+            "entropies": [*state.extras["entropies"], check],
+        }
+
+    def _extended(self, state: RoundState, replies: Mapping[str, SiteReply]) -> RoundState:
+        book = str(len(state.extras["access"]))
+        sites = sorted(replies)
+        arrays = dict(state.arrays)
+        if not self._personal():
+            arrays[f"{CODEBOOK}{book}"] = self._new_book(state, replies)
+        extras = {
+            **state.extras,
+            "access": {**state.extras["access"], book: sites},
+            "extended": {**state.extras["extended"], str(state.round + 1): sites},
+        }
+        return RoundState(state.round, arrays, extras)
+
+    def _new_book(self, state: RoundState, replies: Mapping[str, SiteReply]) -> NDArray:
+        parts = [
+            Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))
+            for _, reply in sorted(replies.items())
+        ]
+        if not sum(len(part.counts) for part in parts):
+            raise SettingError(
+                f"round {state.round + 1}: no centroid of sites {', '.join(sorted(replies))} "
+                "stands for enough features; lower 'centroid-min-count' or 'codes'"
+            )
+        if self.settings.codeword_start == "gaussian":
+            return parts[0].centres  # every site drew the same numbers
+        seed = derive_seed(self.common.seed, "merge", state.round + 1)
+        return merge_centroids(parts, self.settings.codes, seed)
+
+    def _names_for(self, site: str, state: RoundState) -> list[str]:
+        return [
+            name
+            for name in sorted(state.arrays)
+            if not name.startswith(CODEBOOK)
+            or site in state.extras["access"][name.removeprefix(CODEBOOK)]
+        ]
+
+    def _iteration_end(self, state: RoundState) -> int:
+        later: int = state.extras["iteration"] - 1
+        return self.settings.iteration_rounds + later * self.settings.extension_rounds
+
+    def _may_extend(self, state: RoundState) -> bool:
+        more: bool = state.extras["iteration"] < self.settings.max_iterations
+        return more and state.round + 1 < self.common.rounds
+
+    def _personal(self) -> bool:
+        return self.settings.codebooks == "personal"
