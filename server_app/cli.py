@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from server_app.config import (
     read_experiments,
     read_toml,
     resolve,
+    run_values,
 )
 
 _PATHS = ("data-dir", "cache-dir", "out")
@@ -190,12 +190,11 @@ def _resume(options: argparse.Namespace) -> None:
             f"{directory.path} has no config.toml: it is no run directory, or "
             "its run never began; start it anew"
         )
-    values = {
-        key: value
-        for key, value in tomllib.loads(config.read_text()).items()
-        if key != "environment"
+    values = run_values(config) | {
+        "resume": True,
+        "out": str(directory.path.parent),
+        "run-name": directory.path.name,
     }
-    values |= {"resume": True, "out": str(directory.path.parent), "run-name": directory.path.name}
     nodes = options.supernodes or len(directory.read_json("silos.json"))
     start(resolve(values), check_resources({"num-supernodes": nodes}), options.engine)
 

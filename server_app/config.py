@@ -103,6 +103,12 @@ def read_toml(path: Path) -> dict[str, Value]:
     return _flat(content, str(path))
 
 
+def run_values(config: Path) -> dict[str, Value]:
+    """Return the settings of a run directory's config.toml, without its environment."""
+    content = tomllib.loads(config.read_text())
+    return {key: value for key, value in content.items() if key != "environment"}
+
+
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Read ``key=value``; a value that is no TOML value is taken as a text.
 
