@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from client_app.device import choose_compute
-from client_app.evaluation import SiteNetwork, measure
+from client_app.evaluation import SiteNetwork, TokenWatch, measure
 from client_app.state import SiteState
 from client_app.training import train_epochs
 from datasets.silos import Silo
@@ -133,14 +133,14 @@ class SiteMethod(ABC):
                 self.common,
                 self.compute,
                 (self.request.instruction.round, self.silo.name, model, split),
+                self.token_watch(network),
             )
-            values |= self.more_measurements(network, split)
             found |= {measurement(model, split, key): value for key, value in values.items()}
         return found
 
-    def more_measurements(self, network: SiteNetwork, split: str) -> dict[str, float]:
-        """Return what the method measures beside accuracy, loss and entropy."""
-        return {}
+    def token_watch(self, network: SiteNetwork) -> TokenWatch | None:
+        """Return what the method measures of the tokens, anew for each split; None: nothing."""
+        return None
 
     def reply(
         self, metrics: dict[str, float], arrays: dict[str, Tensor] | None = None

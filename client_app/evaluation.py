@@ -36,17 +36,31 @@ class SiteNetwork(Protocol):
         ...
 
 
+class TokenWatch(Protocol):
+    """What a method measures of the tokens beside accuracy, loss and entropy."""
+
+    def see(self, tokens: Tensor) -> None:
+        """Take note of a batch of tokens (batch, l, c)."""
+        ...
+
+    def values(self) -> dict[str, float]:
+        """Return the measurements by name."""
+        ...
+
+
 def measure(
     network: SiteNetwork,
     split: Split,
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
+    watch: TokenWatch | None = None,
 ) -> dict[str, float]:
     """Return ``accuracy``, ``loss`` and ``entropy`` of the mean over MC-dropout passes.
 
     Accuracy is of the mean softmax's largest class, loss its negative log-likelihood in nats,
-    entropy UEFL's eq. 8 in nats, all averaged over the split's samples.
+    entropy UEFL's eq. 8 in nats, all averaged over the split's samples. ``watch`` sees the tokens
+    of every batch and adds its own values.
     """
     right, loss, entropy = 0, 0.0, 0.0
     module = cast(nn.Module, network)
@@ -59,7 +73,10 @@ def measure(
         for images, labels in zip(
             torch.split(split.images, _BATCH), torch.split(split.labels, _BATCH), strict=True
         ):
-            features = network.discretise(network.encode(compute.bring(images)))
+            tokens = network.encode(compute.bring(images))
+            if watch:
+                watch.see(tokens)
+            features = network.discretise(tokens)
             mean = mc_dropout_probabilities(network, features, settings.mc_passes).cpu()
             right += int((mean.argmax(dim=1) == labels).sum())
             loss += float(
@@ -67,7 +84,8 @@ def measure(
             )
             entropy += float(predictive_entropy(mean).sum())
     count = len(split)
-    return {"accuracy": right / count, "loss": loss / count, "entropy": entropy / count}
+    values = {"accuracy": right / count, "loss": loss / count, "entropy": entropy / count}
+    return values | (watch.values() if watch else {})
 
 
 def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:

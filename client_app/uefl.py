@@ -31,6 +31,31 @@ from models.uefl import (
 CODEBOOK = "codebook."
 
 
+class CodeUse:
+    """Code use as perplexity (eq. 11), and the mean squared distance of tokens to codewords."""
+
+    def __init__(self, network: UEFLNetwork) -> None:
+        self.network = network
+        self.counts = torch.zeros(len(network.codebook()), dtype=torch.int64)
+        self.squared = 0.0
+        self.elements = 0
+
+    def see(self, tokens: Tensor) -> None:
+        """Count the codes of a batch of tokens (batch, l, c)."""
+        found = self.network.nearest(tokens)
+        codes = found.codes.flatten().cpu()
+        self.counts += torch.bincount(codes, minlength=len(self.counts))
+        self.squared += float((found.codewords - tokens.float()).square().sum())
+        self.elements += tokens.numel()
+
+    def values(self) -> dict[str, float]:
+        """Return ``perplexity`` and ``codeword-distance``."""
+        return {
+            "perplexity": perplexity(self.counts),
+            "codeword-distance": self.squared / self.elements,
+        }
+
+
 class UEFLSite(SiteMethod):
     """Sends the network and the books it may use; a book it was not given it never sees."""
 
@@ -62,15 +87,9 @@ class UEFLSite(SiteMethod):
         """Return the personal books."""
         return self._books(cast(UEFLNetwork, network)) if self._personal() else {}
 
-    def more_measurements(self, network: SiteNetwork, split: str) -> dict[str, float]:
-        """Return code use as perplexity, and the mean squared distance to the codewords."""
-        uefl = cast(UEFLNetwork, network)
-        tokens = tokens_of(network, getattr(self.silo, split), self.compute)
-        with torch.no_grad():
-            found = uefl.nearest(tokens.to(self.compute.device))
-        counts = torch.bincount(found.codes.flatten().cpu(), minlength=len(uefl.codebook()))
-        distance = (found.codewords.cpu() - tokens).square().mean()
-        return {"perplexity": perplexity(counts), "codeword-distance": float(distance)}
+    def token_watch(self, network: SiteNetwork) -> CodeUse:
+        """Return a watch of code use."""
+        return CodeUse(cast(UEFLNetwork, network))
 
     def phase_uncertainty(self) -> RecordDict:
         """Answer with the entropy of the incoming model on validation data (eq. 8)."""

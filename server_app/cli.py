@@ -107,6 +107,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         default="ray",
         help="ray: by 'flwr run'; inline: in this process (default %(default)s)",
     )
+    parser.add_argument("--supernodes", type=int, help="simulated sites (default: all silos)")
     parser.add_argument("--file", type=Path, default=None, help="simulation.yaml to read")
 
 
@@ -146,6 +147,8 @@ def planned(
         common = dataclasses.replace(settings.common, run_name=name)
         settings = dataclasses.replace(settings, common=common)
     resources = {"num-supernodes": settings.common.silos, **found.resources}
+    if options.supernodes is not None:
+        resources["num-supernodes"] = options.supernodes
     return settings, check_resources(resources)
 
 

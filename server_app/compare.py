@@ -142,6 +142,8 @@ def _job(experiment: str, seed: int, options: argparse.Namespace) -> Job:
     ]
     for text in options.changes:
         command += ["--set", text]
+    if options.supernodes is not None:
+        command += ["--supernodes", str(options.supernodes)]
     for flag, path in (("--config", options.config), ("--file", options.file)):
         command += [flag, str(path)] if path else []
     return Job(experiment, settings, command)

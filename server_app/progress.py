@@ -1,15 +1,14 @@
-"""What one sees while a run goes on: a bar per round and site, and a line per round."""
+"""What one sees while a run goes on: bars per round and site, and a line per round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from models.contract import EVALUATE, TRAIN
+from server_app.bars import choose_bars
 from server_app.recorders import MetricsHook
 from strategies.hooks import Hook
 from strategies.roster import Roster
@@ -17,60 +16,38 @@ from strategies.state import RoundState, SiteReply
 
 
 class ProgressHook(Hook):
-    """Bars on a terminal; everywhere else (Flower's log stream, CI) one line per round.
+    """Bars where they can be drawn, and everywhere a line per round with the time left.
 
-    Every round's line gives the mean over sites of the newest test measurements known, which are
-    those of the model that the round began with.
+    A round's line gives the mean over sites of the newest validation measurements known, which
+    are those of the model that the round began with.
     """
 
     def __init__(self, metrics: MetricsHook, console: Console, title: str) -> None:
         self.metrics = metrics
         self.console = console
         self.title = title
+        self.bars = choose_bars(console)
         self.total = 0
         self.first = 0
         self.started = 0.0
         self.loss: dict[str, float] = {}
-        self.bars: Progress | None = None
-        self.tasks: dict[str, Any] = {}
 
     def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
         """Say what starts, and show the bars."""
         self.total, self.first, self.started = total_rounds, state.round, time.monotonic()
         sites = roster.sites()
-        self.console.print(
-            f"{self.title}: {len(sites)} sites ({', '.join(sites)}), {total_rounds} rounds",
-            highlight=False,
-        )
+        self._say(f"{self.title}: {len(sites)} sites ({', '.join(sites)}), {total_rounds} rounds")
         if state.round:
-            self.console.print(f"going on after round {state.round}", highlight=False)
-        if self.console.is_terminal:
-            self.bars = Progress(
-                TextColumn("{task.description:>10}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=self.console,
-                transient=True,
-            )
-            self.tasks = {
-                "rounds": self.bars.add_task(
-                    "rounds", total=total_rounds, completed=state.round, note=""
-                ),
-                "sites": self.bars.add_task("sites", total=len(sites), note=""),
-            }
-            self.bars.start()
+            self._say(f"going on after round {state.round}")
+        self.bars.begin(total_rounds, state.round)
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
         """Begin the bar of the sites."""
-        if self.bars:
-            self.bars.reset(self.tasks["sites"], total=len(sites), note=f"round {round_} {phase}")
+        self.bars.phase(round_, phase, len(sites))
 
     def reply_came(self, round_: int, phase: str, site: str) -> None:
         """Move the bar of the sites."""
-        if self.bars:
-            self.bars.update(self.tasks["sites"], advance=1, note=f"round {round_} {phase} {site}")
+        self.bars.reply(round_, phase, site)
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Keep the training losses for the round's line."""
@@ -83,11 +60,7 @@ class ProgressHook(Hook):
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Say which site is left out, and why."""
-        self.console.print(
-            f"round {round_}, {phase}: going on without site {site}: {reason}",
-            style="yellow",
-            highlight=False,
-        )
+        self._say(f"round {round_}, {phase}: going on without site {site}: {reason}")
 
     def round_ended(self, state: RoundState) -> None:
         """Print the round's line and move its bar."""
@@ -101,20 +74,15 @@ class ProgressHook(Hook):
         added = state.extras.get("extended", {}).get(str(state.round))
         if added:
             parts.append(f"new codewords for {', '.join(added)}")
-        parts.append(f"{_clock(left)} left")
-        self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
-        if self.bars:
-            self.bars.update(self.tasks["rounds"], completed=state.round)
-
-    def run_ended(self, state: RoundState) -> None:
-        """Take the bars away."""
-        self.stop()
+        self._say("  ".join([*parts, f"{_clock(left)} left"]))
+        self.bars.round_done(state.round)
 
     def stop(self) -> None:
         """Take the bars away, also when the run fails."""
-        if self.bars:
-            self.bars.stop()
-            self.bars = None
+        self.bars.stop()
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _incoming(self, round_: int) -> list[str]:
         values = self.metrics.values(round_, "val").values()
@@ -130,7 +98,7 @@ class ProgressHook(Hook):
         ]
 
 
-def _mean(values: Any) -> float:
+def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed) if listed else float("nan")
 

@@ -22,11 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import tomli_w
+from rich.console import Console
+from rich.text import Text
 
 from models.errors import FedsiloError, SettingError
 from models.schema import Value, unknown_key
+from server_app.bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
 from server_app.config import RunSettings
-from server_app.run_directory import RunDirectory, runs_folder
+from server_app.run_directory import RunDirectory, git_revision, runs_folder
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,
@@ -36,6 +39,13 @@ RESOURCES: dict[str, Value] = {
     "init-args-num-gpus": 0,
 }
 _START_LIMIT = 60.0  # seconds
+
+# What Flower and Ray say at every start; warnings, errors and the app's own lines pass.
+_NOISE = re.compile(
+    r"INFO .*:\s|Since flwr 1.32, default simulated|^Using SuperLink: local|"
+    r"Flower configuration not found|^Successfully installed fedsilo|Manually terminating|"
+    r"FutureWarning: Tip: In future versions of Ray|^  warnings.warn\($|^$"
+)
 
 
 class RayRunError(FedsiloError):
@@ -53,7 +63,10 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
             raise unknown_key(key, RESOURCES)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise SettingError(f"resource '{key}' is {value!r}; it must be a number, at least 0")
-    return RESOURCES | dict(resources)
+    chosen = RESOURCES | dict(resources)
+    if int(chosen["num-supernodes"]) < 1:
+        raise SettingError("resource 'num-supernodes' is 0; at least one simulated site is needed")
+    return chosen
 
 
 def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
@@ -105,6 +118,8 @@ def _superlink(home: Path) -> Iterator[dict[str, str]]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",
+        PROGRESS_VARIABLE: "1",
+        "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     command = [
@@ -178,14 +193,18 @@ def _flwr_run(
         " ".join(f"{key}={value}" for key, value in wanted.items()),
     ]
     last_error = ""
+    console = Console()
+    bars = TerminalBars(console) if console.is_terminal else Bars()
     with subprocess.Popen(
         command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None  # PIPE was asked for
         for line in process.stdout:
-            print(line, end="", flush=True)
+            if not follow(line, bars) and not _NOISE.search(line):
+                console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
             last_error = _error_in(line) or last_error
         code = process.wait()
+    bars.stop()
     return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
 
 

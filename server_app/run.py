@@ -49,6 +49,7 @@ def run(grid: Grid, settings: RunSettings, console: Console | None = None) -> Ru
     _say_who_is_missing(roster, common.silos, console)
     strategy, recorders = _assemble(settings, roster, directory, console)
     _write_beginning(directory, settings, roster)
+    met = time.monotonic()
     try:
         state = strategy.state
         assert state is not None  # set by _assemble
@@ -57,7 +58,8 @@ def run(grid: Grid, settings: RunSettings, console: Console | None = None) -> Ru
         )
     finally:
         recorders.progress.stop()
-    _write_end(directory, settings, strategy, recorders, time.monotonic() - began)
+    seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
+    _write_end(directory, settings, strategy, recorders, seconds)
     _show(directory, strategy, recorders, console)
     return directory
 
@@ -137,7 +139,7 @@ def _write_end(
     settings: RunSettings,
     strategy: FederatedStrategy,
     recorders: _Recorders,
-    seconds: float,
+    seconds: dict[str, float],
 ) -> None:
     """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
     state = strategy.state
@@ -167,7 +169,10 @@ def _write_end(
             "published": strategy.published.get(common.dataset),
             "extended": state.extras.get("extended", {}),
             "failures": recorders.failures.failures,
-            "seconds": {"total": round(seconds, 3), "sites": recorders.traffic.seconds()},
+            "seconds": {
+                **{name: round(value, 3) for name, value in seconds.items()},
+                "sites": recorders.traffic.seconds(),
+            },
             "peak-memory-bytes": recorders.traffic.peak_memory,
             "bytes": totals,
             "privacy": privacy,
@@ -187,6 +192,8 @@ def _show(
     assert state is not None  # start() has returned
     values = recorders.metrics.values(state.round, "test")
     common = strategy.common
+    if why := strategy.why_finished(state):
+        console.print(why, highlight=False, soft_wrap=True)
     title = f"{strategy.title} on {common.dataset}, round {state.round}, seed {common.seed}"
     print_table(
         console,
@@ -196,6 +203,6 @@ def _show(
     )
     if common.dataset in strategy.published:
         console.print(
-            "published: the paper's own setting (see docs/methods/), not this one", highlight=False
+            "published: the paper's own numbers, measured in its own setting", highlight=False
         )
     console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)

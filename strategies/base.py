@@ -106,6 +106,10 @@ class FederatedStrategy(Strategy):
         """Tell whether no further round is wanted."""
         return state.round >= self.common.rounds
 
+    def why_finished(self, state: RoundState) -> str:
+        """Say why the run ended before its last round; empty if it did not."""
+        return ""
+
     # Flower's interface -----------------------------------------------------------------------
 
     def summary(self) -> None:

@@ -99,6 +99,15 @@ class UEFL(FederatedStrategy):
         certain = self.settings.stop_when_certain and bool(state.extras["certain"])
         return certain or super().finished(state)
 
+    def why_finished(self, state: RoundState) -> str:
+        """Say that no silo is uncertain."""
+        if state.round >= self.common.rounds:
+            return ""
+        return (
+            f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
+            "times the least: the run ends ('stop-when-certain')"
+        )
+
     def phases(self, state: RoundState) -> Sequence[str]:
         """Return the three phases in an iteration's last round, else ``train`` alone."""
         if state.round + 1 == self._iteration_end(state) and self._may_extend(state):

@@ -1,0 +1,39 @@
+# fedsilo: make run trains and prints its table; make test sets up and passes the tests.
+# The virtual environment lies outside the tree, keyed by pyproject.toml, and is shared by checkouts:
+# it holds the dependencies only, the code comes from this folder.
+PYTHON ?= python3
+KEY := $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('pyproject.toml', 'rb').read()).hexdigest()[:12])")
+VENV ?= $(HOME)/.cache/fedsilo/venvs/$(KEY)
+BIN := $(VENV)/bin
+export PYTHONPATH := $(CURDIR)
+export PATH := $(BIN):$(PATH)
+EXPERIMENT ?= uefl-digits
+
+.PHONY: run test lint format setup benchmark
+
+run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
+	$(BIN)/python -m server_app.cli simulate $(EXPERIMENT)
+
+test: setup  ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: setup  ## ruff and mypy, as CI runs them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## put the code into ruff's form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: setup  ## cost of the engines against a bare PyTorch loop; needs DATA=folder of mnist/
+	$(BIN)/python benchmarks/overhead.py --data-dir $(DATA)
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready:
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print('\n'.join(p['dependencies'] + p['optional-dependencies']['test']))" > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	touch $@

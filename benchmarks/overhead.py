@@ -1,0 +1,123 @@
+"""What the engines cost: a run's wall time over that of the same local training, bare.
+
+The bare loop trains the same networks on the same silos with the same threads, averages the
+weights with torch, and measures the final model; no Flower, no messages, no checkpoints. The run
+does all that through the app. Both leave the per-round evaluation out (``evaluate-every`` 0).
+
+    python benchmarks/overhead.py --data-dir DIR [--rounds 3] [--width 16]
+
+Start-up (meeting the sites; for Ray also SuperLink, bundle, Ray and its actors) is named apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from client_app.device import choose_compute
+from client_app.evaluation import measure
+from datasets.silos import load_silo, silo_names
+from models.networks import build_classifier, exchanged_arrays, load_exchanged
+from models.settings import CommonSettings
+from server_app.config import RunSettings, find_experiment, resolve
+from server_app.inline import run_inline
+from server_app.ray_engine import app_folder, run_with_ray
+from server_app.run_directory import RunDirectory
+
+
+def bare_loop(settings: CommonSettings) -> float:
+    """Return the seconds of the same local training in a plain PyTorch loop."""
+    silos = [load_silo(name, settings) for name in silo_names(settings.silos)]
+    compute = choose_compute(settings.device, settings.precision, settings.threads)
+    task = silos[0].task
+    weights = exchanged_arrays(build_classifier(settings, task))
+    began = time.perf_counter()
+    for round_ in range(settings.rounds):
+        total: dict[str, torch.Tensor] = {}
+        for number, silo in enumerate(silos):
+            network = build_classifier(settings, task)
+            load_exchanged(network, weights)
+            network.train()
+            optimiser = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+            order = torch.Generator().manual_seed(1000 * round_ + number)
+            for _ in range(settings.local_epochs):
+                shuffled = torch.randperm(len(silo.train), generator=order)
+                for chosen in torch.split(shuffled, settings.batch_size):
+                    optimiser.zero_grad(set_to_none=True)
+                    loss = network.loss(silo.train.images[chosen], silo.train.labels[chosen])
+                    loss.backward()
+                    optimiser.step()
+            for name, tensor in exchanged_arrays(network).items():
+                total[name] = total.get(name, 0) + tensor.double() / len(silos)
+        weights = {name: tensor.float() for name, tensor in total.items()}
+    final = build_classifier(settings, task)
+    load_exchanged(final, weights)
+    for silo in silos:
+        for split in (silo.val, silo.test):
+            measure(final, split, settings, compute, ("bare",))
+    return time.perf_counter() - began
+
+
+def timed_run(
+    run: Callable[[RunSettings], RunDirectory], settings: RunSettings
+) -> tuple[float, float, float]:
+    """Return start-up seconds, seconds of the rounds, and the largest client's peak memory."""
+    began = time.perf_counter()
+    summary = run(settings).read_json("summary.json")
+    whole = time.perf_counter() - began
+    rounds = summary["seconds"]["rounds"]
+    return whole - rounds, rounds, max(summary["peak-memory-bytes"].values()) / 2**20
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--experiment", default="fedavg-mnist-cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--width", type=int, default=16)
+    options = parser.parse_args()
+    found = find_experiment(app_folder() / "simulation.yaml", options.experiment)
+    table = Table(
+        title=f"{options.experiment}, {options.rounds} rounds, width {options.width}",
+        title_justify="left",
+    )
+    for column in ("engine", "start-up s", "rounds s", "rounds / bare", "peak MiB a client"):
+        table.add_column(column, justify="left" if column == "engine" else "right")
+    with tempfile.TemporaryDirectory() as out:
+        values = {
+            **found.values,
+            "data-dir": str(options.data_dir.resolve()),
+            "out": out,
+            "rounds": options.rounds,
+            "width": options.width,
+            "evaluate-every": 0,
+        }
+        settings = {name: resolve({**values, "run-name": name}) for name in ("inline", "ray")}
+        bare_loop(resolve({**values, "rounds": 1}).common)  # warm: caches, memory, code paths
+        bare = bare_loop(settings["inline"].common)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        table.add_row("bare loop", "", f"{bare:.1f}", "1.000", f"{peak:.0f}")
+        silos = settings["inline"].common.silos
+        engines: dict[str, Callable[[RunSettings], RunDirectory]] = {
+            "inline": lambda wanted: run_inline(wanted, silos),
+            "ray": lambda wanted: run_with_ray(wanted, {"num-supernodes": silos}),
+        }
+        for name, engine in engines.items():
+            start, rounds, memory = timed_run(engine, settings[name])
+            table.add_row(
+                name, f"{start:.1f}", f"{rounds:.1f}", f"{rounds / bare:.3f}", f"{memory:.0f}"
+            )
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

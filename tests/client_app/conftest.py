@@ -1,0 +1,107 @@
+"""Sites without a grid: contexts, messages, and methods opened by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from client_app.base import Request, SiteMethod
+from client_app.registry import method_class
+from client_app.state import SiteState
+from datasets.silos import Silo, load_silo
+from models.contract import ARRAYS, CONFIG, Instruction
+from models.networks import build_classifier, exchanged_arrays
+from models.schema import build
+from models.settings import CommonSettings
+from server_app.config import RunSettings, resolve
+from server_app.inline import flower_identity
+from strategies.state import to_record
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _identity() -> Iterator[None]:
+    """Let Flower's Message constructor work outside a ServerApp."""
+    with flower_identity():
+        yield
+
+
+@pytest.fixture
+def resolved(tiny: Callable[..., dict[str, Any]]) -> Callable[..., RunSettings]:
+    """Return a builder of small settings: method, changes."""
+    return lambda method="fedavg", **changes: resolve(tiny(method, **changes))
+
+
+@pytest.fixture
+def common(resolved: Callable[..., RunSettings]) -> CommonSettings:
+    return resolved().common
+
+
+@pytest.fixture
+def silo(common: CommonSettings) -> Silo:
+    return load_silo("s1a", common)
+
+
+@pytest.fixture
+def context(resolved: Callable[..., RunSettings]) -> Callable[..., Context]:
+    """Return a builder of a node's Context: node config, then method and changes."""
+
+    def make(node: Mapping[str, Any], method: str = "fedavg", **changes: Any) -> Context:
+        run_config = resolved(method, **changes).as_mapping()
+        return Context(1, 1001, dict(node), RecordDict(), dict(run_config))
+
+    return make
+
+
+@pytest.fixture
+def weights(common: CommonSettings, silo: Silo) -> dict[str, Any]:
+    """Return the initial weights of the seed, as arrays."""
+    network = build_classifier(common, silo.task)
+    return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
+
+
+def content_of(instruction: Instruction, arrays: Mapping[str, Any] | None) -> RecordDict:
+    content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
+    if arrays is not None:
+        content[ARRAYS] = to_record(arrays)
+    return content
+
+
+@pytest.fixture
+def message(tmp_path: Path) -> Callable[..., Message]:
+    """Return a builder of a message: kind, arrays, instruction's fields."""
+
+    def make(kind: str, arrays: Mapping[str, Any] | None = None, **fields: Any) -> Message:
+        known = {"round": 1, "phase": kind, "run_name": "run", "run_dir": str(tmp_path)}
+        instruction = Instruction(**{**known, **fields})
+        return Message(content_of(instruction, arrays), 1001, kind, group_id="1")
+
+    return make
+
+
+@pytest.fixture
+def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[..., SiteMethod]:
+    """Return a function that opens a method at a site: method, arrays, instruction's fields."""
+
+    def make(
+        method: str,
+        arrays: Mapping[str, Any] | None = None,
+        site: str = "s1a",
+        own: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> SiteMethod:
+        instruction = Instruction(**{"round": 1, "phase": "train", "run_name": "run", **fields})
+        settings = resolved(method, **(own or {}))
+        cls = method_class(method)
+        return cls(
+            Request(instruction, content_of(instruction, arrays)),
+            load_silo(site, settings.common),
+            settings.common,
+            build(cls.settings_class, settings.as_mapping()),
+            SiteState(tmp_path / "sites" / site),
+        )
+
+    return make

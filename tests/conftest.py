@@ -1,0 +1,82 @@
+"""Fixtures shared by all tests: a cache per session, small settings, and inline runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from models.schema import Value
+from server_app.config import resolve
+from server_app.run_directory import RunDirectory
+
+# Small enough for seconds: 3 silos (one per distribution) of 40 training and 10 test digits.
+TINY: dict[str, Value] = {
+    "dataset": "digits",
+    "silos": 3,
+    "silo-train-size": 40,
+    "silo-test-size": 10,
+    "rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 16,
+    "width": 4,
+    "mc-passes": 3,
+    "device": "cpu",
+    "seed": 7,
+}
+# What a method needs on top for its special phases to happen within the rounds of TINY.
+TINY_METHOD: dict[str, dict[str, Value]] = {
+    "uefl": {
+        "iteration-rounds": 1,
+        "extension-rounds": 1,
+        "gamma": 0.0,
+        "codes": 4,
+        "centroid-min-count": 1,
+        "stop-when-certain": False,
+    },
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep decoded data of the tests out of the user's cache."""
+    os.environ["FEDSILO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ.pop("FEDSILO_RUNS", None)
+
+
+@pytest.fixture
+def tiny() -> Callable[..., dict[str, Value]]:
+    """Return a builder of small run settings for a method, with changes."""
+
+    def build(method: str, **changes: Value) -> dict[str, Value]:
+        named = {key.replace("_", "-"): value for key, value in changes.items()}
+        return TINY | {"method": method} | TINY_METHOD.get(method, {}) | named
+
+    return build
+
+
+InlineRun = Callable[..., RunDirectory]
+
+
+@pytest.fixture
+def inline_run(tmp_path: Path) -> InlineRun:
+    """Return a function that runs settings with the inline engine under ``tmp_path``."""
+    from server_app.inline import run_inline
+
+    def run(values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path) -> RunDirectory:
+        named = {"run-name": "run", "out": str(out)} | dict(values)
+        return run_inline(resolve(named), nodes)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Return the folder of real data files, or skip: they are no part of the repository."""
+    given = os.environ.get("FEDSILO_TEST_DATA", "")
+    folder = Path(given) if given else Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not (folder / "mnist").is_dir():
+        pytest.skip(f"no real data in {folder}; name a folder by FEDSILO_TEST_DATA")
+    return folder

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
+
+from models.contract import Instruction, SiteFacts, measurement, measurements
+from models.errors import SiteError
+
+
+@budget(max_examples=25, deadline=None)
+@given(
+    st.builds(
+        Instruction,
+        round=st.integers(1, 10**6),
+        phase=st.text(max_size=8),
+        step=st.integers(0, 99),
+        run_name=st.text(max_size=8),
+        run_dir=st.text(max_size=8),
+        evaluate=st.booleans(),
+    )
+)
+def test_an_instruction_arrives_as_it_was_sent(instruction: Instruction) -> None:
+    assert Instruction.from_config(instruction.to_config()) == instruction
+
+
+def test_an_instruction_travels_under_kebab_case_keys_of_scalar_values() -> None:
+    config = Instruction(round=2, phase="train", run_name="r").to_config()
+    assert sorted(config) == ["evaluate", "phase", "round", "run-dir", "run-name", "step"]
+    assert {type(value) for value in config.values()} <= {int, str, bool}
+
+
+@pytest.mark.parametrize("key", Instruction(round=1, phase="train").to_config())
+def test_a_message_without_a_key_of_the_contract_is_refused_by_the_key(key: str) -> None:
+    config = Instruction(round=1, phase="train").to_config()
+    del config[key]
+    with pytest.raises(SiteError, match=f"lacks '{key}'.*different versions"):
+        Instruction.from_config(config)
+
+
+def test_keys_of_a_newer_version_are_passed_over() -> None:
+    instruction = Instruction(round=1, phase="train")
+    assert Instruction.from_config(instruction.to_config() | {"colour": "red"}) == instruction
+
+
+def test_measurements_are_read_back_sorted_and_other_metrics_are_left_out() -> None:
+    metrics: dict[str, object] = {
+        measurement("trained", "train", "loss"): 0.5,
+        measurement("incoming", "test", "accuracy"): 1,
+        "num-examples": 30,
+        "seconds": 1.5,
+    }
+    assert list(measurements(metrics)) == [
+        ("incoming", "test", "accuracy", 1.0),
+        ("trained", "train", "loss", 0.5),
+    ]
+
+
+def test_a_metric_may_have_a_dot_in_its_name() -> None:
+    key = measurement("trained", "val", "recall.class-1")
+    assert list(measurements({key: 0.25})) == [("trained", "val", "recall.class-1", 0.25)]
+
+
+def test_site_facts_count_the_samples_of_each_split() -> None:
+    facts = SiteFacts("s1a", "D1", (1, 16, 16), 3, {"train": [4, 5, 0], "test": [1, 0, 2]}, {})
+    assert facts.sizes() == {"train": 9, "test": 3}

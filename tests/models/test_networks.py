@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from models.errors import SettingError
+from models.networks import (
+    ConvEncoder,
+    ImageClassifier,
+    ResidualBlock,
+    Task,
+    build_classifier,
+    exchanged_arrays,
+    load_exchanged,
+)
+from models.settings import CommonSettings
+
+SMALL = CommonSettings(width=2, seed=3)
+TASK = Task((1, 16, 16), 10)
+
+
+def _network(settings: CommonSettings = SMALL) -> ImageClassifier:
+    return build_classifier(settings, TASK)
+
+
+def test_a_28_pixel_image_becomes_nine_tokens_of_four_widths() -> None:
+    network = build_classifier(CommonSettings(width=4), Task((1, 28, 28), 7))
+    images = torch.zeros(2, 1, 28, 28)
+    assert network.encode(images).shape == (2, 9, 16)
+    assert network(images).shape == (2, 7)
+    assert (network.tokens, network.channels) == (9, 16)
+
+
+def test_the_paper_preset_has_the_head_of_the_paper() -> None:
+    with torch.device("meta"):
+        encoder = ConvEncoder(in_channels=1, width=128)
+    network = ImageClassifier(
+        encoder, tokens=9, channels=encoder.channels, hidden=512, classes=10, dropout=0.1
+    )
+    linear = [part for part in network.head if isinstance(part, nn.Linear)]
+    assert [(part.in_features, part.out_features) for part in linear] == [(4608, 512), (512, 10)]
+
+
+def test_dropout_stands_before_each_linear_layer_with_the_rate_of_the_settings() -> None:
+    head = list(build_classifier(CommonSettings(width=2, dropout=0.35), TASK).head)
+    linear = [index for index, part in enumerate(head) if isinstance(part, nn.Linear)]
+    before = [head[index - 1] for index in linear]
+    assert all(isinstance(part, nn.Dropout) and part.p == 0.35 for part in before)
+    assert isinstance(head[-1], nn.Linear)
+
+
+def test_a_token_is_the_channels_of_one_place_of_the_map() -> None:
+    class Fixed(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.arange(8.0).reshape(1, 2, 2, 2)  # channel 0: 0..3, channel 1: 4..7
+
+    network = ImageClassifier(Fixed(), tokens=4, channels=2, hidden=2, classes=2, dropout=0.1)
+    expected = [[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]
+    assert network.encode(torch.zeros(1)).squeeze(0).tolist() == expected
+
+
+def test_a_residual_block_without_weights_is_the_identity_on_positive_inputs() -> None:
+    block = ResidualBlock(3).eval()
+    for part in block.body:
+        if isinstance(part, nn.Conv2d):
+            nn.init.zeros_(part.weight)
+    x = torch.tensor([1.0, -2.0, 3.0]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
+    assert torch.equal(block(x), x.clamp(min=0))
+
+
+def test_the_plain_network_reads_its_tokens_as_they_are() -> None:
+    network = _network().eval()
+    images = torch.randn(3, 1, 16, 16)
+    tokens = network.encode(images)
+    assert torch.equal(network.discretise(tokens), tokens)
+    assert torch.equal(network(images), network.classify(tokens))
+
+
+def test_the_loss_is_the_mean_cross_entropy() -> None:
+    network = _network().eval()
+    images, labels = torch.randn(4, 1, 16, 16), torch.tensor([0, 3, 9, 3])
+    log_probabilities = torch.log_softmax(network(images), dim=1)
+    by_hand = -log_probabilities[range(4), labels].mean()
+    assert network.loss(images, labels).item() == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    first = exchanged_arrays(_network())
+    torch.manual_seed(1)
+    again = exchanged_arrays(_network())
+    other = exchanged_arrays(_network(CommonSettings(width=2, seed=4)))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["head.1.weight"], other["head.1.weight"])
+
+
+def test_images_too_small_for_the_poolings_are_refused_with_their_size() -> None:
+    with pytest.raises(SettingError, match="7x16 pixels"):
+        build_classifier(SMALL, Task((1, 7, 16), 10))
+
+
+def test_exchanged_arrays_are_sorted_and_leave_step_counters_at_home() -> None:
+    network = _network()
+    arrays = exchanged_arrays(network)
+    assert list(arrays) == sorted(arrays)
+    assert not any("num_batches_tracked" in name for name in arrays)
+    assert any("running_var" in name for name in arrays)
+    assert {name for name, _ in network.named_parameters()} <= arrays.keys()
+
+
+def test_loaded_arrays_make_another_network_answer_alike() -> None:
+    source, target = _network(), _network(CommonSettings(width=2, seed=8))
+    images = torch.randn(3, 1, 16, 16)
+    source(images)  # moves batch norm's running figures, which must travel too
+    load_exchanged(target, exchanged_arrays(source))
+    assert torch.equal(source.eval()(images), target.eval()(images))
+
+
+def test_arrays_of_another_network_are_refused_by_name() -> None:
+    network = _network()
+    arrays = exchanged_arrays(network)
+    arrays["surplus.weight"] = arrays.pop("head.1.bias")
+    with pytest.raises(SettingError, match=r"missing \['head.1.bias'\], surplus \['surplus.w"):
+        load_exchanged(network, arrays)
+
+
+@pytest.mark.xfail(strict=True, reason="copy_ broadcasts, and raises RuntimeError where it cannot")
+@pytest.mark.parametrize("shape", [(1,), (7,)])
+def test_an_array_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+    network = _network()
+    arrays = exchanged_arrays(network) | {"head.1.bias": torch.zeros(shape)}
+    with pytest.raises(SettingError, match=r"head\.1\.bias"):
+        load_exchanged(network, arrays)
+
+
+def test_colour_images_go_through_vgg_features_at_a_32nd_of_their_size() -> None:
+    settings = CommonSettings(network="vgg16-bn")
+    network = build_classifier(settings, Task((3, 32, 64), 5)).eval()
+    with torch.no_grad():
+        assert network.encode(torch.zeros(1, 3, 32, 64)).shape == (1, 2, 512)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
+
+from models.errors import SettingError
+from models.schema import (
+    Value,
+    as_mapping,
+    build,
+    defaults,
+    key_of,
+    rule_of,
+    setting,
+    unknown_key,
+    unknown_name,
+)
+from models.settings import CommonSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Meal:
+    guests: int = setting(4, "people at the table", minimum=1, maximum=12)
+    spice_level: float = setting(0.5, "how hot", above=0.0, below=1.0)
+    main_dish: str = setting("stew", "what there is", choices=("stew", "pie"))
+    vegan: bool = setting(False, "no animal products")
+
+
+def test_a_field_name_becomes_a_kebab_case_key() -> None:
+    assert key_of("local_epochs_left") == "local-epochs-left"
+
+
+def test_defaults_name_every_field_with_its_default() -> None:
+    expected = {"guests": 4, "spice-level": 0.5, "main-dish": "stew", "vegan": False}
+    assert defaults(Meal) == expected
+
+
+def test_built_settings_take_given_values_keep_other_defaults_and_pass_over_foreign_keys() -> None:
+    meal = build(Meal, {"spice-level": 0.25, "main-dish": "pie", "music": "none"})
+    assert meal == Meal(guests=4, spice_level=0.25, main_dish="pie", vegan=False)
+
+
+def test_settings_survive_the_way_through_a_mapping_in_declaration_order() -> None:
+    meal = Meal(guests=2, vegan=True)
+    mapping = as_mapping(meal)
+    assert list(mapping) == ["guests", "spice-level", "main-dish", "vegan"]
+    assert build(Meal, mapping) == meal
+
+
+def test_a_whole_number_is_taken_as_a_float_where_a_float_is_wanted() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Timed:
+        wait: float = setting(1.5, "seconds")
+
+    wait = build(Timed, {"wait": 2}).wait
+    assert type(wait) is float
+    assert wait == 2.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("guests", 0, "at least 1 and at most 12"),
+        ("guests", 13, "at least 1 and at most 12"),
+        ("guests", True, "a whole number"),
+        ("guests", 3.0, "a whole number"),
+        ("guests", "3", "a whole number"),
+        ("spice-level", 0.0, "above 0 and below 1"),
+        ("spice-level", 1, "above 0 and below 1"),
+        ("spice-level", True, "a number"),
+        ("spice-level", float("nan"), "a number"),
+        ("spice-level", float("inf"), "a number"),
+        ("main-dish", "soup", "one of stew, pie"),
+        ("vegan", 1, "true or false"),
+        ("vegan", "false", "true or false"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_refused_by_name_with_what_is_allowed(
+    key: str, value: Value, says: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        build(Meal, {key: value})
+    assert f"'{key}' is {value!r}" in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("guests", 1), ("guests", 12), ("spice-level", 0.999), ("main-dish", "stew")]
+)
+def test_values_at_an_inclusive_bound_are_allowed(key: str, value: Value) -> None:
+    assert as_mapping(build(Meal, {key: value}))[key] == value
+
+
+def test_a_rule_is_found_by_its_key_and_says_its_range() -> None:
+    rule = rule_of(Meal, "spice-level")
+    assert rule.help == "how hot"
+    assert rule.allowed() == "above 0 and below 1"
+    assert rule_of(Meal, "vegan").allowed() == ""
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_one() -> None:
+    assert "did you mean 'spice-level'?" in str(unknown_key("spice_levle", defaults(Meal)))
+
+
+def test_a_key_like_no_other_is_answered_with_all_keys_sorted() -> None:
+    message = str(unknown_key("zzz", defaults(Meal)))
+    assert message.endswith("known keys: guests, main-dish, spice-level, vegan")
+
+
+def test_an_unknown_name_is_answered_with_known_ones_and_the_nearest() -> None:
+    message = str(unknown_name("method", "fedavgg", ["uefl", "fedavg"]))
+    assert message == ("unknown method 'fedavgg': known are fedavg, uefl; did you mean 'fedavg'?")
+
+
+_VALUES = st.one_of(
+    st.booleans(), st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=5)
+)
+
+
+@pytest.mark.parametrize("key", sorted(defaults(CommonSettings)))
+@budget(max_examples=15, deadline=None)
+@given(value=_VALUES)
+def test_a_common_setting_is_taken_with_its_own_type_or_refused(key: str, value: Value) -> None:
+    wanted = type(defaults(CommonSettings)[key])
+    taken = {wanted, int} if wanted is float else {wanted}
+    if type(value) not in taken:
+        with pytest.raises(SettingError, match=f"'{key}'"):
+            build(CommonSettings, {key: value})
+        return
+    try:
+        built = as_mapping(build(CommonSettings, {key: value}))[key]
+    except SettingError:
+        assert rule_of(CommonSettings, key).allowed() or value in (float("inf"), float("-inf"))
+        return
+    assert type(built) is wanted
+    assert built == value

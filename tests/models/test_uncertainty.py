@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.networks import ImageClassifier, Task, build_classifier
+from models.seeding import seeded
+from models.settings import CommonSettings
+from models.uncertainty import (
+    mc_dropout_probabilities,
+    only_dropout_active,
+    predictive_entropy,
+)
+
+
+def _network() -> ImageClassifier:
+    return build_classifier(CommonSettings(width=2, dropout=0.5), Task((1, 8, 8), 3))
+
+
+def _images() -> Tensor:
+    return torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("classes", [2, 5, 10])
+def test_the_entropy_of_a_uniform_prediction_is_the_log_of_the_classes(classes: int) -> None:
+    uniform = torch.full((3, classes), 1 / classes, dtype=torch.float64)
+    assert predictive_entropy(uniform).tolist() == pytest.approx([math.log(classes)] * 3)
+
+
+def test_a_certain_prediction_has_no_entropy_and_a_zero_does_no_harm() -> None:
+    probabilities = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
+    assert predictive_entropy(probabilities).tolist() == pytest.approx([0.0, math.log(2)])
+
+
+class _Scripted:
+    """Gives one prepared batch of logits per pass."""
+
+    def __init__(self, *logits: list[list[float]]) -> None:
+        self.logits = [torch.tensor(batch) for batch in logits]
+        self.passes = 0
+
+    def classify(self, features: Tensor) -> Tensor:
+        self.passes += 1
+        return self.logits[self.passes - 1]
+
+
+def test_probabilities_are_averaged_over_the_passes_and_not_logits() -> None:
+    even, sure = [[0.0, 0.0]], [[math.log(9.0), 0.0]]  # softmax: (.5, .5) and (.9, .1)
+    network = _Scripted(even, sure)
+    mean = mc_dropout_probabilities(network, torch.zeros(1, 1), passes=2)
+    assert mean[0].tolist() == pytest.approx([0.7, 0.3])
+    assert mean.dtype == torch.float64
+    assert network.passes == 2
+
+
+def test_passes_differ_with_dropout_on_and_agree_in_eval_mode() -> None:
+    network, images = _network(), _images()
+    with torch.no_grad(), only_dropout_active(network), seeded(0, "passes"):
+        tokens = network.encode(images)
+        assert torch.equal(tokens, network.encode(images))
+        assert not torch.equal(network.classify(tokens), network.classify(tokens))
+    network.eval()
+    assert torch.equal(network.classify(tokens), network.classify(tokens))
+
+
+def test_dropout_passes_change_the_entropy_that_one_sure_pass_would_give() -> None:
+    network, images = _network(), _images()
+    with torch.no_grad(), only_dropout_active(network), seeded(0, "passes"):
+        tokens = network.encode(images)
+        many = mc_dropout_probabilities(network, tokens, 20)
+    network.eval()
+    with torch.no_grad():
+        alone = mc_dropout_probabilities(network, tokens, 1)
+    assert torch.allclose(many.sum(dim=1), torch.ones(6, dtype=torch.float64))
+    assert not torch.allclose(predictive_entropy(many), predictive_entropy(alone), atol=1e-4)
+
+
+def test_batch_norm_statistics_are_untouched_by_dropout_passes() -> None:
+    network = _network().train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with only_dropout_active(network):
+        network(_images())
+    assert all(torch.equal(before[name], now) for name, now in network.state_dict().items())
+    network(_images())  # in train mode the same call does move them
+    assert any(not torch.equal(before[name], now) for name, now in network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Dropout(), nn.Dropout1d(), nn.Dropout2d(), nn.Dropout3d()], ids=lambda m: repr(m)
+)
+def test_every_kind_of_dropout_is_on_and_all_else_in_eval_mode(layer: nn.Module) -> None:
+    network = nn.Sequential(nn.BatchNorm1d(2), nn.Sequential(layer)).train()
+    with only_dropout_active(network):
+        training = [part for part in network.modules() if part.training]
+    assert training == [layer]
+
+
+def test_every_module_gets_its_own_mode_back_even_after_an_error() -> None:
+    network = _network().train()
+    network.encoder.eval()
+    before = [part.training for part in network.modules()]
+    with pytest.raises(ZeroDivisionError), only_dropout_active(network):
+        raise ZeroDivisionError
+    assert [part.training for part in network.modules()] == before
+    assert True in before
+    assert False in before

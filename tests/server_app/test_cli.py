@@ -1,0 +1,138 @@
+"""The command line as a user meets it: one line per error, exit code 1, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.schema import Value
+from server_app.cli import main
+
+Tiny = Callable[..., dict[str, Value]]
+
+
+def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -> list[str]:
+    values = tiny(method, **changes)
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
+    experiment = f"{method}-digits"
+    return ["simulate", experiment, "--engine", "inline", "--out", str(out), "--name", "run", *sets]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["simulate", "uefl-digit"], "unknown experiment 'uefl-digit'"),
+        (["simulate", "uefl-digits", "--set", "rouns=1"], "did you mean 'rounds'"),
+        (["simulate", "uefl-digits", "--set", "rounds=0"], "at least 1"),
+        (["simulate", "uefl-digits", "--set", "gamma=-1"], "at least 0"),
+        (["simulate", "uefl-digits", "--set", "method=fedavgg"], "unknown method"),
+        (["simulate", "uefl-digits", "--set", "dataset=mnst"], "unknown data set"),
+        (["simulate", "uefl-digits", "--file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["simulate", "uefl-digits", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (["compare", "uefl-digits", "--seeds", "0"], "at least 1"),
+        (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),
+        (["resume", "nowhere"], "is no run directory"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(
+    arguments: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.startswith("fedsilo: error: ")
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"silos": 100}, "100 silos of 40 train images need 4000, and 'digits' has 1437"),
+        ({"silo_test_size": 400}, "test images need 1200"),
+        ({"min_sites": 3, "join_timeout": 0.1, "silos": 9}, ""),
+        ({"dataset": "mnist", "data_dir": "/nowhere"}, "train-images-idx3-ubyte.gz is missing in"),
+        ({"device": "cuda:99"}, "usable GPU"),
+        ({"device": "tpu"}, "must be auto, cpu, cuda or cuda:N"),
+        ({"method": "uefl", "segments": 3}, "does not divide the encoder's 16 channels"),
+    ],
+)
+def test_what_only_the_sites_can_see_is_told_too(
+    changes: dict[str, Value],
+    told: str,
+    tiny: Tiny,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    method = str(changes.pop("method", "fedavg"))
+    code = main(_simulate(tiny, tmp_path / "runs", method, **changes))
+    error = capsys.readouterr().err
+    assert code == (1 if told else 0)
+    assert told in error
+    assert error.count("\n") == (1 if told else 0)
+    assert told == "" or not list((tmp_path / "runs").glob("*/summary.json"))
+
+
+def test_a_run_directory_that_exists_is_told_and_left_alone(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    assert main(_simulate(tiny, tmp_path)) == 1
+    assert "exists: choose another 'run-name'" in capsys.readouterr().err
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_run_prints_a_line_per_round_and_the_table(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(_simulate(tiny, tmp_path, "uefl")) == 0
+    said = capsys.readouterr().out
+    assert "round 1/2" in said
+    assert "new codewords for" in said
+    assert "perplexity" in said
+    assert f"run directory: {tmp_path / 'run'}" in said
+    assert main(["plot", str(tmp_path / "run")]) == 0
+
+
+def test_compare_runs_resumes_and_reuses(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sets = [
+        f"--set={key}={json.dumps(value)}"
+        for key, value in tiny("fedavg").items()
+        if key not in ("method", "seed")
+    ]
+    arguments = [
+        "compare",
+        "fedavg-digits",
+        "local-digits",
+        "--seeds",
+        "2",
+        "--out",
+        str(tmp_path),
+        "--markdown",
+        str(tmp_path / "t.md"),
+        *sets,
+    ]
+    assert main(arguments) == 0
+    assert "4 runs" in capsys.readouterr().out
+    table = (tmp_path / "t.md").read_text()
+    assert table.count("fedavg-digits") == table.count("local-digits") == 4
+    assert main(arguments) == 0
+    assert "runs, " not in capsys.readouterr().out
+    assert (tmp_path / "t.md").read_text() == table
+
+
+def test_settings_and_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings"]) == 0
+    assert "gamma = 0.3" in capsys.readouterr().out
+    assert main(["experiments"]) == 0
+    assert "uefl-digits: uefl on digits, 9 silos" in capsys.readouterr().out

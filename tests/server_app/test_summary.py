@@ -1,0 +1,73 @@
+"""Means, tables and curves by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from server_app.curves import draw_curves, series
+from server_app.run_directory import RunDirectory
+from server_app.summary import NO_PRIVACY, by_distribution, means, privacy_document, result_table
+
+VALUES = {
+    "s1a": {"accuracy": 0.8, "entropy": 0.2},
+    "s1b": {"accuracy": 0.6, "entropy": 0.4},
+    "s2a": {"accuracy": 0.1, "entropy": 0.9, "extra": 1.0},
+}
+OF = {"s1a": "D1", "s1b": "D1", "s2a": "D2"}
+
+
+def test_means_are_over_sites_and_only_of_metrics_that_all_have() -> None:
+    assert means(VALUES) == pytest.approx({"accuracy": 0.5, "entropy": 0.5})
+
+
+def test_a_distributions_mean_is_over_its_own_sites() -> None:
+    groups = by_distribution(VALUES, OF)
+    assert groups["D1"] == pytest.approx({"accuracy": 0.7, "entropy": 0.3})
+    assert groups["D2"]["accuracy"] == 0.1
+
+
+def test_the_table_shows_every_site_each_distribution_and_the_published_number() -> None:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(result_table(VALUES, OF, "title", {"D1": {"accuracy": 0.951}}))
+    lines = console.export_text().splitlines()
+    row = next(line for line in lines if line.startswith("│ D1"))
+    assert row.split("│")[1:-1] != []
+    assert [cell.strip() for cell in row.split("│")[1:-1]] == ["D1", "0.700", "0.300", "0.951"]
+    assert sum(line.startswith("│ s") for line in lines) == 3
+
+
+def test_privacy_says_what_leaves_and_promises_nothing() -> None:
+    document = privacy_document("uefl", "weights", {"up": 5, "down": 7})
+    assert document["guarantee"] == NO_PRIVACY == "no differential-privacy guarantee"
+    assert document["bytes up"] == 5
+
+
+def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:
+    rows = [
+        {"round": "1", "site": site, "split": "test", "metric": "accuracy", "value": value}
+        for site, value in (("s1a", "0.2"), ("s1b", "0.4"), ("s2a", "0.9"))
+    ]
+    other = [
+        {"round": "1", "site": "s1a", "split": "val", "metric": "accuracy", "value": "1"},
+        {"round": "1", "site": "s1a", "split": "test", "metric": "loss", "value": "1"},
+    ]
+    found = series([*rows, *other], "accuracy", OF)
+    assert found["D1"] == pytest.approx({1: 0.3})
+    assert found["D2"] == {1: 0.9}
+
+
+def test_the_picture_has_a_panel_per_metric_that_was_measured(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    summary = {"title": "UEFL", "dataset": "digits", "seed": 1, "extended": {"1": ["s1a"]}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "silos.json").write_text(json.dumps({"s1a": {"distribution": "D1"}}))
+    rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in ("accuracy", "entropy")]
+    directory.write_csv("metrics.csv", ("round", "site", "split", "metric", "value"), rows)
+    draw_curves(directory)
+    picture = (tmp_path / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert int.from_bytes(picture[16:20], "big") > 900  # two panels of 4.2 inches at 120 dpi

@@ -1,0 +1,207 @@
+"""Fakes beside the strategies: sites that answer as a test wants, and a grid that looks on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from models.contract import ARRAYS, CONFIG, EVALUATE, METRICS, NUM_EXAMPLES, SECONDS, SiteFacts
+from models.schema import Value
+from server_app.inline import InlineGrid, flower_identity, partition_configs
+from strategies.base import FederatedStrategy
+from strategies.hooks import Hook
+from strategies.roster import Roster, meet_sites
+from strategies.state import RoundState, SiteReply
+
+SITES = ("s1a", "s2a", "s3a")
+Behaviour = Callable[[Message], RecordDict]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _identity() -> Iterator[None]:
+    """Let Flower's Message constructor work outside a ServerApp."""
+    with flower_identity():
+        yield
+
+
+class SpyGrid(InlineGrid):
+    """An in-process grid that keeps all messages, and loses those to the ``silent`` nodes."""
+
+    def __init__(
+        self,
+        app: ClientApp,
+        run_config: Mapping[str, Value],
+        node_configs: Iterable[Mapping[str, Value]],
+        silent: Collection[int] = (),
+    ) -> None:
+        super().__init__(app, run_config, node_configs)
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        self.silent = silent
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        pushed = list(messages)
+        self.sent += pushed
+        return super().push_messages(pushed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        lost = {m.metadata.message_id for m in self.sent if m.metadata.dst_node_id in self.silent}
+        found = list(super().pull_messages(set(message_ids) - lost))
+        self.replies += found
+        return found
+
+
+class Recorder(Hook):
+    """Remembers what the loop tells its hooks."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.failures: list[tuple[int, str, str, str]] = []
+        self.states: list[RoundState] = []
+        self.phases: list[tuple[int, str, list[str]]] = []
+
+    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+        self.events.append(("run started", state.round, total_rounds))
+
+    def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
+        self.events.append(("phase started", round_, phase))
+        self.phases.append((round_, phase, sites))
+
+    def reply_came(self, round_: int, phase: str, site: str) -> None:
+        self.events.append(("reply came", round_, phase, site))
+
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+        self.events.append(("phase ended", round_, phase, *replies))
+
+    def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
+        self.failures.append((round_, phase, site, reason))
+
+    def round_ended(self, state: RoundState) -> None:
+        self.events.append(("round ended", state.round))
+        self.states.append(state)
+
+    def run_ended(self, state: RoundState) -> None:
+        self.events.append(("run ended", state.round))
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def spy_grid() -> Callable[..., SpyGrid]:
+    """Return a builder of a spying grid over three simulated nodes."""
+
+    def build(
+        app: ClientApp, configs: Iterable[Mapping[str, Value]] = (), silent: Collection[int] = ()
+    ) -> SpyGrid:
+        return SpyGrid(app, {}, list(configs) or partition_configs(len(SITES)), silent)
+
+    return build
+
+
+def build_content(arrays: Mapping[str, Any] | None = None, **metrics: Any) -> RecordDict:
+    """Return a good reply; a metric of None is left out, underscores stand for dashes."""
+    given = {key.replace("_", "-"): value for key, value in metrics.items()}
+    told = {NUM_EXAMPLES: 10, SECONDS: 0.5} | given
+    record = MetricRecord({key: value for key, value in told.items() if value is not None})
+    content = RecordDict({METRICS: record})
+    if arrays is not None:
+        content[ARRAYS] = ArrayRecord({n: Array(np.asarray(a)) for n, a in arrays.items()})
+    return content
+
+
+@pytest.fixture
+def content() -> Callable[..., RecordDict]:
+    return build_content
+
+
+@pytest.fixture
+def site_reply() -> Callable[..., SiteReply]:
+    """Return a builder of a checked reply: site, arrays, metrics."""
+
+    def build(site: str, arrays: Mapping[str, Any] | None = None, **metrics: Any) -> SiteReply:
+        return SiteReply(site, build_content(arrays, **metrics), 0, 0)
+
+    return build
+
+
+@pytest.fixture
+def answering() -> Callable[..., Behaviour]:
+    """Return a builder of a good site: it answers with the arrays it got, set to ``value``."""
+
+    def build(value: float = 1.0, **metrics: Any) -> Behaviour:
+        def answer(message: Message) -> RecordDict:
+            if message.metadata.message_type == EVALUATE:
+                return build_content(**metrics)
+            came = message.content.array_records[ARRAYS]
+            filled = {n: np.full(a.shape, value, np.float32) for n, a in came.items()}
+            return build_content(filled, **metrics)
+
+        return answer
+
+    return build
+
+
+@pytest.fixture
+def fake_app(answering: Callable[..., Behaviour]) -> Callable[..., ClientApp]:
+    """Return a builder of a ClientApp: one behaviour for all sites, others by site name."""
+
+    def build(usual: Behaviour | None = None, **special: Behaviour) -> ClientApp:
+        app = ClientApp()
+
+        def answer(message: Message, context: Context) -> Message:
+            site = SITES[int(context.node_config["partition-id"])]
+            behave = special.get(site, usual or answering())
+            return Message(behave(message), reply_to=message)
+
+        app.train()(answer)
+        app.evaluate()(answer)
+        return app
+
+    return build
+
+
+@pytest.fixture
+def roster() -> Roster:
+    """Return the roster of three sites behind the in-process grid's nodes."""
+    facts = {
+        site: SiteFacts(site, f"D{site[1]}", (1, 16, 16), 10, {"train": [36]}, {"train": "a"})
+        for site in SITES
+    }
+    return Roster(facts, {site: 1001 + index for index, site in enumerate(SITES)})
+
+
+@pytest.fixture
+def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, FederatedStrategy]]:
+    """Return a function that runs settings with real sites on a spying grid."""
+    from client_app.app import app
+    from server_app.config import resolve
+    from strategies.registry import strategy_class
+
+    def run(
+        values: Mapping[str, Value], hooks: Sequence[Hook] = ()
+    ) -> tuple[SpyGrid, FederatedStrategy]:
+        settings = resolve({"run-name": "run", **values})
+        grid = SpyGrid(app, settings.as_mapping(), partition_configs(len(SITES)))
+        sites = meet_sites(grid, settings.common)
+        cls = strategy_class(settings.common.method)
+        strategy = cls(settings.common, settings.own, sites, hooks, str(tmp_path))
+        strategy.state = strategy.initial_state(sites.task())
+        strategy.start(grid, ArrayRecord(), settings.common.rounds, 60)
+        return grid, strategy
+
+    return run
+
+
+@pytest.fixture
+def told() -> Callable[[Message], ConfigRecord]:
+    """Return a function that reads a message's instruction."""
+    return lambda message: message.content.config_records[CONFIG]

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from models.errors import SiteError
+from models.settings import CommonSettings, NoSettings
+from strategies.local import Local
+from strategies.roster import Roster
+from strategies.state import to_record
+
+
+def test_no_array_crosses_the_wire_in_either_direction(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]]
+) -> None:
+    grid, strategy = spied_run(tiny("local"))
+    assert len(grid.replies) == 12  # hello, two rounds and the evaluation at three sites
+    for message in [*grid.sent, *grid.replies]:
+        assert not message.has_error()
+        assert not message.content.array_records
+    assert not strategy.state.arrays
+
+
+def test_a_site_that_sends_its_weights_all_the_same_is_refused(
+    spy_grid: Any, fake_app: Any, content: Any, roster: Roster
+) -> None:
+    app = fake_app(lambda message: content(), s2a=lambda message: content({"w": [1.0]}))
+    common = CommonSettings(rounds=1, silos=3, run_name="run")
+    strategy = Local(common, NoSettings(), roster, run_dir="/somewhere")
+    with pytest.raises(SiteError, match=r"site s2a.*surplus \['w'\]"):
+        strategy.start(spy_grid(app), to_record({}), 1)

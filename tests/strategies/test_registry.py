@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+import client_app.registry
+from models.errors import SettingError
+from strategies.base import FederatedStrategy
+from strategies.registry import METHODS, strategy_class
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_says_its_name_and_what_leaves_the_site(method: str) -> None:
+    cls = strategy_class(method)
+    assert issubclass(cls, FederatedStrategy)
+    assert cls.title
+    assert cls.leaves
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_server_and_site_agree_on_a_methods_settings(method: str) -> None:
+    site = client_app.registry.method_class(method)
+    assert strategy_class(method).settings_class is site.settings_class
+
+
+def test_server_and_sites_know_the_same_methods() -> None:
+    assert set(METHODS) == set(client_app.registry.METHODS)
+
+
+def test_a_misspelt_method_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(SettingError, match=r"unknown method 'fedvag'.*did you mean 'fedavg'"):
+        strategy_class("fedvag")

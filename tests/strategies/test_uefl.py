@@ -1,0 +1,200 @@
+"""The server side of UEFL by hand: states of one weight and books of two codewords."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.contract import TRAIN
+from models.errors import SettingError
+from models.networks import Task
+from models.settings import CommonSettings
+from models.uefl import UEFLSettings, gaussian_codebook
+from strategies.roster import Roster
+from strategies.state import RoundState, SiteReply
+from strategies.uefl import CENTROIDS, UEFL, UNCERTAINTY
+
+ENTROPY = "incoming.val.entropy"
+ALL = ["s1a", "s2a", "s3a"]
+Build = Callable[..., UEFL]
+Replies = Callable[..., SiteReply]
+
+
+@pytest.fixture
+def uefl(roster: Roster) -> Build:
+    def build(rounds: int = 30, **own: Any) -> UEFL:
+        return UEFL(CommonSettings(rounds=rounds, seed=7, silos=3), UEFLSettings(**own), roster)
+
+    return build
+
+
+def book(value: float) -> Any:
+    return np.full((2, 2), value, np.float32)
+
+
+def state(round_: int = 0, **extras: Any) -> RoundState:
+    """Return a state with book 0 for all sites and book 1 for s2a and s3a."""
+    arrays = {"w": np.zeros(1, np.float32), "codebook.0": book(0), "codebook.1": book(1)}
+    access = {"0": ALL, "1": ["s2a", "s3a"]}
+    known = {"iteration": 1, "access": access, "uncertain": [], "certain": False}
+    return RoundState(round_, arrays, {**known, "entropies": [], "extended": {}, **extras})
+
+
+@pytest.mark.parametrize(
+    ("max_iterations", "rounds", "checked"),
+    [(3, 10, [2, 5]), (4, 10, [2, 5, 8]), (9, 8, [2, 5]), (1, 10, [])],
+)
+def test_uncertainty_is_asked_only_when_an_iteration_ends(
+    uefl: Build, max_iterations: int, rounds: int, checked: list[int]
+) -> None:
+    strategy = uefl(rounds, iteration_rounds=2, extension_rounds=3, max_iterations=max_iterations)
+    found, iteration = [], 1
+    for round_ in range(rounds):
+        phases = strategy.phases(state(round_, iteration=iteration))
+        if phases == (TRAIN, UNCERTAINTY, CENTROIDS):
+            found.append(round_ + 1)
+            iteration += 1
+        else:
+            assert phases == (TRAIN,)
+    assert found == checked
+
+
+def test_only_sites_above_the_threshold_are_asked_for_centroids(
+    uefl: Build, site_reply: Replies
+) -> None:
+    strategy = uefl(gamma=0.3)
+    entropies = {"s1a": 1.0, "s2a": 1.25, "s3a": 1.35}  # the threshold is 1.3
+    replies = {site: site_reply(site, **{ENTROPY: value}) for site, value in entropies.items()}
+    after = strategy.combine(UNCERTAINTY, state(4), replies)
+    assert strategy.recipients(CENTROIDS, after) == ["s3a"]
+    assert strategy.recipients(TRAIN, after) == ALL
+    assert after.extras["iteration"] == 2
+    assert after.extras["entropies"] == [{"round": 5, "entropies": entropies, "uncertain": ["s3a"]}]
+    assert not strategy.finished(after)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_the_run_ends_once_no_site_is_uncertain_if_it_may(
+    uefl: Build, site_reply: Replies, stop: bool
+) -> None:
+    strategy = uefl(gamma=0.3, stop_when_certain=stop)
+    replies = {site: site_reply(site, **{ENTROPY: 1.0}) for site in ALL}
+    after = strategy.combine(UNCERTAINTY, state(4), replies)
+    assert strategy.recipients(CENTROIDS, after) == []
+    assert strategy.finished(after) is stop
+
+
+def test_used_up_rounds_end_the_run(uefl: Build) -> None:
+    assert uefl(5).finished(state(5))
+    assert not uefl(5).finished(state(4))
+
+
+def test_a_book_goes_only_to_the_sites_that_may_use_it(uefl: Build) -> None:
+    sent = {site: set(uefl().outgoing(TRAIN, site, state()).arrays) for site in ALL}
+    assert sent["s1a"] == {"w", "codebook.0"}
+    assert sent["s2a"] == sent["s3a"] == {"w", "codebook.0", "codebook.1"}
+    for site in ALL:
+        assert set(uefl().expected(TRAIN, site, state())) == sent[site]
+
+
+def test_a_book_is_averaged_over_its_users_alone_by_their_counts(
+    uefl: Build, site_reply: Replies
+) -> None:
+    replies = {
+        "s1a": site_reply("s1a", {"w": [4.0], "codebook.0": book(4)}, num_examples=4),
+        "s2a": site_reply(
+            "s2a", {"w": [8.0], "codebook.0": book(8), "codebook.1": book(1)}, num_examples=1
+        ),
+        "s3a": site_reply(
+            "s3a", {"w": [0.0], "codebook.0": book(0), "codebook.1": book(5)}, num_examples=3
+        ),
+    }
+    after = uefl().combine(TRAIN, state(uncertain=["s3a"]), replies)
+    np.testing.assert_array_equal(after.arrays["w"], np.float32([3]))
+    np.testing.assert_array_equal(after.arrays["codebook.0"], book(3))
+    np.testing.assert_array_equal(after.arrays["codebook.1"], book(4))
+    assert after.extras["uncertain"] == []
+
+
+def test_a_book_whose_users_all_failed_stays_as_it_was(uefl: Build, site_reply: Replies) -> None:
+    replies = {"s1a": site_reply("s1a", {"w": [4.0], "codebook.0": book(9)})}
+    after = uefl().combine(TRAIN, state(), replies)
+    np.testing.assert_array_equal(after.arrays["codebook.1"], book(1))
+    np.testing.assert_array_equal(after.arrays["codebook.0"], book(9))
+
+
+def test_an_extension_adds_a_book_for_its_sites_and_changes_no_other(
+    uefl: Build, site_reply: Replies
+) -> None:
+    centroids = {"centroids": np.float32([[7, 7]]), "counts": np.float32([3])}
+    before = state(4, uncertain=["s1a"])
+    after = uefl(codes=2).combine(CENTROIDS, before, {"s1a": site_reply("s1a", centroids)})
+    assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
+    np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
+    for name, array in before.arrays.items():
+        np.testing.assert_array_equal(after.arrays[name], array)
+    assert after.extras["access"] == {**before.extras["access"], "2": ["s1a"]}
+    assert after.extras["extended"] == {"5": ["s1a"]}
+
+
+def test_centroids_of_several_sites_are_merged_by_their_counts(
+    uefl: Build, site_reply: Replies
+) -> None:
+    replies = {
+        "s1a": site_reply("s1a", {"centroids": [[0.0, 0.0]], "counts": np.float32([1])}),
+        "s2a": site_reply("s2a", {"centroids": [[4.0, 8.0]], "counts": np.float32([3])}),
+    }
+    after = uefl(codes=1).combine(CENTROIDS, state(4), replies)
+    np.testing.assert_allclose(after.arrays["codebook.2"], [[3.0, 6.0]])
+
+
+def test_a_gaussian_extension_takes_the_numbers_that_all_sites_drew(
+    uefl: Build, site_reply: Replies
+) -> None:
+    drawn = gaussian_codebook(2, 2, 7, 2).numpy()
+    reply = {"centroids": drawn, "counts": np.ones(2, np.float32)}
+    replies = {site: site_reply(site, reply) for site in ("s1a", "s2a")}
+    after = uefl(codes=2, codeword_start="gaussian").combine(CENTROIDS, state(4), replies)
+    np.testing.assert_array_equal(after.arrays["codebook.2"], drawn)
+
+
+def test_no_centroid_at_all_is_an_error_that_says_what_to_lower(
+    uefl: Build, site_reply: Replies
+) -> None:
+    nothing = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
+    with pytest.raises(SettingError, match=r"round 5: .*s1a.*lower 'centroid-min-count'"):
+        uefl().combine(CENTROIDS, state(4), {"s1a": site_reply("s1a", nothing)})
+
+
+def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply: Replies) -> None:
+    personal = uefl(codebooks="personal", segments=2)
+    first = personal.initial_state(Task((1, 16, 16), 10))
+    assert not [name for name in first.arrays if name.startswith("codebook")]
+    assert personal.expected(CENTROIDS, "s1a", first) == {}
+    after = personal.combine(CENTROIDS, first, {"s1a": site_reply("s1a")})
+    assert set(after.arrays) == set(first.arrays)
+    assert after.extras["access"]["1"] == ["s1a"]
+
+
+def test_the_first_book_is_gaussian_and_for_all_sites(uefl: Build) -> None:
+    first = uefl(codes=5, segments=2).initial_state(Task((1, 16, 16), 10))
+    np.testing.assert_array_equal(first.arrays["codebook.0"], gaussian_codebook(5, 32, 7, 0))
+    assert first.extras["access"] == {"0": ALL}
+    with pytest.raises(SettingError, match="segments"):
+        uefl(segments=3).initial_state(Task((1, 16, 16), 10))
+
+
+def test_a_run_too_short_for_an_extension_is_refused_unless_it_is_disfl() -> None:
+    with pytest.raises(SettingError, match=r"'rounds' is 19, less than 'iteration-rounds'"):
+        UEFL.check_settings(CommonSettings(rounds=19), UEFLSettings())
+    UEFL.check_settings(CommonSettings(rounds=21), UEFLSettings())
+    UEFL.check_settings(CommonSettings(rounds=19), UEFLSettings(max_iterations=1))
+
+
+@pytest.mark.xfail(strict=True, reason="uefl.py:72 lets a run of one iteration pass")
+def test_a_run_that_ends_with_its_first_iteration_is_refused_as_it_never_extends() -> None:
+    with pytest.raises(SettingError, match="no codebook would ever be extended"):
+        UEFL.check_settings(CommonSettings(rounds=20), UEFLSettings(iteration_rounds=20))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+
+from strategies.state import ArraySpec
+from strategies.validation import refusal
+
+Content = Callable[..., RecordDict]
+SPEC = {"w": ArraySpec((2, 3))}
+GOOD = np.zeros((2, 3), np.float32)
+NAN = float("nan")
+
+
+def test_a_reply_that_keeps_the_contract_is_not_refused(content: Content) -> None:
+    assert refusal(content({"w": GOOD}, **{"incoming.val.loss": 0.3}), SPEC) is None
+
+
+def test_a_reply_of_metrics_alone_is_fine_where_no_array_is_expected(content: Content) -> None:
+    assert refusal(content(), {}) is None
+
+
+def test_a_reply_without_metrics_is_refused(content: Content) -> None:
+    reply = content({"w": GOOD})
+    del reply["metrics"]
+    assert refusal(reply, SPEC) == "the reply has no metrics"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"num_examples": None}, "metric 'num-examples' is missing"),
+        ({"seconds": None}, "metric 'seconds' is missing"),
+        ({"num_examples": 0}, "'num-examples' is 0, less than 1"),
+        ({"num_examples": -4}, "'num-examples' is -4, less than 1"),
+        ({"loss": NAN}, "metric 'loss' is nan"),
+        ({"loss": float("inf")}, "metric 'loss' is inf"),
+        ({"loss": [0.1, 0.2]}, "metric 'loss'"),
+        ({"num_examples": NAN}, "metric 'num-examples' is nan"),
+    ],
+)
+def test_bad_metrics_are_refused_by_name(
+    content: Content, metrics: dict[str, Any], said: str
+) -> None:
+    assert said in str(refusal(content({"w": GOOD}, **metrics), SPEC))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        (None, "missing ['w'], surplus []"),
+        ({}, "missing ['w'], surplus []"),
+        ({"v": GOOD}, "missing ['w'], surplus ['v']"),
+        ({"w": GOOD, "v": GOOD}, "missing [], surplus ['v']"),
+        ({"w": GOOD.T}, "array 'w' is float32 (3, 2), expected float32 (2, 3)"),
+        ({"w": GOOD[None]}, "array 'w' is float32 (1, 2, 3)"),
+        ({"w": np.float32(0)}, "array 'w' is float32 ()"),
+        ({"w": GOOD.astype(np.float64)}, "array 'w' is float64 (2, 3), expected float32"),
+        ({"w": GOOD.astype(np.int32)}, "array 'w' is int32"),
+        ({"w": GOOD * np.float32(NAN)}, "array 'w' holds values that are not finite"),
+        ({"w": GOOD + np.float32(np.inf)}, "array 'w' holds values that are not finite"),
+    ],
+)
+def test_bad_arrays_are_refused_by_name(
+    content: Content, arrays: dict[str, Any] | None, said: str
+) -> None:
+    assert said in str(refusal(content(arrays), SPEC))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_none_in_a_spec_stands_for_any_length_and_only_there(content: Content, rows: int) -> None:
+    spec = {"w": ArraySpec((None, 3))}
+    assert refusal(content({"w": np.zeros((rows, 3), np.float32)}), spec) is None
+    told = refusal(content({"w": np.zeros((rows, 4), np.float32)}), spec)
+    assert "expected float32 ('any', 3)" in str(told)

@@ -1,0 +1,245 @@
+"""Every method of the registry from settings to run directory, with the inline engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+import client_app.registry
+import server_app.inline
+import strategies.registry
+from models.errors import CheckpointError, RunDirectoryError
+from models.schema import Value
+from server_app.inline import InlineGrid
+from server_app.run_directory import RunDirectory
+
+METHODS = sorted(strategies.registry.METHODS)
+VARIANTS: dict[str, dict[str, Value]] = {method: {"method": method} for method in METHODS} | {
+    "uefl-personal": {"method": "uefl", "codebooks": "personal"},
+    "uefl-segments": {"method": "uefl", "segments": 2},
+}
+Tiny = Callable[..., dict[str, Value]]
+InlineRun = Callable[..., RunDirectory]
+
+
+def _values(tiny: Tiny, variant: str, **changes: Value) -> dict[str, Value]:
+    values = VARIANTS[variant]
+    return tiny(str(values["method"])) | values | changes
+
+
+def _bytes(directory: RunDirectory) -> dict[str, bytes]:
+    """Return every file whose bytes the seed decides, by its path in the run directory."""
+    wanted = [directory.path / "metrics.csv", directory.path / "model.safetensors"]
+    wanted += sorted(directory.path.glob("sites/*/*"))
+    return {str(p.relative_to(directory.path)): p.read_bytes() for p in wanted if p.is_file()}
+
+
+def test_both_sides_know_the_same_methods() -> None:
+    assert client_app.registry.METHODS.keys() == strategies.registry.METHODS.keys()
+    for method in METHODS:
+        server = strategies.registry.strategy_class(method).settings_class
+        assert client_app.registry.method_class(method).settings_class is server
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_writes_the_whole_run_directory(
+    variant: str, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    directory = inline_run(_values(tiny, variant))
+    summary = directory.read_json("summary.json")
+    assert summary["method"] == VARIANTS[variant]["method"]
+    assert (summary["rounds"], summary["seed"], summary["dataset"]) == (2, 7, "digits")
+    assert list(summary["sites"]) == ["s1a", "s2a", "s3a"]
+    for site in summary["sites"].values():
+        assert {"accuracy", "entropy", "loss"} <= site.keys()
+    assert summary["privacy"]["guarantee"] == "no differential-privacy guarantee"
+    assert summary["bytes"]["up"] > 0
+    names = {path.name for path in directory.path.iterdir()}
+    assert {
+        "config.toml",
+        "silos.json",
+        "metrics.csv",
+        "traffic.csv",
+        "privacy.json",
+        "curves.png",
+        "checkpoints",
+    } <= names
+    silos = directory.read_json("silos.json")
+    assert silos["s3a"]["sizes"] == {"train": 36, "val": 4, "test": 10}
+    rows = directory.read_csv("metrics.csv")
+    assert {row["round"] for row in rows} == {"0", "1", "2"}
+    traffic = directory.read_csv("traffic.csv")
+    assert [row["phase"] for row in traffic].count("train") == 6
+    assert (directory.path / "model.safetensors").is_file() == (variant != "local")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
+    variant: str, tiny: Tiny, inline_run: InlineRun, tmp_path: Path
+) -> None:
+    first, again, other = (
+        _bytes(inline_run(_values(tiny, variant, seed=seed), out=tmp_path / name))
+        for name, seed in (("first", 7), ("again", 7), ("other", 8))
+    )
+    assert first == again
+    assert first["metrics.csv"] != other["metrics.csv"]
+    assert all(first[name] != other[name] for name in first.keys() & other.keys())
+
+
+class _DyingGrid(InlineGrid):
+    """A grid that takes the whole process down, as it were, after ``lives`` answered messages."""
+
+    lives = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if type(self).lives == 0:
+            raise KeyboardInterrupt
+        type(self).lives -= 1
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
+    variant: str,
+    tiny: Tiny,
+    inline_run: InlineRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = _values(tiny, variant, rounds=3)
+    whole = _bytes(inline_run(values, out=tmp_path / "whole"))
+    for lives in (2, 4, 7, 8, 11, 13):
+        out = tmp_path / str(lives)
+        with monkeypatch.context() as patch:
+            patch.setattr(server_app.inline, "InlineGrid", _DyingGrid)
+            _DyingGrid.lives = lives
+            with pytest.raises(KeyboardInterrupt):
+                inline_run(values, out=out)
+        began = (out / "run").is_dir()  # dying among the hellos leaves nothing behind
+        assert began == (lives > 3)
+        resumed = inline_run({**values, "resume": began}, out=out)
+        assert _bytes(resumed) == whole, f"died after {lives} messages"
+
+
+def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:
+    values = _values(tiny, "uefl", rounds=5)
+    config = tmp_path / "config.toml"
+    config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items()))
+
+    def command(name: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "server_app.cli", "simulate", "uefl-digits"),
+            *("--engine", "inline", "--config", str(config), "--out", str(tmp_path)),
+            *("--name", name),
+        ]
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    victim = subprocess.Popen(command("cut"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    checkpoint = tmp_path / "cut" / "checkpoints" / "round-000002.safetensors"
+    limit = time.monotonic() + 60
+    while not checkpoint.exists() and victim.poll() is None and time.monotonic() < limit:
+        time.sleep(0.001)
+    victim.send_signal(signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    resume = [sys.executable, "-m", "server_app.cli", "resume", str(tmp_path / "cut")]
+    subprocess.run([*resume, "--engine", "inline"], check=True, capture_output=True)
+    cut, whole = RunDirectory(tmp_path / "cut"), RunDirectory(tmp_path / "whole")
+    assert _bytes(cut) == _bytes(whole)
+
+
+def test_resuming_with_another_config_or_other_data_is_refused(
+    tiny: Tiny, inline_run: InlineRun
+) -> None:
+    directory = inline_run(_values(tiny, "fedavg"))
+    (directory.path / "summary.json").unlink()
+    with pytest.raises(CheckpointError, match="another config"):
+        inline_run(_values(tiny, "fedavg", resume=True, rounds=3))
+    with pytest.raises(RunDirectoryError, match="not those of"):
+        inline_run(_values(tiny, "fedavg", resume=True), nodes=2)
+
+
+def test_a_finished_run_has_nothing_to_resume(
+    tiny: Tiny, inline_run: InlineRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = inline_run(_values(tiny, "fedavg"))
+    before = (directory.path / "summary.json").stat().st_mtime_ns
+    inline_run(_values(tiny, "fedavg", resume=True))
+    assert "nothing to resume" in capsys.readouterr().out.replace("\n", " ")
+    assert (directory.path / "summary.json").stat().st_mtime_ns == before
+
+
+def test_fewer_nodes_than_silos_are_named(
+    tiny: Tiny, inline_run: InlineRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = inline_run(_values(tiny, "fedavg", rounds=1), nodes=2)
+    said = capsys.readouterr().out
+    assert "2 of 3 silos take part: s1a, s2a; no SuperNode for s3a" in said
+    assert list(directory.read_json("summary.json")["sites"]) == ["s1a", "s2a"]
+
+
+def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: InlineRun) -> None:
+    from datasets.storage import load_state
+
+    directory = inline_run(_values(tiny, "uefl"))
+    arrays, facts = load_state(directory.path / "model.safetensors")
+    extended = directory.read_json("summary.json")["extended"]
+    assert list(extended) == ["1"]
+    assert facts["extras"]["access"]["1"] == extended["1"]
+    assert arrays["codebook.0"].shape == (4, 16)
+    assert arrays["codebook.1"].shape[1] == 16
+
+
+def test_methods_start_from_the_same_weights(tiny: Tiny, inline_run: InlineRun) -> None:
+    def first(method: str) -> dict[str, str]:
+        path = inline_run(_values(tiny, method) | {"run-name": method})
+        return {
+            row["site"]: row["value"]
+            for row in path.read_csv("metrics.csv")
+            if (row["round"], row["split"], row["metric"]) == ("0", "test", "loss")
+        }
+
+    assert first("fedavg") == first("local")
+
+
+def test_the_inline_engine_runs_where_ray_is_not_installed(tiny: Tiny, tmp_path: Path) -> None:
+    values: Mapping[str, Value] = _values(tiny, "fedavg", rounds=1, out=str(tmp_path))
+    code = (
+        "import sys, json; sys.modules['ray'] = None\n"
+        "from server_app.inline import run_inline\n"
+        "from server_app.config import resolve\n"
+        f"run_inline(resolve(json.loads({json.dumps(json.dumps(dict(values)))})), 3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "run directory" in done.stdout
+
+
+def test_real_mnist_runs_end_to_end(tiny: Tiny, inline_run: InlineRun, real_data: Path) -> None:
+    values = tiny(
+        "fedavg",
+        dataset="mnist",
+        data_dir=str(real_data),
+        silo_train_size=200,
+        silo_test_size=50,
+        rounds=3,
+        local_epochs=3,
+    )
+    summary = inline_run(values).read_json("summary.json")
+    assert summary["mean"]["accuracy"] > 0.3, "three times better than guessing after three rounds"
+    assert summary["published"]["all"]["accuracy"] == 0.780

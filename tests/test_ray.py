@@ -1,0 +1,146 @@
+"""The Ray engine and plain ``flwr run``, for real: SuperLink, bundle, Ray actors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from models.schema import Value
+from server_app import ray_engine
+from server_app.config import resolve
+from server_app.run_directory import RunDirectory
+
+ROOT = Path(__file__).resolve().parents[1]
+Tiny = Callable[..., dict[str, Value]]
+InlineRun = Callable[..., RunDirectory]
+
+
+def _result(directory: RunDirectory) -> tuple[bytes, bytes]:
+    metrics = directory.path / "metrics.csv"
+    return metrics.read_bytes(), (directory.path / "model.safetensors").read_bytes()
+
+
+def _fedsilo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server_app.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_ray_and_inline_give_the_same_bytes(
+    tiny: Tiny, inline_run: InlineRun, tmp_path: Path
+) -> None:
+    values = tiny("uefl", out=str(tmp_path / "ray"))
+    config = tmp_path / "config.toml"
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    done = _fedsilo(
+        "simulate",
+        "uefl-digits",
+        "--config",
+        str(config),
+        "--name",
+        "run",
+        "--out",
+        str(tmp_path / "ray"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round 2/2" in done.stdout
+    inline = inline_run(tiny("uefl"), out=tmp_path / "inline")
+    assert _result(RunDirectory(tmp_path / "ray" / "run")) == _result(inline)
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Yield the environment of a SuperLink that ``flwr run`` finds."""
+    with ray_engine._superlink(tmp_path_factory.mktemp("flwr-home")) as environment:
+        yield environment
+
+
+def _flwr_run(environment: dict[str, str], *arguments: str) -> str:
+    flwr = str(Path(sys.executable).parent / "flwr")
+    done = subprocess.run(
+        [flwr, "run", str(ROOT), *arguments, "--stream"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.stdout + done.stderr
+
+
+def test_flwr_run_takes_key_value_pairs_and_two_supernodes_by_default(
+    tiny: Tiny, superlink: dict[str, str], tmp_path: Path
+) -> None:
+    values = tiny("local", rounds=1, out=str(tmp_path), run_name="pairs")
+    pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+    said = _flwr_run(superlink, "--run-config", pairs)
+    assert "2 of 3 silos take part: s1a, s2a; no SuperNode for s3a" in said, said
+    assert RunDirectory(tmp_path / "pairs").read_json("summary.json")["method"] == "local"
+
+
+def test_flwr_run_takes_a_toml_file_and_a_failing_site_stops_the_run_with_its_reason(
+    tiny: Tiny, superlink: dict[str, str], tmp_path: Path
+) -> None:
+    # A step size that no training survives: the sites fail in round 1 and say why.
+    values = tiny("fedavg", out=str(tmp_path), run_name="toml", learning_rate=1e30)
+    config = tmp_path / "run.toml"
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    said = _flwr_run(
+        superlink,
+        "--run-config",
+        str(config),
+        "--federation-config",
+        "num-supernodes=3 client-resources-num-cpus=1",
+    )
+    assert "fedsilo: site s1a, round 1, phase train: " in said, said
+    assert "lower 'learning-rate'" in said
+    assert not (tmp_path / "toml" / "summary.json").exists()
+
+
+def test_an_error_inside_the_flower_run_is_fedsilos_one_line_and_exit_code(
+    tmp_path: Path,
+) -> None:
+    done = _fedsilo(
+        "simulate",
+        "fedavg-digits",
+        "--set",
+        "dataset=mnist",
+        "--set",
+        "data-dir=/nowhere",
+        "--set",
+        "rounds=1",
+        "--out",
+        str(tmp_path / "runs"),
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("fedsilo: error: ")
+    assert "train-images-idx3-ubyte.gz is missing in /nowhere/mnist" in last
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resources_are_checked_before_anything_starts() -> None:
+    from models.errors import SettingError
+
+    with pytest.raises(SettingError, match="did you mean 'num-supernodes'"):
+        ray_engine.check_resources({"num-supernode": 2})
+    with pytest.raises(SettingError, match="must be a number"):
+        ray_engine.check_resources({"client-resources-num-gpus": "half"})
+    assert ray_engine.check_resources({})["num-supernodes"] == 2
+
+
+def test_an_apps_error_line_is_found_among_flowers_own() -> None:
+    line = "\x1b[91mERROR \x1b[0m:     fedsilo: site s1a is gone: start it\n"
+    assert ray_engine._error_in(line) == "site s1a is gone: start it"
+    assert ray_engine._error_in("INFO :      all is well") == ""
+
+
+def test_the_bundle_finds_the_environment_of_this_process() -> None:
+    assert resolve({}).common.method == "uefl"
+    assert (ray_engine.app_folder() / "pyproject.toml").is_file()
+    assert os.access(ray_engine._tool("flwr"), os.X_OK)
