@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from models.errors import FedsiloError, RunDirectoryError, SettingError
 from models.schema import Value, defaults, key_of, rule_of
 from models.settings import CommonSettings
 from server_app.config import (
-    SIMULATION_FILE,
-    RunSettings,
-    find_experiment,
     known_defaults,
-    parse_assignment,
     read_experiments,
-    read_toml,
     resolve,
     run_values,
 )
-
-_PATHS = ("data-dir", "cache-dir", "out")
+from server_app.planning import planned, simulation_file, start
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(engine="inline")
     compare.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
     compare.add_argument("--jobs", type=int, default=0, help="runs at once (default: one a core)")
+    compare.add_argument(
+        "--split",
+        choices=("test", "val"),
+        default="test",
+        help="val: figures of the validation data, to choose settings by",
+    )
     compare.add_argument("--csv", type=Path, help="also write the table as CSV")
     compare.add_argument("--markdown", type=Path, help="also write the table as Markdown")
     compare.set_defaults(handler=_compare)
@@ -109,67 +108,6 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--supernodes", type=int, help="simulated sites (default: all silos)")
     parser.add_argument("--file", type=Path, default=None, help="simulation.yaml to read")
-
-
-def simulation_file(given: Path | None) -> Path:
-    """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
-    here = Path(SIMULATION_FILE)
-    if given is not None or here.is_file():
-        return given or here
-    return Path(__file__).resolve().parent.parent / SIMULATION_FILE
-
-
-def planned(
-    experiment: str, options: argparse.Namespace, **more: Value
-) -> tuple[RunSettings, Mapping[str, Value]]:
-    """Return settings and resources of a run: experiment, then file, then ``--set``, then more.
-
-    Raises:
-        SettingError: anything about them is wrong.
-    """
-    from server_app.ray_engine import check_resources
-    from server_app.run_directory import default_run_name
-
-    found = find_experiment(simulation_file(options.file), experiment)
-    values = dict(found.values)
-    if options.config:
-        values |= read_toml(options.config)
-    values |= dict(parse_assignment(text) for text in options.changes)
-    values |= {"out": str(options.out)} | more
-    for key in _PATHS:
-        if values.get(key):
-            values[key] = str(Path(str(values[key])).expanduser().resolve())
-    settings = resolve(values)
-    if not settings.common.run_name:
-        name = default_run_name(
-            settings.common.method, settings.common.dataset, settings.common.seed
-        )
-        common = dataclasses.replace(settings.common, run_name=name)
-        settings = dataclasses.replace(settings, common=common)
-    resources = {"num-supernodes": settings.common.silos, **found.resources}
-    if options.supernodes is not None:
-        resources["num-supernodes"] = options.supernodes
-    return settings, check_resources(resources)
-
-
-def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> None:
-    """Run settings on an engine.
-
-    Raises:
-        FedsiloError: the run failed.
-    """
-    from server_app.run_directory import open_run_directory
-
-    # Told here and now, not from inside a Flower run
-    open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
-    if engine == "ray":
-        from server_app.ray_engine import run_with_ray
-
-        run_with_ray(settings, resources)
-    else:
-        from server_app.inline import run_inline
-
-        run_inline(settings, int(resources["num-supernodes"]))
 
 
 def _simulate(options: argparse.Namespace) -> None:

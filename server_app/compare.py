@@ -24,8 +24,8 @@ from rich.table import Table
 
 from datasets.storage import write_atomically
 from models.errors import FedsiloError, RunDirectoryError
-from server_app.cli import planned
 from server_app.config import RunSettings, resolve, run_values
+from server_app.planning import planned
 from server_app.run_directory import RunDirectory
 
 METRICS = ("accuracy", "entropy")
@@ -111,14 +111,18 @@ def compare(options: argparse.Namespace) -> None:
         for name in options.experiments
         for row in experiment_rows(
             name,
-            [job.directory.read_json("summary.json") for job in jobs if job.experiment == name],
+            [
+                of_split(job.directory.read_json("summary.json"), options.split)
+                for job in jobs
+                if job.experiment == name
+            ],
         )
     ]
-    console.print(comparison_table(rows))
+    console.print(comparison_table(rows, options.split))
     if options.csv:
         write_atomically(options.csv, csv_text(rows))
     if options.markdown:
-        write_atomically(options.markdown, markdown_text(rows))
+        write_atomically(options.markdown, markdown_text(rows, options.split))
 
 
 def _job(experiment: str, seed: int, options: argparse.Namespace) -> Job:
@@ -171,6 +175,16 @@ def _run_all(jobs: Sequence[Job], parallel: int, console: Console) -> None:
             raise
 
 
+def of_split(summary: Mapping[str, Any], split: str) -> dict[str, Any]:
+    """Return ``summary`` with the figures of ``split``: test as they stand, or val.
+
+    Choices between settings are made on validation figures; the papers published no such.
+    """
+    if split == "test":
+        return dict(summary)
+    return {**summary, **summary["validation"], "published": None}
+
+
 def experiment_rows(experiment: str, summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Return the rows of one experiment from its seeds' summaries: distributions, then all."""
     first = summaries[0]
@@ -210,27 +224,26 @@ def _lines(rows: Sequence[Row]) -> list[list[str]]:
     return list(lines.values())
 
 
-_COLUMNS = (
-    "experiment",
-    "group",
-    *(text for metric in METRICS for text in (f"test {metric}", "published")),
-)
+def _columns(split: str) -> list[str]:
+    figures = [text for metric in METRICS for text in (f"{split} {metric}", "published")]
+    return ["experiment", "group", *figures]
 
 
-def comparison_table(rows: Sequence[Row]) -> Table:
+def comparison_table(rows: Sequence[Row], split: str = "test") -> Table:
     """Return the comparison for a terminal."""
     seeds = max(row.seeds for row in rows)
     table = Table(title=f"mean ± sd over {seeds} seeds", title_justify="left")
-    for number, column in enumerate(_COLUMNS):
+    for number, column in enumerate(_columns(split)):
         table.add_column(column, justify="left" if number < 2 else "right")
     for line in _lines(rows):
         table.add_row(*line, end_section=line[1] == "all")
     return table
 
 
-def markdown_text(rows: Sequence[Row]) -> str:
+def markdown_text(rows: Sequence[Row], split: str = "test") -> str:
     """Return the comparison as a Markdown table."""
-    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *_lines(rows)]
+    columns = _columns(split)
+    lines = [columns, ["---"] * len(columns), *_lines(rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -42,6 +42,7 @@ def draw_curves(directory: RunDirectory) -> None:
     """
     # A figure without pyplot: no global state, no display
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     summary = directory.read_json("summary.json")
     silos = directory.read_json("silos.json")
@@ -62,6 +63,7 @@ def draw_curves(directory: RunDirectory) -> None:
                 linewidth=1,
                 label="codewords added" if number == 0 else None,
             )
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("round")
         axes.set_ylabel(f"test {CURVES[metric]}")
         axes.grid(alpha=0.3)

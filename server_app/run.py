@@ -146,6 +146,7 @@ def _write_end(
     assert state is not None  # start() has returned
     common = settings.common
     values = recorders.metrics.values(state.round, "test")
+    validation = recorders.metrics.values(state.round, "val")
     totals = recorders.traffic.totals()
     privacy = privacy_document(common.method, strategy.leaves, totals)
     if state.arrays:
@@ -166,6 +167,10 @@ def _write_end(
             "sites": values,
             "mean": means(values),
             "distributions": by_distribution(values, _distribution_of(strategy)),
+            "validation": {
+                "mean": means(validation),
+                "distributions": by_distribution(validation, _distribution_of(strategy)),
+            },
             "published": strategy.published.get(common.dataset),
             "extended": state.extras.get("extended", {}),
             "failures": recorders.failures.failures,

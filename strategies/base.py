@@ -69,6 +69,7 @@ class FederatedStrategy(Strategy):
         self.state: RoundState | None = None
         self._phase = TRAIN
         self._step = 0
+        self._asked: dict[str, int] = {}  # bytes sent in the current phase, by site
 
     # What a method says -----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -80,6 +80,23 @@ def test_a_sure_error_has_a_finite_loss() -> None:
     split = Split(torch.tensor([[1000.0, -1000.0]])[:, None, None], torch.tensor([1]))
     found = measure(FixedLogits(), split, SETTINGS, CPU, KEY)
     assert found == {"accuracy": 0.0, "loss": pytest.approx(-math.log(1e-12)), "entropy": 0.0}
+
+
+def test_a_watch_sees_the_tokens_of_every_batch_and_adds_its_values() -> None:
+    class Watch:
+        seen: ClassVar[list[int]] = []
+
+        def see(self, tokens: Tensor) -> None:
+            self.seen.append(len(tokens))
+
+        def values(self) -> dict[str, float]:
+            return {"watched": float(sum(self.seen))}
+
+    split = split_of([[0.9, 0.1]] * 600, [0] * 600)
+    found = measure(FixedLogits(), split, SETTINGS, CPU, KEY, Watch())
+    assert Watch.seen == [500, 100]
+    assert found["watched"] == 600
+    assert found["accuracy"] == 1.0
 
 
 def test_every_sample_counts_once_over_several_batches() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from client_app.evaluation import tokens_of
-from client_app.uefl import UEFLSite
+from client_app.uefl import CodeUse, UEFLSite
 from models.contract import ARRAYS, METRICS, Instruction
 from models.errors import SettingError
 from models.uefl import UEFLNetwork, gaussian_codebook
@@ -58,11 +58,23 @@ def test_one_codeword_has_perplexity_one_and_the_tokens_own_mean_square(
 ) -> None:
     method = opened("uefl", {**weights, "codebook.0": np.zeros((1, WIDTH), np.float32)})
     network = method.open_network()
-    found = method.more_measurements(network, "val")
+    found = method.measured(network, "incoming", ("val",))
     tokens = tokens_of(network, method.silo.val, method.compute)
     assert tokens.shape == (4, 4, WIDTH)
-    assert found["perplexity"] == 1.0
-    assert found["codeword-distance"] == pytest.approx(float(tokens.square().mean()), rel=1e-6)
+    assert found["incoming.val.perplexity"] == 1.0
+    distance = pytest.approx(float(tokens.square().mean()), rel=1e-5)
+    assert found["incoming.val.codeword-distance"] == distance
+
+
+def test_code_use_is_counted_over_all_batches(opened: Opened, shared: dict[str, Any]) -> None:
+    network = opened("uefl", shared).open_network()
+    use = CodeUse(network)
+    with torch.no_grad():
+        for code in range(4):
+            use.see(network.codebook()[code].expand(2, 3, WIDTH) + 0.01)
+    assert use.counts.tolist() == [6] * 4
+    assert use.values()["perplexity"] == pytest.approx(4.0)
+    assert use.values()["codeword-distance"] == pytest.approx(1e-4, rel=1e-3)
 
 
 def test_perplexity_and_distance_stand_beside_every_measurement(

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from models.seeding import derive_seed, generator, seeded
 
-_KEYS = st.lists(
-    st.one_of(st.integers(-9, 99), st.text("ab0/:", max_size=3).filter(lambda t: "/" not in t)),
-    max_size=3,
-).map(tuple)
+_KEYS = st.lists(st.one_of(st.integers(-9, 99), st.text("ab0:", max_size=3)), max_size=3).map(tuple)
 
 
 @budget(max_examples=25, deadline=None)
@@ -35,6 +32,11 @@ def test_a_seed_fits_63_bits_and_differs_from_the_next_seeds(
 
 def test_the_number_one_and_the_text_one_are_different_keys() -> None:
     assert derive_seed(0, 1) != derive_seed(0, "1")
+
+
+@pytest.mark.xfail(strict=True, reason="the parts of a key are joined by '/' without escaping it")
+def test_a_text_with_a_slash_cannot_pass_for_two_parts_of_a_key() -> None:
+    assert derive_seed(0, "a/str:b") != derive_seed(0, "a", "b")
 
 
 def test_a_seed_stays_the_same_over_versions() -> None:

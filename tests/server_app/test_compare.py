@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from models.errors import RunDirectoryError
-from server_app.compare import Job, csv_text, experiment_rows, markdown_text
+from server_app.compare import Job, csv_text, experiment_rows, markdown_text, of_split
 from server_app.config import resolve
 from server_app.run_directory import RunDirectory, config_document
 
@@ -61,3 +61,15 @@ def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_pat
     other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
     with pytest.raises(RunDirectoryError, match="other settings"):
         Job("x", other, []).finished()
+
+
+def test_choices_between_settings_see_validation_figures_only() -> None:
+    validation = _summary(0.3)
+    summary = _summary(0.8) | {
+        "validation": {key: validation[key] for key in ("mean", "distributions")}
+    }
+    rows = experiment_rows("uefl-x", [of_split(summary, "val")])
+    assert [row.mean for row in rows if row.metric == "accuracy"] == [0.3, 0.3]
+    assert all(row.published is None for row in rows)
+    assert of_split(summary, "test") == summary
+    assert "val accuracy" in markdown_text(rows, "val").splitlines()[0]

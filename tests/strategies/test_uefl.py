@@ -92,6 +92,11 @@ def test_used_up_rounds_end_the_run(uefl: Build) -> None:
     assert not uefl(5).finished(state(4))
 
 
+def test_a_run_that_ends_early_says_why(uefl: Build) -> None:
+    assert uefl(5).why_finished(state(5, certain=True)) == ""
+    assert "after round 3 no silo's entropy is above 1.3" in uefl(5).why_finished(state(3))
+
+
 def test_a_book_goes_only_to_the_sites_that_may_use_it(uefl: Build) -> None:
     sent = {site: set(uefl().outgoing(TRAIN, site, state()).arrays) for site in ALL}
     assert sent["s1a"] == {"w", "codebook.0"}

@@ -1,0 +1,78 @@
+"""From a command's options to settings and resources, and from those to an engine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from models.schema import Value
+from server_app.config import (
+    SIMULATION_FILE,
+    RunSettings,
+    find_experiment,
+    parse_assignment,
+    read_toml,
+    resolve,
+)
+from server_app.ray_engine import check_resources
+from server_app.run_directory import default_run_name, open_run_directory
+
+_PATHS = ("data-dir", "cache-dir", "out")
+
+
+def simulation_file(given: Path | None) -> Path:
+    """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
+    here = Path(SIMULATION_FILE)
+    if given is not None or here.is_file():
+        return given or here
+    return Path(__file__).resolve().parent.parent / SIMULATION_FILE
+
+
+def planned(
+    experiment: str, options: argparse.Namespace, **more: Value
+) -> tuple[RunSettings, Mapping[str, Value]]:
+    """Return settings and resources of a run: experiment, then file, then ``--set``, then more.
+
+    Raises:
+        SettingError: anything about them is wrong.
+    """
+    found = find_experiment(simulation_file(options.file), experiment)
+    values = dict(found.values)
+    if options.config:
+        values |= read_toml(options.config)
+    values |= dict(parse_assignment(text) for text in options.changes)
+    values |= {"out": str(options.out)} | more
+    for key in _PATHS:
+        if values.get(key):
+            values[key] = str(Path(str(values[key])).expanduser().resolve())
+    settings = resolve(values)
+    if not settings.common.run_name:
+        name = default_run_name(
+            settings.common.method, settings.common.dataset, settings.common.seed
+        )
+        common = dataclasses.replace(settings.common, run_name=name)
+        settings = dataclasses.replace(settings, common=common)
+    resources = {"num-supernodes": settings.common.silos, **found.resources}
+    if options.supernodes is not None:
+        resources["num-supernodes"] = options.supernodes
+    return settings, check_resources(resources)
+
+
+def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> None:
+    """Run settings on an engine.
+
+    Raises:
+        FedsiloError: the run failed.
+    """
+    # Told here and now, not from inside a Flower run
+    open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
+    if engine == "ray":
+        from server_app.ray_engine import run_with_ray
+
+        run_with_ray(settings, resources)
+    else:
+        from server_app.inline import run_inline
+
+        run_inline(settings, int(resources["num-supernodes"]))
