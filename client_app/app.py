@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from models.contract import CONFIG
-from models.errors import FedsiloError
+from models.errors import FedsiloError, SiteError
 
 app = ClientApp()
 
@@ -56,8 +56,13 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 def _hello(_: Message, context: Context) -> RecordDict:
     from client_app.site import open_site
 
-    site = open_site(context)
-    silo = site.silo
+    try:
+        silo = open_site(context).silo
+    except FedsiloError as error:
+        # The server does not know yet whom it asks: the name must be in the answer
+        config = context.node_config
+        who = config.get("site", f"partition {config.get('partition-id', 'unknown')}")
+        raise SiteError(f"{who}: {error}") from None
     facts: dict[str, Any] = {
         "site": silo.name,
         "distribution": silo.distribution,
@@ -65,6 +70,7 @@ def _hello(_: Message, context: Context) -> RecordDict:
         "classes": silo.task.classes,
         "label-counts": json.dumps(silo.label_counts()),
         "fingerprints": json.dumps(silo.fingerprints),
+        "homeless": "state-dir" not in context.node_config,
     }
     return RecordDict({CONFIG: ConfigRecord(facts)})
 

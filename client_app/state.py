@@ -32,9 +32,17 @@ class SiteState:
         Later states belong to rounds that the server lost, and are not looked at.
 
         Raises:
-            CheckpointError: the state is cut short or altered.
+            CheckpointError: the state is cut short or altered, or the server goes back further
+                than this site remembers.
         """
-        older = [key for key in self._keys() if key < (instruction.round, instruction.step)]
+        keys = self._keys()
+        older = [key for key in keys if key < (instruction.round, instruction.step)]
+        if not older and _forgotten(keys, instruction):
+            raise CheckpointError(
+                f"private state of site {self.folder.name}: round {instruction.round} is asked for "
+                f"and the oldest state in {self.folder} is of round {keys[0][0]}; resume from a "
+                "newer checkpoint or start a new run"
+            )
         if not older:
             return None
         path = self._path(*older[-1])
@@ -48,13 +56,17 @@ class SiteState:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
-        """Store the state that ``instruction`` led to, and drop those of older rounds."""
+        """Store the state that ``instruction`` led to, and drop those of older rounds.
+
+        Later states are of an attempt that the server lost: they are dropped too.
+        """
         facts = {"round": instruction.round, "step": instruction.step}
         content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
         save_state(self._path(instruction.round, instruction.step), content, facts)
-        rounds = sorted({key[0] for key in self._keys() if key[0] <= instruction.round})
+        now = (instruction.round, instruction.step)
+        kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
         for key in self._keys():
-            if key[0] not in rounds[-2:] and key[0] < instruction.round:
+            if key > now or key[0] not in kept:
                 self._path(*key).unlink(missing_ok=True)
 
     def _path(self, round_: int, step: int) -> Path:
@@ -65,3 +77,12 @@ class SiteState:
             return []
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+
+def _forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
+    """Tell whether a state before ``instruction`` was there once and has been dropped.
+
+    A single round on disk, the one that is asked for again, is this site's first: nothing was.
+    """
+    rounds = {key[0] for key in keys}
+    return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from client_app.base import SiteMethod
 from client_app.evaluation import SiteNetwork, measure, tokens_of
 from models.contract import INCOMING, measurement
+from models.errors import SiteError
 from models.federated_kmeans import Centroids, local_centroids
 from models.networks import build_classifier, exchanged_arrays, load_exchanged
 from models.seeding import derive_seed
@@ -107,12 +107,14 @@ class UEFLSite(SiteMethod):
     def phase_centroids(self) -> RecordDict:
         """Answer with centroids and counts, or add them to the personal book."""
         network = self.open_network()
-        found = self._centroids(network)
         if self._personal():
             books = self._books(network)
-            books[f"{CODEBOOK}{len(books)}"] = torch.from_numpy(found.centres)
+            books[f"{CODEBOOK}{len(books)}"] = self._new_personal_book(network)
             self.state.store(self.request.instruction, books)
             return self.reply({})
+        if self.settings.codeword_start == "gaussian":
+            return self.reply({})  # the server draws the new book: nothing need leave the site
+        found = self._centroids(network)
         return self.reply(
             {},
             {
@@ -121,15 +123,23 @@ class UEFLSite(SiteMethod):
             },
         )
 
+    def _new_personal_book(self, network: UEFLNetwork) -> Tensor:
+        if self.settings.codeword_start == "gaussian":
+            dimension, book = network.codebook().shape[1], len(network.codebooks)
+            return gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        found = self._centroids(network)
+        if not len(found.counts):
+            raise SiteError(
+                f"site {self.silo.name}: no centroid stands for {self.settings.centroid_min_count} "
+                "features; lower 'centroid-min-count' or 'codes'"
+            )
+        return torch.from_numpy(found.centres)
+
     def _centroids(self, network: UEFLNetwork) -> Centroids:
         dimension = network.codebook().shape[1]
         seed = derive_seed(
             self.common.seed, "kmeans", self.request.instruction.round, self.silo.name
         )
-        if self.settings.codeword_start == "gaussian":
-            book = len(network.codebooks)
-            start = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-            return Centroids(start.numpy(), np.ones(len(start), np.int64))
         features = tokens_of(network, self.silo.train, self.compute).reshape(-1, dimension)
         return local_centroids(
             features.numpy(), self.settings.codes, seed, self.settings.centroid_min_count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import urllib.error
+import http.client
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +52,7 @@ def _download(url: str) -> bytes:
         with urllib.request.urlopen(url, timeout=60) as reply:
             content: bytes = reply.read()
             return content
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise DataError(
             f"{url} cannot be downloaded ({reason}): check the network or name another --base-url"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -29,7 +30,7 @@ def read_idx(path: Path) -> Bytes:
     except (EOFError, zlib.error):
         raise DataError(f"{path} is cut short: download it again") from None
     except gzip.BadGzipFile:
-        raise DataError(f"{path} is not a gzip file: download it again") from None
+        raise DataError(f"{path} is damaged or no gzip file: download it again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     return _parse(content, path)
@@ -40,16 +41,19 @@ def _parse(content: bytes, path: Path) -> Bytes:
         raise DataError(f"{path} is no IDX file of unsigned bytes (first bytes {content[:4]!r})")
     dimensions = content[3]
     start = 4 + 4 * dimensions
-    if dimensions == 0 or len(content) < start:
-        raise DataError(f"{path} is no IDX file: its header is cut short")
+    if dimensions not in (1, 2, 3, 4) or len(content) < start:
+        raise DataError(f"{path} is no IDX file of images or labels: bad or cut header")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
-    expected = int(np.prod(shape, dtype=np.int64))
+    expected = math.prod(shape)
     if len(content) - start != expected:
         raise DataError(
             f"{path} holds {len(content) - start} bytes where its header {shape} says {expected}: "
             "download it again"
         )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    try:
+        return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    except ValueError:  # a zero length beside lengths that no array can have
+        raise DataError(f"{path} is no IDX file: its header says {shape}") from None
 
 
 def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Bytes, Bytes]:

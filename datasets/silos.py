@@ -31,7 +31,7 @@ SPLITS = ("train", "val", "test")
 
 _ROTATION = {"D1": 0.0, "D2": -50.0, "D3": 120.0}  # degrees, counter-clockwise
 _NOISE_STD = 10.0
-_MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+_MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,11 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
     ):
         size = asked or usual or have // settings.silos
         least = VALIDATION_SHARE if part == "train" else 1
+        if 0 < size < least:
+            raise DataError(
+                f"a silo of {size} {part} images has no validation part: raise 'silo-{part}-size' "
+                f"to at least {least}, or lower 'silos'"
+            )
         if size < least or size * settings.silos > have:
             raise DataError(
                 f"{settings.silos} silos of {max(size, least)} {part} images need "
@@ -214,15 +219,20 @@ def _fingerprint(split: Split) -> str:
 
 
 def _open_silo(folder: Path, source: Source) -> Silo:
-    facts = json.loads((folder / "silo.json").read_text())
-    splits = {
-        # Copy-on-write maps: tensors that share the page cache and cannot alter the file.
-        name: Split(
-            torch.from_numpy(np.load(folder / f"{name}-images.npy", mmap_mode="c")),
-            torch.from_numpy(np.load(folder / f"{name}-labels.npy", mmap_mode="c")),
-        )
-        for name in SPLITS
-    }
+    try:
+        facts = json.loads((folder / "silo.json").read_text())
+        splits = {
+            # Copy-on-write maps: tensors that share the page cache and cannot alter the file.
+            name: Split(
+                torch.from_numpy(np.load(folder / f"{name}-images.npy", mmap_mode="c")),
+                torch.from_numpy(np.load(folder / f"{name}-labels.npy", mmap_mode="c")),
+            )
+            for name in SPLITS
+        }
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the cached silo {folder} is damaged ({error}): remove that folder, it is made again"
+        ) from None
     channels, height, width = splits["train"].images.shape[1:]
     return Silo(
         name=facts["name"],

@@ -103,7 +103,7 @@ _FASHION_FILES = (
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        Source("digits", 10, mean=0.3053, std=0.3577, decode=_decode_digits),
+        Source("digits", 10, mean=0.3053, std=0.3181, decode=_decode_digits),
         Source(
             "mnist",
             10,

@@ -62,7 +62,7 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
     """Return a SHA-256 over names, types, shapes and bytes of ``arrays`` and over ``facts``."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
+        array = np.asarray(arrays[name], order="C")
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
@@ -71,7 +71,7 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
     """Store ``arrays`` and the JSON-serialisable ``facts`` in one file."""
     content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     # One entry only: safetensors writes several in random order, and equal states are equal bytes.
     write_atomically(path, save(contiguous, {_ENTRY: json.dumps(content, sort_keys=True)}))
 
@@ -84,11 +84,19 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            content = json.loads((file.metadata() or {}).get(_ENTRY, "{}"))
+            content = _entry((file.metadata() or {}).get(_ENTRY, "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is cut short or no state file ({error})") from None
-    facts: dict[str, Any] = content.get("facts", {})
+    facts = content["facts"]
     if content.get("sha256") != state_digest(arrays, facts):
         raise CheckpointError(f"{path} was altered: its checksum does not match its content")
     return arrays, facts
+
+
+def _entry(text: str) -> dict[str, Any]:
+    """Return facts and digest of a state file's metadata; a ``ValueError`` if it has none."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
+        raise ValueError("its metadata are not fedsilo's")
+    return content

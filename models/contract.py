@@ -84,7 +84,11 @@ class Instruction:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a site says of itself at the start of a run (never a row of its data)."""
+    """What a site says of itself at the start of a run (never a row of its data).
+
+    ``homeless`` sites are simulated ones without a folder of their own: they keep their private
+    state in the run directory, and only they are told where that is.
+    """
 
     site: str
     distribution: str
@@ -92,6 +96,7 @@ class SiteFacts:
     classes: int
     label_counts: dict[str, list[int]]
     fingerprints: dict[str, str]
+    homeless: bool = False
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""

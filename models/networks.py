@@ -181,6 +181,12 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
         missing = sorted(wanted.keys() - arrays.keys())
         surplus = sorted(arrays.keys() - wanted.keys())
         raise SettingError(f"weights do not fit the network: missing {missing}, surplus {surplus}")
+    for name, target in wanted.items():
+        if arrays[name].shape != target.shape:
+            raise SettingError(
+                f"weights do not fit the network: '{name}' is {tuple(arrays[name].shape)}, "
+                f"not {tuple(target.shape)}"
+            )
     with torch.no_grad():
         for name, target in wanted.items():
             target.copy_(arrays[name])

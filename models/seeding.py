@@ -15,7 +15,11 @@ import torch
 
 def derive_seed(seed: int, *key: int | str) -> int:
     """Return a 63-bit seed for ``key`` under ``seed``, the same on every machine and version."""
-    text = "/".join([str(seed), *(f"{type(part).__name__}:{part}" for part in key)])
+    parts = [str(part).replace("\\", "\\\\").replace("/", "\\/") for part in key]
+    kinds = [type(part).__name__ for part in key]
+    text = "/".join(
+        [str(seed), *(f"{kind}:{part}" for kind, part in zip(kinds, parts, strict=True))]
+    )
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

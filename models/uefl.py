@@ -125,7 +125,8 @@ class UEFLNetwork(nn.Module):
 
     def nearest(self, tokens: Tensor) -> Discretised:
         """Return the nearest codewords of ``tokens`` in this site's books, in float32."""
-        return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
+        with torch.autocast(tokens.device.type, enabled=False):  # bf16 would pick other codes
+            return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
 
     def discretise(self, tokens: Tensor) -> Tensor:
         """Return the codewords that the head reads, (batch, l, c), straight-through."""

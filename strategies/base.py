@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from models.contract import ARRAYS, CONFIG, EVALUATE, METRICS, TRAIN, Instruction
+from models.contract import ARRAYS, CONFIG, EVALUATE, TRAIN, Instruction
 from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings, NoSettings
@@ -29,6 +29,7 @@ from strategies.roster import Roster
 from strategies.state import (
     ArraySpec,
     Outgoing,
+    Packed,
     RoundState,
     SiteReply,
     from_record,
@@ -70,6 +71,8 @@ class FederatedStrategy(Strategy):
         self._phase = TRAIN
         self._step = 0
         self._asked: dict[str, int] = {}  # bytes sent in the current phase, by site
+        self._errors: dict[str, str] = {}  # error replies of the current phase, by site
+        self._packed: Packed = {}  # the current round's arrays, serialised once for all sites
 
     # What a method says -----------------------------------------------------------------------
 
@@ -103,6 +106,10 @@ class FederatedStrategy(Strategy):
     ) -> RoundState:
         """Return the state after ``phase``; ``replies`` are checked and sorted by site."""
 
+    def objection(self, phase: str, reply: SiteReply) -> str | None:
+        """Return why a reply of the right form cannot be used all the same, None if it can."""
+        return None
+
     def finished(self, state: RoundState) -> bool:
         """Tell whether no further round is wanted."""
         return state.round >= self.common.rounds
@@ -122,12 +129,7 @@ class FederatedStrategy(Strategy):
         """Return the messages of the current phase, in site order."""
         state = self._current()
         return [
-            self._message(
-                TRAIN,
-                self._instruction(server_round),
-                site,
-                self.outgoing(self._phase, site, state),
-            )
+            self._message(TRAIN, server_round, site, self.outgoing(self._phase, site, state))
             for site in self.recipients(self._phase, state)
         ]
 
@@ -139,16 +141,15 @@ class FederatedStrategy(Strategy):
         good = self._checked(server_round, replies, state)
         self.state = self.combine(self._phase, state, good)
         self._tell_phase_ended(server_round, self._phase, good)
-        return to_record(self.state.arrays), None
+        return self._arrays(), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of the final evaluation, in site order."""
         state = self._current()
-        instruction = Instruction(server_round + 1, EVALUATE, 0, self.common.run_name, self.run_dir)
         return [
-            self._message(EVALUATE, instruction, site, self.outgoing(EVALUATE, site, state))
+            self._message(EVALUATE, server_round + 1, site, self.outgoing(EVALUATE, site, state))
             for site in self.roster.sites()
         ]
 
@@ -200,6 +201,7 @@ class FederatedStrategy(Strategy):
     def _run_round(self, grid: Grid, timeout: float, config: ConfigRecord) -> None:
         before = self._current()
         round_ = before.round + 1
+        self._packed = {}
         for step, phase in enumerate(self.phases(before)):
             self._phase, self._step = phase, step
             messages = list(self.configure_train(round_, self._arrays(), config, grid))
@@ -224,7 +226,16 @@ class FederatedStrategy(Strategy):
                 hook.reply_came(round_, self._phase, names[node])
 
         replies = exchange(grid, sent, timeout, arrived)
-        return [reply for _, reply in sorted(replies.items()) if reply is not None]
+        self._errors = {
+            names[node]: reply.error.reason or f"error {reply.error.code}"
+            for node, reply in replies.items()
+            if reply is not None and reply.has_error()
+        }
+        return [
+            reply
+            for _, reply in sorted(replies.items())
+            if reply is not None and not reply.has_error()
+        ]
 
     def _checked(
         self, round_: int, replies: Iterable[Message], state: RoundState
@@ -235,16 +246,23 @@ class FederatedStrategy(Strategy):
         failed: dict[str, str] = {}
         for site in sorted(self._asked):
             reply = by_node.get(self.roster.nodes[site])
-            expected = {} if self._phase == EVALUATE else self.expected(self._phase, site, state)
-            reason = _why_unusable(reply, expected)
-            if reply is None or reason is not None:
-                failed[site] = reason or ""
+            if reply is None or reply.has_error():
+                told = reply.error.reason if reply else self._errors.get(site)
+                failed[site] = told or "no answer in time"
+                continue
+            found = SiteReply(site, reply.content, self._asked[site], record_bytes(reply.content))
+            reason = self._why_unusable(found, state)
+            if reason is None:
+                good[site] = found
             else:
-                good[site] = SiteReply(
-                    site, reply.content, self._asked[site], record_bytes(reply.content)
-                )
+                failed[site] = reason
         self._apply_failure_policy(round_, good, failed)
         return good
+
+    def _why_unusable(self, reply: SiteReply, state: RoundState) -> str | None:
+        phase = self._phase
+        expected = {} if phase == EVALUATE else self.expected(phase, reply.site, state)
+        return refusal(reply.content, expected) or self.objection(phase, reply)
 
     def _apply_failure_policy(
         self, round_: int, good: Mapping[str, SiteReply], failed: Mapping[str, str]
@@ -269,33 +287,26 @@ class FederatedStrategy(Strategy):
         for hook in self.hooks:
             hook.phase_ended(round_, phase, good)
 
-    def _instruction(self, round_: int) -> Instruction:
+    def _message(self, kind: str, round_: int, site: str, out: Outgoing) -> Message:
         every = self.common.evaluate_every
         measured = self._phase == TRAIN and every > 0 and (round_ - 1) % every == 0
-        return Instruction(
-            round_, self._phase, self._step, self.common.run_name, self.run_dir, measured
+        instruction = Instruction(
+            round=round_,
+            phase=self._phase,
+            step=self._step,
+            run_name=self.common.run_name,
+            run_dir=self.run_dir if self.roster.facts[site].homeless else "",
+            evaluate=kind == EVALUATE or measured,
         )
-
-    def _message(self, kind: str, instruction: Instruction, site: str, out: Outgoing) -> Message:
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
         if out.arrays:
-            content[ARRAYS] = to_record(out.arrays)
-        return Message(content, self.roster.nodes[site], kind, group_id=str(instruction.round))
+            content[ARRAYS] = to_record(out.arrays, self._packed)
+        return Message(content, self.roster.nodes[site], kind, group_id=str(round_))
 
     def _current(self) -> RoundState:
         if self.state is None:
-            raise SiteError("the strategy has no state yet: call start()")
+            raise RuntimeError("the strategy has no state yet: call start()")
         return self.state
 
     def _arrays(self) -> ArrayRecord:
-        return to_record(self._current().arrays)
-
-
-def _why_unusable(reply: Message | None, expected: Mapping[str, ArraySpec]) -> str | None:
-    if reply is None:
-        return "no answer in time"
-    if reply.has_error():
-        return reply.error.reason or f"error {reply.error.code}"
-    if METRICS not in reply.content.metric_records:
-        return "the reply has no metrics"
-    return refusal(reply.content, expected)
+        return to_record(self._current().arrays, self._packed)

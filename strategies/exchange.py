@@ -26,16 +26,19 @@ def exchange(
         arrived: told of each reply as it comes, with its node.
     """
     nodes = [message.metadata.dst_node_id for message in messages]
+    # Flower gives None for a message that it could not take, and sends its own error replies
+    # (node unavailable, message expired) from node 1: only the message's id tells whose it is.
     pushed = list(grid.push_messages(messages))
+    asked = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
     replies: dict[int, Message | None] = dict.fromkeys(nodes)
-    waiting = set(pushed)
+    waiting = set(asked)
     limit = time.monotonic() + timeout
     pause = _FIRST_PAUSE
     while waiting and time.monotonic() < limit:
         came = list(grid.pull_messages(waiting))
         for reply in came:
             waiting.discard(reply.metadata.reply_to_message_id)
-            node = reply.metadata.src_node_id
+            node = asked[reply.metadata.reply_to_message_id]
             replies[node] = reply
             arrived(node, reply)
         if not came:

@@ -108,4 +108,5 @@ def _facts(config: Mapping[str, Any]) -> SiteFacts:
         classes=int(config["classes"]),
         label_counts=json.loads(config["label-counts"]),
         fingerprints=json.loads(config["fingerprints"]),
+        homeless=bool(config["homeless"]),
     )

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from models.contract import ARRAYS, METRICS, NUM_EXAMPLES
 
 NDArray = npt.NDArray[Any]
+Packed = dict[int, tuple[NDArray, Array]]
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,19 @@ class SiteReply:
         return int(self.metric(NUM_EXAMPLES))
 
 
-def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
-    """Pack arrays for the wire, sorted by name."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(arrays[name])) for name in sorted(arrays)})
+def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:
+    """Pack arrays for the wire, sorted by name.
+
+    Args:
+        arrays: what to send.
+        packed: what was packed before; the same array object is not serialised again for each
+            site. Holding the array beside its packed form keeps the object's id its own.
+    """
+    packed = {} if packed is None else packed
+    for array in arrays.values():
+        if id(array) not in packed:
+            packed[id(array)] = (array, Array(np.asarray(array, order="C")))
+    return ArrayRecord({name: packed[id(arrays[name])][1] for name in sorted(arrays)})
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
@@ -83,4 +94,10 @@ def from_record(record: ArrayRecord) -> dict[str, NDArray]:
 
 def record_bytes(content: RecordDict) -> int:
     """Return what ``content`` weighs on the wire, without the envelope."""
-    return sum(record.count_bytes() for record in content.values())
+    weights = 0
+    for record in content.values():
+        if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text
+            weights += sum(len(key) + len(str(value)) for key, value in record.items())
+        else:
+            weights += record.count_bytes()
+    return weights

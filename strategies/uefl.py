@@ -33,6 +33,7 @@ from strategies.state import ArraySpec, NDArray, Outgoing, RoundState, SiteReply
 
 CODEBOOK = "codebook."
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
+ENTROPY = measurement(INCOMING, "val", "entropy")
 
 
 class UEFL(FederatedStrategy):
@@ -68,10 +69,10 @@ class UEFL(FederatedStrategy):
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
-        """Refuse a run that ends before its first iteration does."""
-        if settings.max_iterations > 1 and common.rounds < settings.iteration_rounds:
+        """Refuse a run that ends before a codebook could be extended."""
+        if settings.max_iterations > 1 and common.rounds <= settings.iteration_rounds:
             raise SettingError(
-                f"setting 'rounds' is {common.rounds}, less than 'iteration-rounds' "
+                f"setting 'rounds' is {common.rounds}, not more than 'iteration-rounds' "
                 f"({settings.iteration_rounds}): no codebook would ever be extended; raise "
                 "'rounds', lower 'iteration-rounds', or set 'max-iterations' to 1 (DisFL)"
             )
@@ -128,10 +129,20 @@ class UEFL(FederatedStrategy):
             return {
                 name: ArraySpec(state.arrays[name].shape) for name in self._names_for(site, state)
             }
-        if phase == CENTROIDS and not self._personal():
+        if phase == CENTROIDS and self._asks_for_centroids():
             dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
             return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
         return {}
+
+    def objection(self, phase: str, reply: SiteReply) -> str | None:
+        """Refuse a reply without its entropy, or centroids whose counts cannot be."""
+        if phase == UNCERTAINTY and ENTROPY not in reply.metrics():
+            return f"metric '{ENTROPY}' is missing"
+        if phase == CENTROIDS and self._asks_for_centroids():
+            centroids, counts = reply.array("centroids"), reply.array("counts")
+            if len(centroids) != len(counts) or (counts < 1).any():
+                return f"{len(centroids)} centroids came with counts {counts.tolist()}"
+        return None
 
     def combine(
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
@@ -157,8 +168,7 @@ class UEFL(FederatedStrategy):
         return arrays
 
     def _judged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:
-        key = measurement(INCOMING, "val", "entropy")
-        entropies = {site: reply.metric(key) for site, reply in replies.items()}
+        entropies = {site: reply.metric(ENTROPY) for site, reply in replies.items()}
         uncertain = uncertain_sites(entropies, self.settings.gamma)
         check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
         return {
@@ -183,6 +193,12 @@ class UEFL(FederatedStrategy):
         return RoundState(state.round, arrays, extras)
 
     def _new_book(self, state: RoundState, replies: Mapping[str, SiteReply]) -> NDArray:
+        dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
+        if self.settings.codeword_start == "gaussian":
+            drawn: NDArray = gaussian_codebook(
+                self.settings.codes, dimension, self.common.seed, book
+            ).numpy()
+            return drawn
         parts = [
             Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))
             for _, reply in sorted(replies.items())
@@ -192,8 +208,6 @@ class UEFL(FederatedStrategy):
                 f"round {state.round + 1}: no centroid of sites {', '.join(sorted(replies))} "
                 "stands for enough features; lower 'centroid-min-count' or 'codes'"
             )
-        if self.settings.codeword_start == "gaussian":
-            return parts[0].centres  # every site drew the same numbers
         seed = derive_seed(self.common.seed, "merge", state.round + 1)
         return merge_centroids(parts, self.settings.codes, seed)
 
@@ -212,6 +226,9 @@ class UEFL(FederatedStrategy):
     def _may_extend(self, state: RoundState) -> bool:
         more: bool = state.extras["iteration"] < self.settings.max_iterations
         return more and state.round + 1 < self.common.rounds
+
+    def _asks_for_centroids(self) -> bool:
+        return not self._personal() and self.settings.codeword_start == "kmeans"
 
     def _personal(self) -> bool:
         return self.settings.codebooks == "personal"

@@ -40,9 +40,18 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
         "test": 10,
     }
     assert json.loads(facts["fingerprints"]) == silo.fingerprints
+    assert facts["homeless"] is True
     assert set(facts) == {
-        *("site", "distribution", "image-shape", "classes", "label-counts", "fingerprints")
+        *("site", "distribution", "image-shape", "classes", "label-counts", "fingerprints"),
+        "homeless",
     }
+
+
+def test_a_site_with_a_folder_of_its_own_says_so_and_not_where(context: Node) -> None:
+    asked = Message(RecordDict(), 1001, HELLO)
+    reply = app(asked, context({"site": "s2a", "state-dir": "/private"}))
+    assert reply.content[CONFIG]["homeless"] is False
+    assert not [value for value in reply.content[CONFIG].values() if "/private" in str(value)]
 
 
 def test_a_training_message_is_answered_with_arrays_and_metrics(
@@ -53,10 +62,12 @@ def test_a_training_message_is_answered_with_arrays_and_metrics(
     assert set(reply.content[ARRAYS]) == set(weights)
 
 
-def test_an_evaluation_trains_nothing_and_sends_no_array(
-    context: Node, message: Make, weights: dict[str, Any]
+@pytest.mark.parametrize("flag", [True, False])
+def test_an_evaluation_measures_always_trains_nothing_and_sends_no_array(
+    context: Node, message: Make, weights: dict[str, Any], flag: bool
 ) -> None:
-    reply = app(message(EVALUATE, weights, round=3), context({"partition-id": 1}))
+    asked = message(EVALUATE, weights, round=3, evaluate=flag)  # the flag is for training rounds
+    reply = app(asked, context({"partition-id": 1}))
     assert set(reply.content) == {METRICS}
     measured = {key.rpartition(".")[0] for key in reply.content[METRICS] if "." in key}
     assert measured == {"incoming.val", "incoming.test"}
@@ -65,12 +76,12 @@ def test_an_evaluation_trains_nothing_and_sends_no_array(
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        ({"site": "s9z"}, "there is no silo 's9z'"),
-        ({}, "the node config names no 'site'"),
-        ({"partition-id": 3}, "SuperNode 4 has no silo: 'silos' is 3"),
+        ({"site": "s9z"}, "s9z: there is no silo 's9z'"),
+        ({}, "partition unknown: the node config names no 'site'"),
+        ({"partition-id": 3}, "partition 3: SuperNode 4 has no silo: 'silos' is 3"),
     ],
 )
-def test_a_site_that_is_none_answers_with_one_line(
+def test_a_site_that_is_none_answers_with_one_line_that_says_who_it_claims_to_be(
     context: Node, node: dict[str, Any], said: str
 ) -> None:
     reply = app(Message(RecordDict(), 1001, HELLO), context(node))

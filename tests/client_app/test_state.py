@@ -61,7 +61,6 @@ def test_a_state_of_a_round_that_the_server_lost_is_not_taken(state: SiteState) 
     assert got(state, 4) == (3, 9)
 
 
-@pytest.mark.xfail(strict=True, reason="state.py:55 keeps later states of a round done again")
 def test_a_step_that_only_the_lost_round_had_is_forgotten_when_it_is_done_again(
     state: SiteState,
 ) -> None:
@@ -73,14 +72,22 @@ def test_a_step_that_only_the_lost_round_had_is_forgotten_when_it_is_done_again(
     assert got(state, 3) == (2, 7)
 
 
-@pytest.mark.xfail(strict=True, reason="state.py:38 starts anew where the state is gone")
 def test_a_state_that_was_dropped_by_now_is_an_error_and_not_a_fresh_start(
     state: SiteState,
 ) -> None:
     for round_ in (1, 2, 3, 4):
         put(state, round_)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match=r"site s2a: round 3 is .* oldest .* of round 3"):
         state.before(at(3))
+    assert got(state, 4) == (3, 0)
+
+
+def test_a_site_that_is_asked_for_the_first_round_again_starts_anew(state: SiteState) -> None:
+    for round_ in (1, 2, 3, 4):
+        put(state, round_)
+    assert got(state, 1) is None
+    put(state, 1)
+    assert [path.name for path in state.folder.iterdir()] == ["round-000001-00.safetensors"]
 
 
 def test_only_the_newest_two_rounds_are_kept_with_all_their_steps(state: SiteState) -> None:
@@ -129,3 +136,10 @@ def test_an_altered_state_is_refused(state: SiteState) -> None:
     path.write_bytes(bytes(content))
     with pytest.raises(CheckpointError, match=r"site s2a: .*checksum"):
         state.before(at(2))
+
+
+def test_a_sites_first_state_may_be_done_again_in_a_later_round(tmp_path: Path) -> None:
+    state = SiteState(tmp_path / "s1a")
+    again = Instruction(round=3, phase="train")
+    state.store(again, {"w": torch.ones(1)})
+    assert state.before(again) is None

@@ -76,7 +76,21 @@ def split_of(count: int) -> Split:
 
 def test_the_loss_is_the_mean_over_samples_not_over_batches(common: CommonSettings) -> None:
     # 21 samples in batches of 16 and 5: a mean over batches would depend on their order.
-    assert train_epochs(Counting(), split_of(21), common, CPU, (1, "s1a")) == pytest.approx(10.0)
+    for epochs in (1, 3):
+        settings = dataclasses.replace(common, local_epochs=epochs)
+        loss = train_epochs(Counting(), split_of(21), settings, CPU, (1, "s1a"))
+        assert loss == pytest.approx(10.0)
+
+
+def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings) -> None:
+    def seen(*key: int | str) -> list[int]:
+        network = Counting()
+        train_epochs(network, split_of(20), common, CPU, key)
+        return network.seen
+
+    assert seen(1, "s1a") == seen(1, "s1a")
+    assert seen(1, "s1a") != seen(2, "s1a")
+    assert seen(1, "s1a") != seen(1, "s2a")
 
 
 def test_each_epoch_shows_each_sample_once_in_another_order(common: CommonSettings) -> None:

@@ -131,27 +131,17 @@ def test_centroids_of_few_features_stay_at_the_site(opened: Opened, shared: dict
     assert counts.shape == (0,)
 
 
-def test_a_gaussian_start_is_the_same_at_all_sites_and_tells_nothing_of_their_features(
-    opened: Opened, shared: dict[str, Any]
-) -> None:
-    for site in ("s1a", "s3a"):
-        method = opened(
-            "uefl", shared, site=site, own={"codeword_start": "gaussian"}, phase="centroids"
-        )
-        centres, counts = centroids_of(method)
-        np.testing.assert_array_equal(centres, gaussian_codebook(4, WIDTH, 7, 1))
-        assert counts.tolist() == [1] * 4
-
-
-@pytest.mark.xfail(strict=True, reason="client_app/uefl.py:111 counts the site's own books")
-def test_a_gaussian_start_is_the_same_at_sites_with_different_books(
-    opened: Opened, shared: dict[str, Any]
+@pytest.mark.parametrize("extra", [{}, {"codebook.1": BOOK + 1}])
+@pytest.mark.parametrize("site", ["s1a", "s2a", "s3a"])
+def test_a_gaussian_start_of_a_shared_book_takes_nothing_from_any_site(
+    opened: Opened, shared: dict[str, Any], site: str, extra: dict[str, Any]
 ) -> None:
     own = {"codeword_start": "gaussian"}
-    few, _ = centroids_of(opened("uefl", shared, own=own, phase="centroids"))
-    more = {**shared, "codebook.1": BOOK + 1}
-    many, _ = centroids_of(opened("uefl", more, site="s2a", own=own, phase="centroids"))
-    np.testing.assert_array_equal(few, many)
+    method = opened("uefl", {**shared, **extra}, site=site, own=own, phase="centroids", step=2)
+    reply = method.answer()
+    assert set(reply) == {METRICS}
+    assert set(reply[METRICS]) == {"num-examples", "seconds", "peak-memory-bytes"}
+    assert method.state.before(Instruction(2, "train")) is None
 
 
 def own_books(method: UEFLSite, round_: int, step: int = 0) -> dict[str, torch.Tensor]:
@@ -187,3 +177,15 @@ def test_a_personal_extension_stays_at_the_site_and_is_used_in_the_next_round(
     assert torch.equal(later.codebook()[:4], before)
     other = opened("uefl", weights, own=PERSONAL, site="s2a", round=2).open_network()
     assert other.codebook().shape == (4, WIDTH)
+
+
+def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = {**PERSONAL, "codeword_start": "gaussian"}
+    opened("uefl", weights, own=own).answer()
+    reply = opened("uefl", weights, own=own, phase="centroids", step=2).answer()
+    assert ARRAYS not in reply
+    drawn = own_books(opened("uefl", weights, own=own), 2)["codebook.1"]
+    assert torch.equal(drawn, gaussian_codebook(4, WIDTH, 7, 1))
+    assert not np.array_equal(drawn, BOOK)

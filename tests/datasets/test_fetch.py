@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     state = Server()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  # the name is http.server's
+        def do_GET(self) -> None:
             name = self.path.rsplit("/", 1)[-1]
             state.asked.append(name)
             if name not in state.content:
@@ -87,17 +87,6 @@ def test_files_that_are_there_already_are_not_asked_for_again(
     assert all("there already" in line for line in lines)
 
 
-def test_a_damaged_file_is_fetched_anew_and_the_whole_one_kept(
-    server: Server, source: Source, tmp_path: Path
-) -> None:
-    list(fetch(source, tmp_path))
-    server.asked.clear()
-    (tmp_path / "mnist" / "labels.gz").write_bytes(b"some lab")
-    list(fetch(source, tmp_path))
-    assert server.asked == ["labels.gz"]
-    assert (tmp_path / "mnist" / "labels.gz").read_bytes() == CONTENT["labels.gz"]
-
-
 def test_content_with_another_checksum_is_refused_and_never_written(
     server: Server, source: Source, tmp_path: Path
 ) -> None:
@@ -128,25 +117,16 @@ def test_a_file_that_the_server_lacks_is_refused_by_its_address(
     assert not (tmp_path / "mnist" / "labels.gz").exists()
 
 
-def test_a_server_that_does_not_answer_is_named(
-    server: Server, source: Source, tmp_path: Path
-) -> None:
-    with pytest.raises(DataError, match="http://127.0.0.1:1/images.gz cannot be downloaded"):
-        list(fetch(source, tmp_path, base_url="http://127.0.0.1:1/"))
-
-
-@pytest.mark.xfail(strict=True, reason="http.client.IncompleteRead is no OSError and escapes")
 def test_a_download_that_breaks_off_is_refused(
     server: Server, source: Source, tmp_path: Path
 ) -> None:
     server.breaks_off = True
-    with pytest.raises(DataError, match="images.gz cannot be downloaded"):
+    with pytest.raises(DataError, match=r"images\.gz cannot be downloaded"):
         list(fetch(source, tmp_path))
 
 
-@pytest.mark.xfail(strict=True, reason="urllib's ValueError about a missing scheme escapes")
 def test_an_address_without_a_scheme_is_refused(source: Source, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="example/images.gz cannot be downloaded"):
+    with pytest.raises(DataError, match=r"example/images\.gz cannot be downloaded"):
         list(fetch(source, tmp_path, base_url="example/"))
 
 

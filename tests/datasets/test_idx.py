@@ -25,11 +25,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("idx") / "some-idx2-ubyte.gz"
 
 
-def test_a_file_is_read_row_by_row_in_the_shape_of_its_header(path: Path) -> None:
-    path.write_bytes(gzip.compress(CONTENT))
-    assert read_idx(path).tolist() == [[1, 2, 3], [4, 5, 6]]
-
-
 @budget(max_examples=25, deadline=None)
 @given(array=hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)))
 def test_any_array_of_bytes_comes_back_as_it_was_written(
@@ -49,13 +44,6 @@ def test_a_file_cut_anywhere_is_refused_by_its_path(path: Path, data: st.DataObj
         read_idx(path)
 
 
-@pytest.mark.parametrize("length", range(len(CONTENT)))
-def test_content_cut_before_it_was_packed_is_refused(path: Path, length: int) -> None:
-    path.write_bytes(gzip.compress(CONTENT[:length]))
-    with pytest.raises(DataError, match=str(path)):
-        read_idx(path)
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -71,7 +59,6 @@ def test_a_gzip_file_of_something_else_is_refused(path: Path, content: bytes, sa
         read_idx(path)
 
 
-@pytest.mark.xfail(strict=True, reason="the size overflows int64; numpy knows 64 dimensions")
 @pytest.mark.parametrize(("shape", "body"), [((65536,) * 4, b""), ((1,) * 70, b"x")])
 def test_a_header_of_an_impossible_shape_is_refused(
     path: Path, shape: tuple[int, ...], body: bytes
@@ -79,12 +66,6 @@ def test_a_header_of_an_impossible_shape_is_refused(
     header = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
     path.write_bytes(gzip.compress(header + body))
     with pytest.raises(DataError, match=str(path)):
-        read_idx(path)
-
-
-def test_a_file_that_is_not_packed_is_refused(path: Path) -> None:
-    path.write_bytes(CONTENT)
-    with pytest.raises(DataError, match="is not a gzip file"):
         read_idx(path)
 
 
@@ -97,7 +78,7 @@ def test_an_altered_image_byte_is_caught_by_the_checksum_of_the_file(path: Path)
 
 
 def test_a_missing_file_and_a_folder_in_its_place_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere.gz cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"nowhere\.gz cannot be read: No such file"):
         read_idx(tmp_path / "nowhere.gz")
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         read_idx(tmp_path)
@@ -109,12 +90,6 @@ def _pair(
     pixels = np.zeros(shape, np.uint8)
     targets = np.array(labels, np.uint8)
     return write(folder / "images.gz", pixels), write(folder / "labels.gz", targets)
-
-
-def test_images_come_with_one_label_each(tmp_path: Path, write_idx: IdxWriter) -> None:
-    images, labels = read_labelled_images(*_pair(tmp_path, write_idx, (2, 4, 5), [9, 0]), 10)
-    assert images.shape == (2, 4, 5)
-    assert labels.tolist() == [9, 0]
 
 
 def test_a_label_out_of_range_is_refused_with_its_position(
@@ -129,5 +104,5 @@ def test_a_label_out_of_range_is_refused_with_its_position(
 def test_files_that_do_not_belong_together_are_refused(
     tmp_path: Path, write_idx: IdxWriter, shape: tuple[int, ...], labels: list[int]
 ) -> None:
-    with pytest.raises(DataError, match="images.gz.*labels.gz.*no images with one label each"):
+    with pytest.raises(DataError, match=r"images\.gz.*labels\.gz.*no images with one label each"):
         read_labelled_images(*_pair(tmp_path, write_idx, shape, labels), 10)

@@ -15,31 +15,11 @@ from datasets.sources import (
     find_places,
     open_pool,
     source_key,
-    source_named,
 )
-from models.errors import DataError, SettingError
+from models.errors import DataError
 
 MNIST = SOURCES["mnist"]
 TEST_LABELS = "t10k-labels-idx1-ubyte.gz"
-
-
-def test_a_source_is_found_by_its_name_and_an_unknown_one_answered_with_the_nearest() -> None:
-    assert source_named("fmnist").folder == "fashion_mnist"
-    with pytest.raises(SettingError, match="unknown data set 'minst'.*did you mean 'mnist'"):
-        source_named("minst")
-
-
-def test_places_come_from_settings_before_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FEDSILO_DATA", "/env/data")
-    monkeypatch.setenv("FEDSILO_CACHE", "/env/cache")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert find_places("/set/data", "~/cache") == Places(Path("/set/data"), tmp_path / "cache")
-    assert find_places("", "") == Places(Path("/env/data"), Path("/env/cache"))
-    monkeypatch.delenv("FEDSILO_DATA")
-    monkeypatch.delenv("FEDSILO_CACHE")
-    assert find_places("", "") == Places(None, tmp_path / ".cache" / "fedsilo")
 
 
 def test_a_missing_file_is_named_with_its_folder_and_its_public_source(
@@ -63,15 +43,6 @@ def test_without_a_data_directory_the_message_says_how_to_name_one(tmp_path: Pat
     assert all(part in str(caught.value) for part in ("'data-dir'", "$FEDSILO_DATA", MNIST.url))
 
 
-def test_a_pool_holds_images_and_labels_of_both_parts_in_file_order(small_places: Places) -> None:
-    pool, _ = open_pool(MNIST, small_places)
-    assert pool.train_images.shape == (200, 16, 16)
-    assert pool.train_images[:, 7, 3].tolist() == list(range(200))
-    assert pool.test_images[:, 0, 0].tolist() == list(range(200, 250))
-    assert pool.train_labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-    assert len(pool.test_labels) == 50
-
-
 def test_files_are_decoded_once_and_mapped_from_the_cache_after(small_places: Places) -> None:
     decoded = []
 
@@ -87,7 +58,9 @@ def test_files_are_decoded_once_and_mapped_from_the_cache_after(small_places: Pl
     for pool in (first, second):
         assert isinstance(pool.train_images, np.memmap)
         assert pool.train_images.mode == "r"
-    np.testing.assert_array_equal(first.train_images, second.train_images)
+        assert pool.train_images[:, 7, 3].tolist() == list(range(200))
+        assert pool.test_images[:, 0, 0].tolist() == list(range(200, 250))
+        assert pool.train_labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
 
 
 def test_files_that_change_are_decoded_anew(small_places: Places) -> None:
@@ -125,7 +98,6 @@ def test_digits_are_all_1797_doubled_in_size_and_grey_from_0_to_255() -> None:
     assert np.bincount(everything).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-@pytest.mark.xfail(strict=True, reason="std is written as 0.3577, and is 0.3181")
 def test_digits_are_standardised_by_the_figures_of_their_training_part() -> None:
     _check_figures("digits", open_pool(SOURCES["digits"], find_places("", ""))[0])
 
@@ -137,9 +109,3 @@ def test_the_real_mnist_has_the_published_counts_mean_and_deviation(real_data: P
     assert counts == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert pool.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
     _check_figures("mnist", pool)
-
-
-def test_the_real_fashion_mnist_has_a_thousand_test_images_of_each_class(real_data: Path) -> None:
-    pool, _ = open_pool(SOURCES["fmnist"], find_places(str(real_data), ""))
-    assert np.bincount(pool.test_labels).tolist() == [1000] * 10
-    _check_figures("fmnist", pool)

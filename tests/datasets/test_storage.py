@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from datasets.storage import build_folder, load_state, save_state, state_digest, write_atomically
+from datasets.storage import build_folder, load_state, save_state, write_atomically
 from models.errors import CheckpointError
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -50,30 +49,11 @@ def test_content_is_read_back_as_written_over_whatever_was_there(
     assert [path.name for path in target.parent.iterdir()] == ["file"]
 
 
-def test_a_written_file_may_be_read_by_others(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "file", "x")
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
-
-
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "taken" / "inside").mkdir(parents=True)  # no file can replace a folder
     with pytest.raises(OSError, match="taken"):
         write_atomically(tmp_path / "taken", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
-
-
-def test_a_folder_appears_only_once_it_is_full(tmp_path: Path) -> None:
-    target = tmp_path / "a" / "b"
-    seen = []
-
-    def fill(work: Path) -> None:
-        (work / "one").write_text("1")
-        seen.append(target.exists())
-
-    build_folder(target, fill)
-    assert seen == [False]
-    assert (target / "one").read_text() == "1"
-    assert [path.name for path in target.parent.iterdir()] == ["b"]
 
 
 def test_a_folder_whose_filling_fails_never_appears(tmp_path: Path) -> None:
@@ -86,27 +66,16 @@ def test_a_folder_whose_filling_fails_never_appears(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_rivals_that_build_one_folder_at_once_one_wins_and_none_fails(tmp_path: Path) -> None:
-    target, barrier, errors = tmp_path / "target", threading.Barrier(3), []
+def test_a_folder_that_a_rival_finished_first_is_kept_as_the_rival_made_it(tmp_path: Path) -> None:
+    def fill(work: Path) -> None:
+        (work / "one").write_text("mine")
+        if not (tmp_path / "target").exists():
+            build_folder(
+                tmp_path / "target", lambda rival: write_atomically(rival / "one", "first")
+            )
 
-    def build(number: int) -> None:
-        def fill(work: Path) -> None:
-            (work / "builder").write_text(str(number))
-            (work / "size").write_text(str(number))
-            barrier.wait(timeout=20)
-
-        try:
-            build_folder(target, fill)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=build, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert errors == []
-    assert (target / "builder").read_text() == (target / "size").read_text()
+    build_folder(tmp_path / "target", fill)
+    assert (tmp_path / "target" / "one").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
@@ -124,38 +93,9 @@ def test_a_state_comes_back_with_names_types_shapes_bytes_and_facts(
         assert found[name].tobytes() == array.tobytes()
 
 
-@pytest.mark.xfail(strict=True, reason="ascontiguousarray makes a number a row of one")
 def test_a_single_number_comes_back_without_a_dimension(tmp_path: Path) -> None:
     save_state(tmp_path / "state", {"steps": np.array(5)}, {})
     assert load_state(tmp_path / "state")[0]["steps"].shape == ()
-
-
-def test_a_transposed_array_comes_back_as_it_looks(tmp_path: Path) -> None:
-    save_state(tmp_path / "state", {"t": STATE["weight"].T}, {})
-    assert load_state(tmp_path / "state")[0]["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_equal_states_are_equal_files_whatever_the_order_of_their_names(tmp_path: Path) -> None:
-    save_state(tmp_path / "one", STATE, FACTS)
-    backwards = dict(reversed(STATE.items()))
-    save_state(tmp_path / "two", backwards, dict(reversed(FACTS.items())))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("arrays", "facts"),
-    [
-        (STATE | {"codes": np.array([7, 9])}, FACTS),
-        (STATE | {"codes": np.array([[7, 8]])}, FACTS),
-        (STATE | {"codes": np.array([7, 8], np.uint64)}, FACTS),
-        ({"weight": STATE["weight"], "code": STATE["codes"]}, FACTS),
-        ({"weight": STATE["weight"]}, FACTS),
-        (STATE, FACTS | {"round": 4}),
-    ],
-    ids=["bytes", "shape", "type", "name", "missing", "fact"],
-)
-def test_the_digest_of_a_state_covers_all_of_it(arrays: Arrays, facts: dict[str, Any]) -> None:
-    assert state_digest(arrays, facts) != state_digest(STATE, FACTS)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +129,6 @@ def test_a_state_with_an_altered_number_is_refused_by_its_path(
         load_state(path)
 
 
-@pytest.mark.xfail(strict=True, reason="a JSONDecodeError escapes where the facts are altered")
 def test_a_state_with_a_bit_flipped_in_any_byte_is_refused(folder: Path, stored: bytes) -> None:
     path, let_through = folder / "flipped", {}
     for position in range(len(stored)):
@@ -211,16 +150,3 @@ def test_a_file_that_is_no_state_is_refused(tmp_path: Path, content: bytes) -> N
     (tmp_path / "state").write_bytes(content)
     with pytest.raises(CheckpointError, match="no state file"):
         load_state(tmp_path / "state")
-
-
-def test_a_missing_state_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere"):
-        load_state(tmp_path / "nowhere")
-
-
-def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    from safetensors.numpy import save
-
-    (tmp_path / "foreign").write_bytes(save(dict(STATE)))
-    with pytest.raises(CheckpointError, match="checksum"):
-        load_state(tmp_path / "foreign")

@@ -25,23 +25,12 @@ def test_an_instruction_arrives_as_it_was_sent(instruction: Instruction) -> None
     assert Instruction.from_config(instruction.to_config()) == instruction
 
 
-def test_an_instruction_travels_under_kebab_case_keys_of_scalar_values() -> None:
-    config = Instruction(round=2, phase="train", run_name="r").to_config()
-    assert sorted(config) == ["evaluate", "phase", "round", "run-dir", "run-name", "step"]
-    assert {type(value) for value in config.values()} <= {int, str, bool}
-
-
 @pytest.mark.parametrize("key", Instruction(round=1, phase="train").to_config())
 def test_a_message_without_a_key_of_the_contract_is_refused_by_the_key(key: str) -> None:
     config = Instruction(round=1, phase="train").to_config()
     del config[key]
     with pytest.raises(SiteError, match=f"lacks '{key}'.*different versions"):
         Instruction.from_config(config)
-
-
-def test_keys_of_a_newer_version_are_passed_over() -> None:
-    instruction = Instruction(round=1, phase="train")
-    assert Instruction.from_config(instruction.to_config() | {"colour": "red"}) == instruction
 
 
 def test_measurements_are_read_back_sorted_and_other_metrics_are_left_out() -> None:
@@ -55,11 +44,6 @@ def test_measurements_are_read_back_sorted_and_other_metrics_are_left_out() -> N
         ("incoming", "test", "accuracy", 1.0),
         ("trained", "train", "loss", 0.5),
     ]
-
-
-def test_a_metric_may_have_a_dot_in_its_name() -> None:
-    key = measurement("trained", "val", "recall.class-1")
-    assert list(measurements({key: 0.25})) == [("trained", "val", "recall.class-1", 0.25)]
 
 
 def test_site_facts_count_the_samples_of_each_split() -> None:

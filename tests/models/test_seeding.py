@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import settings as budget
@@ -20,21 +19,6 @@ def test_differing_keys_give_differing_seeds_and_equal_keys_equal_ones(
     assert equal == (first == second)
 
 
-@budget(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**70), site=st.text(max_size=5), round_=st.integers(0, 99))
-def test_a_seed_fits_63_bits_and_differs_from_the_next_seeds(
-    seed: int, site: str, round_: int
-) -> None:
-    derived = derive_seed(seed, site, round_)
-    assert 0 <= derived < 2**63
-    assert derived != derive_seed(seed + 1, site, round_)
-
-
-def test_the_number_one_and_the_text_one_are_different_keys() -> None:
-    assert derive_seed(0, 1) != derive_seed(0, "1")
-
-
-@pytest.mark.xfail(strict=True, reason="the parts of a key are joined by '/' without escaping it")
 def test_a_text_with_a_slash_cannot_pass_for_two_parts_of_a_key() -> None:
     assert derive_seed(0, "a/str:b") != derive_seed(0, "a", "b")
 
@@ -63,11 +47,3 @@ def test_a_seeded_block_repeats_its_draws_and_leaves_the_global_generator_alone(
         assert torch.equal(torch.rand(4), first)
     with seeded(1, "weights"):
         assert not torch.equal(torch.rand(4), first)
-
-
-def test_a_seeded_block_that_fails_restores_the_global_generator_too() -> None:
-    before = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), seeded(1, "x"):
-        torch.rand(4)
-        raise ZeroDivisionError
-    assert torch.equal(torch.get_rng_state(), before)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from models.errors import SettingError
@@ -22,15 +20,6 @@ def test_every_setting_says_what_it_means_in_one_line(cls: type) -> None:
     helps = [rule_of(cls, key).help for key in defaults(cls)]
     assert all(helps)
     assert not any("\n" in text for text in helps)
-
-
-def test_no_method_setting_hides_a_common_one() -> None:
-    assert not defaults(CommonSettings).keys() & defaults(UEFLSettings).keys()
-
-
-def test_settings_cannot_be_changed_once_built() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        CommonSettings().rounds = 3  # type: ignore[misc]  # the point of the test
 
 
 @pytest.mark.parametrize(
@@ -54,24 +43,6 @@ def test_settings_cannot_be_changed_once_built() -> None:
 def test_a_common_setting_without_sense_is_refused(key: str, value: Value) -> None:
     with pytest.raises(SettingError, match=f"'{key}'"):
         build(CommonSettings, {key: value})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("gamma", -0.1),
-        ("codes", 0),
-        ("segments", 0),
-        ("commitment-weight", -1.0),
-        ("iteration-rounds", 0),
-        ("max-iterations", 0),
-        ("codebooks", "private"),
-        ("codeword-start", "zeros"),
-    ],
-)
-def test_a_uefl_setting_without_sense_is_refused(key: str, value: Value) -> None:
-    with pytest.raises(SettingError, match=f"'{key}'"):
-        build(UEFLSettings, {key: value})
 
 
 def test_uefl_starts_from_the_weights_and_budget_of_the_paper() -> None:

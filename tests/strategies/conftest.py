@@ -171,9 +171,11 @@ def fake_app(answering: Callable[..., Behaviour]) -> Callable[..., ClientApp]:
 
 @pytest.fixture
 def roster() -> Roster:
-    """Return the roster of three sites behind the in-process grid's nodes."""
+    """Return the roster of three simulated sites behind the in-process grid's nodes."""
     facts = {
-        site: SiteFacts(site, f"D{site[1]}", (1, 16, 16), 10, {"train": [36]}, {"train": "a"})
+        site: SiteFacts(
+            site, f"D{site[1]}", (1, 16, 16), 10, {"train": [36]}, {"train": "a"}, homeless=True
+        )
         for site in SITES
     }
     return Roster(facts, {site: 1001 + index for index, site in enumerate(SITES)})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from models.errors import SiteError
 from models.settings import CommonSettings, NoSettings
 from strategies.fedavg import FedAvg
 from strategies.roster import Roster
-from strategies.state import RoundState, record_bytes, to_record
+from strategies.state import RoundState, SiteReply, record_bytes, to_record
 
 START = {"w": np.zeros(2, np.float32)}
 Started = Callable[..., tuple[Any, FedAvg]]
@@ -59,6 +60,20 @@ def test_each_site_is_told_round_phase_run_and_folder(started: Started, told: An
         assert told(message)["run-dir"] == "/somewhere"
 
 
+def test_a_site_with_a_folder_of_its_own_is_not_told_the_run_directory(
+    spy_grid: Any, fake_app: Any, roster: Roster, told: Any
+) -> None:
+    settled = dataclasses.replace(roster.facts["s2a"], homeless=False)
+    mixed = Roster({**roster.facts, "s2a": settled}, roster.nodes)
+    common = CommonSettings(rounds=2, silos=3, run_name="run")
+    strategy = FedAvg(common, NoSettings(), mixed, run_dir="/somewhere")
+    grid = spy_grid(fake_app())
+    strategy.start(grid, to_record(START), 2, 20)
+    assert [told(m)["run-dir"] for m in grid.sent] == ["/somewhere", "", "/somewhere"] * 3
+    to_settled = [m.content for m in grid.sent if m.metadata.dst_node_id == 1002]
+    assert not [m for m in to_settled if "/somewhere" in str(dict(m.config_records))]
+
+
 def test_the_next_round_starts_from_the_mean_of_the_last(
     started: Started, fake_app: Any, answering: Any
 ) -> None:
@@ -84,7 +99,8 @@ def test_evaluate_every_says_in_which_rounds_sites_measure(
     grid, _ = started(rounds=4, evaluate_every=every)
     training = [m for m in grid.sent if m.metadata.message_type == TRAIN]
     assert [told(m)["evaluate"] for m in training[::3]] == measured
-    assert told(grid.sent[-1])["evaluate"]
+    # The final evaluation is a kind of its own, and measures whatever the flag says.
+    assert [m.metadata.message_type for m in grid.sent[12:]] == [EVALUATE] * 3
 
 
 def test_the_hooks_hear_of_everything_in_order(started: Started, recorder: Any) -> None:
@@ -210,6 +226,31 @@ def test_a_bad_reply_counts_as_a_failing_site(
         started(app)
 
 
+def test_a_method_may_object_to_a_reply_of_the_right_form(
+    started: Started,
+    fake_app: Any,
+    answering: Any,
+    recorder: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def objection(self: FedAvg, phase: str, reply: SiteReply) -> str | None:
+        asked.append((phase, reply.site))
+        return "too good to be true" if reply.metrics().get("loss") == 0 else None
+
+    monkeypatch.setattr(FedAvg, "objection", objection)
+    app = fake_app(answering(4.0), s2a=answering(9.0, loss=0.0))
+    _, strategy = started(app, min_sites=2, rounds=1)
+    assert strategy.state is not None
+    assert strategy.state.arrays["w"].tolist() == [4, 4]
+    reason = "too good to be true"
+    assert recorder.failures == [(1, "train", "s2a", reason), (1, "evaluate", "s2a", reason)]
+    assert asked == [(p, s) for p in (TRAIN, EVALUATE) for s in ("s1a", "s2a", "s3a")]
+    with pytest.raises(SiteError, match="site s2a, round 1, phase train: too good to be true"):
+        started(app)
+
+
 def test_a_bad_reply_never_reaches_the_mean(
     started: Started, fake_app: Any, answering: Any, content: Any, recorder: Any
 ) -> None:
@@ -252,5 +293,5 @@ def test_the_servers_own_evaluation_gets_each_rounds_arrays(
 
 def test_messages_before_the_start_are_an_error_of_ours(roster: Roster, spy_grid: Any) -> None:
     strategy = FedAvg(CommonSettings(), NoSettings(), roster)
-    with pytest.raises(SiteError, match="no state yet"):
+    with pytest.raises(RuntimeError, match="no state yet"):
         strategy.configure_train(1, ArrayRecord(), None, None)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -69,7 +68,6 @@ def test_an_error_is_a_reply_of_the_node_that_failed(
     assert "no disk" in reply.error.reason
 
 
-@pytest.mark.xfail(strict=True, reason="exchange.py:38 takes the node from the reply's source")
 def test_the_superlinks_own_error_counts_for_the_node_that_was_asked(
     spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
 ) -> None:
@@ -95,7 +93,6 @@ def test_the_superlinks_own_error_counts_for_the_node_that_was_asked(
     assert replies[1002].error.reason == "Node Unavailable"
 
 
-@pytest.mark.xfail(strict=True, reason="exchange.py:31 waits for messages that were not pushed")
 def test_a_message_that_flower_could_not_push_is_not_waited_for(
     spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
 ) -> None:

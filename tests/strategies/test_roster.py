@@ -35,6 +35,7 @@ def _hello(message: Message, context: Context) -> Message:
         "classes": int(config.get("classes", 10)),
         "label-counts": json.dumps({"train": [20, 16], "test": [3, 2]}),
         "fingerprints": json.dumps({"train": "ab"}),
+        "homeless": bool(config.get("homeless", False)),
     }
     return Message(RecordDict({CONFIG: ConfigRecord(facts)}), reply_to=message)
 
@@ -63,10 +64,11 @@ def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) 
     assert roster.task() == Task((1, 16, 16), 10)
 
 
-def test_the_facts_of_a_site_arrive_as_they_were_said() -> None:
-    facts = meet_sites(grid_of({"site": "s1a"}), COMMON).facts["s1a"]
+@pytest.mark.parametrize("homeless", [True, False])
+def test_the_facts_of_a_site_arrive_as_they_were_said(homeless: bool) -> None:
+    facts = meet_sites(grid_of({"site": "s1a", "homeless": homeless}), COMMON).facts["s1a"]
     counts = {"train": [20, 16], "test": [3, 2]}
-    assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, counts, {"train": "ab"})
+    assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, counts, {"train": "ab"}, homeless)
     assert facts.sizes() == {"train": 36, "test": 5}
 
 

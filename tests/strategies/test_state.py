@@ -26,7 +26,6 @@ def test_equal_arrays_are_equal_bytes_whatever_the_order_of_their_names() -> Non
     assert [(n, a.data) for n, a in first.items()] == [(n, a.data) for n, a in second.items()]
 
 
-@pytest.mark.xfail(strict=True, reason="state.py:76: ascontiguousarray makes a scalar 1-d")
 def test_a_scalar_parameter_keeps_its_shape_on_the_wire() -> None:
     assert from_record(to_record({"scale": np.asarray(2.0, np.float32)}))["scale"].shape == ()
 
@@ -39,7 +38,6 @@ def test_a_message_weighs_what_its_records_weigh(content: Callable[..., RecordDi
     assert large - small == pytest.approx(4000, abs=8)
 
 
-@pytest.mark.xfail(strict=True, reason="state.py:86: Flower cannot weigh an empty text")
 def test_an_instruction_without_a_run_directory_can_be_weighed() -> None:
     config = ConfigRecord(dict(Instruction(1, "train", run_name="run", run_dir="").to_config()))
     assert record_bytes(RecordDict({CONFIG: config})) > 0

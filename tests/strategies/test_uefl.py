@@ -156,14 +156,52 @@ def test_centroids_of_several_sites_are_merged_by_their_counts(
     np.testing.assert_allclose(after.arrays["codebook.2"], [[3.0, 6.0]])
 
 
-def test_a_gaussian_extension_takes_the_numbers_that_all_sites_drew(
+@pytest.mark.parametrize("sites", [["s1a"], ["s2a"], ["s1a", "s2a"]])
+def test_a_gaussian_extension_is_drawn_by_the_server_and_keyed_on_the_books_number(
+    uefl: Build, site_reply: Replies, sites: list[str]
+) -> None:
+    strategy = uefl(codes=2, codeword_start="gaussian")
+    before = state(4, uncertain=sites)
+    assert all(strategy.expected(CENTROIDS, site, before) == {} for site in sites)
+    replies = {site: site_reply(site) for site in sites}  # s1a has book 0, s2a books 0 and 1
+    assert all(strategy.objection(CENTROIDS, reply) is None for reply in replies.values())
+    after = strategy.combine(CENTROIDS, before, replies)
+    assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
+    drawn = after.arrays["codebook.2"]
+    np.testing.assert_array_equal(drawn, gaussian_codebook(2, 2, 7, 2))
+    for earlier in (0, 1):
+        assert not np.array_equal(drawn, gaussian_codebook(2, 2, 7, earlier))
+        assert not np.array_equal(drawn, after.arrays[f"codebook.{earlier}"])
+    assert after.extras["access"]["2"] == sites
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "fits"),
+    [
+        (2, [1, 5], True),
+        (0, [], True),
+        (2, [1], False),
+        (1, [1, 5], False),
+        (1, [0], False),
+        (2, [3, -1], False),
+        (1, [0.5], False),
+    ],
+)
+def test_centroids_whose_counts_cannot_be_are_objected_to(
+    uefl: Build, site_reply: Replies, rows: int, counts: list[float], fits: bool
+) -> None:
+    arrays = {"centroids": np.zeros((rows, 2), np.float32), "counts": np.float32(counts)}
+    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays))
+    assert told is None if fits else f"{rows} centroids came with counts" in str(told)
+
+
+def test_an_uncertainty_reply_without_its_entropy_is_objected_to(
     uefl: Build, site_reply: Replies
 ) -> None:
-    drawn = gaussian_codebook(2, 2, 7, 2).numpy()
-    reply = {"centroids": drawn, "counts": np.ones(2, np.float32)}
-    replies = {site: site_reply(site, reply) for site in ("s1a", "s2a")}
-    after = uefl(codes=2, codeword_start="gaussian").combine(CENTROIDS, state(4), replies)
-    np.testing.assert_array_equal(after.arrays["codebook.2"], drawn)
+    assert uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.4})) is None
+    told = uefl().objection(UNCERTAINTY, site_reply("s1a"))
+    assert told == "metric 'incoming.val.entropy' is missing"
+    assert uefl().objection(TRAIN, site_reply("s1a")) is None
 
 
 def test_no_centroid_at_all_is_an_error_that_says_what_to_lower(
@@ -193,13 +231,14 @@ def test_the_first_book_is_gaussian_and_for_all_sites(uefl: Build) -> None:
 
 
 def test_a_run_too_short_for_an_extension_is_refused_unless_it_is_disfl() -> None:
-    with pytest.raises(SettingError, match=r"'rounds' is 19, less than 'iteration-rounds'"):
+    with pytest.raises(
+        SettingError, match=r"'rounds' is 19, not more than 'iteration-rounds' \(20\)"
+    ):
         UEFL.check_settings(CommonSettings(rounds=19), UEFLSettings())
     UEFL.check_settings(CommonSettings(rounds=21), UEFLSettings())
     UEFL.check_settings(CommonSettings(rounds=19), UEFLSettings(max_iterations=1))
 
 
-@pytest.mark.xfail(strict=True, reason="uefl.py:72 lets a run of one iteration pass")
 def test_a_run_that_ends_with_its_first_iteration_is_refused_as_it_never_extends() -> None:
     with pytest.raises(SettingError, match="no codebook would ever be extended"):
         UEFL.check_settings(CommonSettings(rounds=20), UEFLSettings(iteration_rounds=20))

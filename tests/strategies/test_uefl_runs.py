@@ -15,7 +15,7 @@ from models.contract import ARRAYS
 from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings
-from models.uefl import UEFLSettings
+from models.uefl import UEFLSettings, gaussian_codebook
 from strategies.state import RoundState, to_record
 from strategies.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
@@ -120,10 +120,27 @@ def test_centroids_that_leave_a_site_are_fewer_than_its_features(
         assert counts.sum() == 36 * 4  # each of 36 images has four tokens
 
 
+def test_a_gaussian_start_of_shared_books_takes_nothing_from_the_sites(
+    spied_run: Run, tiny: Tiny, recorder: Any
+) -> None:
+    grid, strategy = spied_run(tiny("uefl", rounds=3, codeword_start="gaussian"), [recorder])
+    first, second = recorder.states[0].arrays, recorder.states[1].arrays
+    dimension = first["codebook.0"].shape[1]
+    for number, book in (("1", first["codebook.1"]), ("2", second["codebook.2"])):
+        np.testing.assert_array_equal(book, gaussian_codebook(4, dimension, 7, int(number)))
+        assert number in strategy.state.extras["access"]
+    replies = [
+        reply.content
+        for message, reply in zip(grid.sent[3:], grid.replies[3:], strict=True)
+        if message.content["config"]["phase"] == CENTROIDS
+    ]
+    assert replies
+    assert all(ARRAYS not in content for content in replies)
+
+
 @pytest.mark.parametrize(
     ("phase", "said"), [(UNCERTAINTY, "incoming.val.entropy"), (CENTROIDS, "counts")]
 )
-@pytest.mark.xfail(strict=True, raises=(KeyError, ValueError), reason="not part of validation.py")
 def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
     spy_grid: Any, fake_app: Any, content: Any, answering: Any, roster: Any, phase: str, said: str
 ) -> None:
