@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from models.errors import FedsiloError, RunDirectoryError, SettingError
 from models.schema import Value, defaults, key_of, rule_of
@@ -17,6 +18,8 @@ from server_app.config import (
     run_values,
 )
 from server_app.planning import planned, simulation_file, start
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedsilo", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_runs, _add_compare, _add_small_commands):
+        add(commands)
+    return parser
 
+
+def _add_runs(commands: Commands) -> None:
     simulate = commands.add_parser("simulate", help="run an experiment of simulation.yaml")
     simulate.add_argument("experiment")
     _add_run_options(simulate)
@@ -51,10 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--supernodes", type=int, help="simulated sites (default: as before)")
     resume.set_defaults(handler=_resume)
 
+
+def _add_compare(commands: Commands) -> None:
     compare = commands.add_parser("compare", help="run experiments over seeds, print a table")
     compare.add_argument("experiments", nargs="+", metavar="experiment")
     _add_run_options(compare)
-    compare.set_defaults(engine="inline")
+    compare.set_defaults(engine="inline", handler=_compare)
     compare.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
     compare.add_argument("--jobs", type=int, default=0, help="runs at once (default: one a core)")
     compare.add_argument(
@@ -65,8 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--csv", type=Path, help="also write the table as CSV")
     compare.add_argument("--markdown", type=Path, help="also write the table as Markdown")
-    compare.set_defaults(handler=_compare)
 
+
+def _add_small_commands(commands: Commands) -> None:
     fetch = commands.add_parser("fetch", help="download a data set's files, with checksums")
     fetch.add_argument("dataset")
     fetch.add_argument("--data-dir", type=Path, required=True)
@@ -86,7 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     experiments = commands.add_parser("experiments", help="list the experiments")
     experiments.add_argument("--file", type=Path, default=None)
     experiments.set_defaults(handler=_experiments)
-    return parser
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

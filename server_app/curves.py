@@ -55,13 +55,16 @@ def draw_curves(directory: RunDirectory) -> None:
     ):
         for name, line in lines.items():
             axes.plot(list(line), list(line.values()), label=name, marker=".", markersize=4)
-        for number, round_ in enumerate(summary.get("extended", {})):
-            axes.axvline(
-                int(round_),
-                linestyle="--",
+        for round_, mark in summary["marks"].items():
+            axes.axvline(int(round_), linestyle="--", color="grey", linewidth=1)
+            axes.annotate(
+                mark,
+                (int(round_), 0.02),
+                xycoords=("data", "axes fraction"),
+                rotation=90,
+                ha="right",
+                fontsize=6,
                 color="grey",
-                linewidth=1,
-                label="codewords added" if number == 0 else None,
             )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("round")

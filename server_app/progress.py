@@ -10,6 +10,7 @@ from rich.console import Console
 from models.contract import EVALUATE, TRAIN
 from server_app.bars import choose_bars
 from server_app.recorders import MetricsHook
+from strategies.base import FederatedStrategy
 from strategies.hooks import Hook
 from strategies.roster import Roster
 from strategies.state import RoundState, SiteReply
@@ -22,9 +23,12 @@ class ProgressHook(Hook):
     are those of the model that the round began with.
     """
 
-    def __init__(self, metrics: MetricsHook, console: Console, title: str) -> None:
+    def __init__(
+        self, metrics: MetricsHook, console: Console, method: type[FederatedStrategy], title: str
+    ) -> None:
         self.metrics = metrics
         self.console = console
+        self.method = method
         self.title = title
         self.bars = choose_bars(console)
         self.total = 0
@@ -71,9 +75,8 @@ class ProgressHook(Hook):
             f"train loss {_mean(self.loss.values()):.3f}",
             *self._incoming(state.round - 1),
         ]
-        added = state.extras.get("extended", {}).get(str(state.round))
-        if added:
-            parts.append(f"new codewords for {', '.join(added)}")
+        if mark := self.method.marks(state).get(state.round):
+            parts.append(mark)
         self._say("  ".join([*parts, f"{_clock(left)} left"]))
         self.bars.round_done(state.round)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from typing import Any
 
 from flwr.serverapp import Grid
 from rich.console import Console
@@ -28,7 +29,7 @@ from server_app.summary import by_distribution, means, print_table, privacy_docu
 from strategies.base import FederatedStrategy
 from strategies.registry import strategy_class
 from strategies.roster import Roster, meet_sites
-from strategies.state import to_record
+from strategies.state import RoundState, to_record
 
 
 def run(grid: Grid, settings: RunSettings, console: Console | None = None) -> RunDirectory:
@@ -107,7 +108,7 @@ def _assemble(
         metrics,
         TrafficHook(directory),
         FailureHook(),
-        ProgressHook(metrics, console, f"{cls.title} on {common.dataset}, seed {common.seed}"),
+        ProgressHook(metrics, console, cls, f"{cls.title} on {common.dataset}, seed {common.seed}"),
     )
     recording = [recorders.metrics, recorders.traffic, recorders.failures]
     checkpoint = CheckpointHook(directory.checkpoints, settings.fingerprint(), recording)
@@ -144,46 +145,47 @@ def _write_end(
     """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
     state = strategy.state
     assert state is not None  # start() has returned
-    common = settings.common
-    values = recorders.metrics.values(state.round, "test")
-    validation = recorders.metrics.values(state.round, "val")
-    totals = recorders.traffic.totals()
-    privacy = privacy_document(common.method, strategy.leaves, totals)
+    method = settings.common.method
     if state.arrays:
-        save_state(
-            directory.path / "model.safetensors",
-            state.arrays,
-            {"method": common.method, "round": state.round, "extras": dict(state.extras)},
-        )
+        facts = {"method": method, "round": state.round, "extras": dict(state.extras)}
+        save_state(directory.path / "model.safetensors", state.arrays, facts)
+    privacy = privacy_document(method, strategy.leaves, recorders.traffic.totals())
     directory.write_json("privacy.json", privacy)
-    directory.write_json(
-        "summary.json",
-        {
-            "method": common.method,
-            "title": strategy.title,
-            "dataset": common.dataset,
-            "seed": common.seed,
-            "rounds": state.round,
-            "sites": values,
-            "mean": means(values),
-            "distributions": by_distribution(values, _distribution_of(strategy)),
-            "validation": {
-                "mean": means(validation),
-                "distributions": by_distribution(validation, _distribution_of(strategy)),
-            },
-            "published": strategy.published.get(common.dataset),
-            "extended": state.extras.get("extended", {}),
-            "failures": recorders.failures.failures,
-            "seconds": {
-                **{name: round(value, 3) for name, value in seconds.items()},
-                "sites": recorders.traffic.seconds(),
-            },
-            "peak-memory-bytes": recorders.traffic.peak_memory,
-            "bytes": totals,
-            "privacy": privacy,
+    figures = _figures(strategy, state, recorders)
+    cost = {
+        "seconds": {
+            **{name: round(value, 3) for name, value in seconds.items()},
+            "sites": recorders.traffic.seconds(),
         },
-    )
+        "peak-memory-bytes": recorders.traffic.peak_memory,
+        "bytes": recorders.traffic.totals(),
+    }
+    directory.write_json("summary.json", {**figures, **cost, "privacy": privacy})
     draw_curves(directory)
+
+
+def _figures(
+    strategy: FederatedStrategy, state: RoundState, recorders: _Recorders
+) -> dict[str, Any]:
+    """Return what a run found: test figures, validation figures, and what happened on the way."""
+    common = strategy.common
+    distribution_of = _distribution_of(strategy)
+    test = recorders.metrics.values(state.round, "test")
+    val = recorders.metrics.values(state.round, "val")
+    return {
+        "method": common.method,
+        "title": strategy.title,
+        "dataset": common.dataset,
+        "seed": common.seed,
+        "rounds": state.round,
+        "sites": test,
+        "mean": means(test),
+        "distributions": by_distribution(test, distribution_of),
+        "validation": {"mean": means(val), "distributions": by_distribution(val, distribution_of)},
+        "published": strategy.published.get(common.dataset),
+        "marks": strategy.marks(state),
+        "failures": recorders.failures.failures,
+    }
 
 
 def _distribution_of(strategy: FederatedStrategy) -> dict[str, str]:

@@ -114,6 +114,11 @@ class FederatedStrategy(Strategy):
         """Tell whether no further round is wanted."""
         return state.round >= self.common.rounds
 
+    @classmethod
+    def marks(cls, state: RoundState) -> dict[int, str]:
+        """Return what happened in which round, for the round's line and the learning curves."""
+        return {}
+
     def why_finished(self, state: RoundState) -> str:
         """Say why the run ended before its last round; empty if it did not."""
         return ""

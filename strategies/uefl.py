@@ -100,6 +100,12 @@ class UEFL(FederatedStrategy):
         certain = self.settings.stop_when_certain and bool(state.extras["certain"])
         return certain or super().finished(state)
 
+    @classmethod
+    def marks(cls, state: RoundState) -> dict[int, str]:
+        """Return where codewords were added, and for whom."""
+        extended = state.extras["extended"].items()
+        return {int(round_): f"new codewords for {', '.join(sites)}" for round_, sites in extended}
+
     def why_finished(self, state: RoundState) -> str:
         """Say that no silo is uncertain."""
         if state.round >= self.common.rounds:

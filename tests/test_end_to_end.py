@@ -192,9 +192,9 @@ def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: I
 
     directory = inline_run(_values(tiny, "uefl"))
     arrays, facts = load_state(directory.path / "model.safetensors")
-    extended = directory.read_json("summary.json")["extended"]
-    assert list(extended) == ["1"]
-    assert facts["extras"]["access"]["1"] == extended["1"]
+    marks = directory.read_json("summary.json")["marks"]
+    sites = facts["extras"]["access"]["1"]
+    assert marks == {"1": f"new codewords for {', '.join(sites)}"}
     assert arrays["codebook.0"].shape == (4, 16)
     assert arrays["codebook.1"].shape[1] == 16
 

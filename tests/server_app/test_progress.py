@@ -16,6 +16,7 @@ from server_app.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.run_directory import RunDirectory
 from strategies.roster import Roster
 from strategies.state import RoundState, SiteReply
+from strategies.uefl import UEFL
 
 FACTS = SiteFacts("s1a", "D1", (1, 16, 16), 10, {"train": [1]}, {"train": "x"})
 ROSTER = Roster({"s1a": FACTS}, {"s1a": 5})
@@ -73,7 +74,7 @@ def test_hooks_take_back_what_they_gave(tmp_path: Path) -> None:
 def test_a_round_is_one_line_with_figures_and_time_left(tmp_path: Path) -> None:
     text = io.StringIO()
     metrics = MetricsHook(RunDirectory(tmp_path))
-    hook = ProgressHook(metrics, Console(file=text, width=120), "UEFL on digits")
+    hook = ProgressHook(metrics, Console(file=text, width=120), UEFL, "UEFL on digits")
     hook.run_started(RoundState(0, {}), ROSTER, 10)
     reply = _reply(
         incoming__val__accuracy=0.25, incoming__val__entropy=1.0, trained__train__loss=2.5

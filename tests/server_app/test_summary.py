@@ -62,7 +62,7 @@ def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:
 
 def test_the_picture_has_a_panel_per_metric_that_was_measured(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    summary = {"title": "UEFL", "dataset": "digits", "seed": 1, "extended": {"1": ["s1a"]}}
+    summary = {"title": "UEFL", "dataset": "digits", "seed": 1, "marks": {"1": "new codewords"}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "silos.json").write_text(json.dumps({"s1a": {"distribution": "D1"}}))
     rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in ("accuracy", "entropy")]
