@@ -55,22 +55,15 @@ def draw_curves(directory: RunDirectory) -> None:
     ):
         for name, line in lines.items():
             axes.plot(list(line), list(line.values()), label=name, marker=".", markersize=4)
-        for round_, mark in summary["marks"].items():
+        for round_ in summary["marks"]:
             axes.axvline(int(round_), linestyle="--", color="grey", linewidth=1)
-            axes.annotate(
-                mark,
-                (int(round_), 0.02),
-                xycoords=("data", "axes fraction"),
-                rotation=90,
-                ha="right",
-                fontsize=6,
-                color="grey",
-            )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("round")
         axes.set_ylabel(f"test {CURVES[metric]}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
+    marks = [f"round {round_}: {mark}" for round_, mark in summary["marks"].items()]
+    figure.supxlabel("\n".join(marks), fontsize="small", color="grey")
     figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
