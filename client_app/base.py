@@ -25,6 +25,7 @@ from datasets.silos import Silo
 from models.contract import (
     ARRAYS,
     INCOMING,
+    KEPT_STATE,
     METRICS,
     NUM_EXAMPLES,
     PEAK_MEMORY,
@@ -73,6 +74,7 @@ class SiteMethod(ABC):
         self.state = state
         self.compute = choose_compute(common.device, common.precision, common.threads)
         self.started = time.perf_counter()
+        self.kept_state = False
 
     @abstractmethod
     def open_network(self) -> SiteNetwork:
@@ -111,10 +113,14 @@ class SiteMethod(ABC):
         metrics[measurement(TRAINED, "train", "loss")] = loss
         if instruction.evaluate:
             metrics |= self.measured(network, TRAINED, ("val",))
-        kept = self.kept(network)
-        if kept:
-            self.state.store(instruction, kept)
+        if kept := self.kept(network):
+            self.keep(kept)
         return self.reply(metrics, self.outgoing(network))
+
+    def keep(self, arrays: dict[str, Tensor]) -> None:
+        """Store private state for this phase; the reply will say that there is some."""
+        self.state.store(self.request.instruction, arrays)
+        self.kept_state = True
 
     def measure_only(self) -> RecordDict:
         """Measure the incoming model on validation and test data, and reply."""
@@ -152,6 +158,7 @@ class SiteMethod(ABC):
                 NUM_EXAMPLES: len(self.silo.train),
                 SECONDS: time.perf_counter() - self.started,
                 PEAK_MEMORY: peak_memory_bytes(),
+                KEPT_STATE: int(self.kept_state),
             }
         )
         records = RecordDict({METRICS: record})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -61,5 +62,15 @@ def choose_compute(device: str, precision: str, threads: int) -> Compute:
             f"{torch.cuda.device_count() if have_gpu else 'no'} usable GPU; use auto or cpu"
         )
     use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
+    if use_gpu:
+        _be_repeatable(precision)
     chosen = torch.device(f"cuda:{int(index or 0)}" if use_gpu else "cpu")
     return Compute(chosen, precision == "bf16" or (precision == "auto" and use_gpu))
+
+
+def _be_repeatable(precision: str) -> None:
+    """Ask CUDA for the same bits on the same machine, and for true fp32 where that is asked for."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"

@@ -32,8 +32,8 @@ class SiteState:
         Later states belong to rounds that the server lost, and are not looked at.
 
         Raises:
-            CheckpointError: the state is cut short or altered, or the server goes back further
-                than this site remembers.
+            CheckpointError: the state is gone, cut short or altered, or the server goes back
+                further than this site remembers.
         """
         keys = self._keys()
         older = [key for key in keys if key < (instruction.round, instruction.step)]
@@ -42,6 +42,11 @@ class SiteState:
                 f"private state of site {self.folder.name}: round {instruction.round} is asked for "
                 f"and the oldest state in {self.folder} is of round {keys[0][0]}; resume from a "
                 "newer checkpoint or start a new run"
+            )
+        if not older and instruction.expects_state:
+            raise CheckpointError(
+                f"private state of site {self.folder.name} is gone from {self.folder}: bring it "
+                "back, or start a new run"
             )
         if not older:
             return None
@@ -62,7 +67,7 @@ class SiteState:
         """
         facts = {"round": instruction.round, "step": instruction.step}
         content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
-        save_state(self._path(instruction.round, instruction.step), content, facts)
+        save_state(self._path(instruction.round, instruction.step), content, facts, mode=0o600)
         now = (instruction.round, instruction.step)
         kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
         for key in self._keys():

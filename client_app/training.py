@@ -66,8 +66,5 @@ def train_epochs(
                 total += loss.detach() * len(indices)
     mean = total.item() / len(split)
     if not torch.isfinite(total):
-        raise SiteError(
-            f"site {key[-1]}, round {key[0]}: training diverged, its loss is {mean}; "
-            "lower 'learning-rate'"
-        )
+        raise SiteError(f"training diverged, its loss is {mean}: lower 'learning-rate'")
     return mean

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
@@ -16,19 +17,18 @@ from torch import Tensor
 from client_app.base import SiteMethod
 from client_app.evaluation import SiteNetwork, measure, tokens_of
 from models.contract import INCOMING, measurement
-from models.errors import SiteError
 from models.federated_kmeans import Centroids, local_centroids
 from models.networks import build_classifier, exchanged_arrays, load_exchanged
 from models.seeding import derive_seed
 from models.uefl import (
+    CODEBOOK,
+    NEW_CODEWORDS,
     UEFLNetwork,
     UEFLSettings,
     gaussian_codebook,
     perplexity,
     segment_dimension,
 )
-
-CODEBOOK = "codebook."
 
 
 class CodeUse:
@@ -105,35 +105,28 @@ class UEFLSite(SiteMethod):
         return self.reply({measurement(INCOMING, "val", "entropy"): values["entropy"]})
 
     def phase_centroids(self) -> RecordDict:
-        """Answer with centroids and counts, or add them to the personal book."""
+        """Answer with centroids and counts, or add codewords to the personal books."""
         network = self.open_network()
-        if self._personal():
-            books = self._books(network)
-            books[f"{CODEBOOK}{len(books)}"] = self._new_personal_book(network)
-            self.state.store(self.request.instruction, books)
-            return self.reply({})
-        if self.settings.codeword_start == "gaussian":
-            return self.reply({})  # the server draws the new book: nothing need leave the site
-        found = self._centroids(network)
-        return self.reply(
-            {},
-            {
-                "centroids": torch.from_numpy(found.centres),
-                "counts": torch.from_numpy(found.counts),
-            },
-        )
+        shared_gaussian = not self._personal() and self.settings.codeword_start == "gaussian"
+        if shared_gaussian:  # the server draws the new book: nothing need leave the site
+            return self.reply({NEW_CODEWORDS: self.settings.codes})
+        found = self._new_codewords(network)
+        metrics = {NEW_CODEWORDS: float(len(found.counts))}
+        if not self._personal():
+            centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
+            return self.reply(metrics, {"centroids": centres, "counts": counts})
+        books = self._books(network)
+        if len(found.counts):
+            books[f"{CODEBOOK}{len(books)}"] = torch.from_numpy(found.centres)
+        self.keep(books)
+        return self.reply(metrics)
 
-    def _new_personal_book(self, network: UEFLNetwork) -> Tensor:
-        if self.settings.codeword_start == "gaussian":
-            dimension, book = network.codebook().shape[1], len(network.codebooks)
-            return gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-        found = self._centroids(network)
-        if not len(found.counts):
-            raise SiteError(
-                f"site {self.silo.name}: no centroid stands for {self.settings.centroid_min_count} "
-                "features; lower 'centroid-min-count' or 'codes'"
-            )
-        return torch.from_numpy(found.centres)
+    def _new_codewords(self, network: UEFLNetwork) -> Centroids:
+        if self.settings.codeword_start == "kmeans":
+            return self._centroids(network)
+        dimension, book = network.codebook().shape[1], len(network.codebooks)
+        drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        return Centroids(drawn.numpy(), np.ones(len(drawn), np.int64))
 
     def _centroids(self, network: UEFLNetwork) -> Centroids:
         dimension = network.codebook().shape[1]

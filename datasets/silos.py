@@ -229,7 +229,7 @@ def _open_silo(folder: Path, source: Source) -> Silo:
             )
             for name in SPLITS
         }
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(
             f"the cached silo {folder} is damaged ({error}): remove that folder, it is made again"
         ) from None

@@ -84,6 +84,11 @@ def _decode_idx(folder: Path) -> Pool:
     test = read_labelled_images(
         folder / "t10k-images-idx3-ubyte.gz", folder / "t10k-labels-idx1-ubyte.gz", 10
     )
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise DataError(
+            f"{folder}: training images are {train[0].shape[1:]} pixels and test images "
+            f"{test[0].shape[1:]}: download both again"
+        )
     return Pool(*train, *test)
 
 
@@ -200,4 +205,10 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 
     if not target.is_dir():
         build_folder(target, fill)
-    return Pool(*(np.load(target / f"{name}.npy", mmap_mode="r") for name in names)), key
+    try:
+        return Pool(*(np.load(target / f"{name}.npy", mmap_mode="r") for name in names)), key
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"the decoded data in {target} are damaged ({error}): remove that folder, it is made "
+            "again"
+        ) from None

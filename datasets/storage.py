@@ -26,7 +26,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 _ENTRY = "fedsilo"
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str, mode: int = 0o644) -> None:
     """Write ``content`` to ``path`` so that no reader ever sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
@@ -36,7 +36,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -68,12 +68,12 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
     """Store ``arrays`` and the JSON-serialisable ``facts`` in one file."""
     content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     # One entry only: safetensors writes several in random order, and equal states are equal bytes.
-    write_atomically(path, save(contiguous, {_ENTRY: json.dumps(content, sort_keys=True)}))
+    write_atomically(path, save(contiguous, {_ENTRY: json.dumps(content, sort_keys=True)}), mode)
 
 
 def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:

@@ -20,6 +20,7 @@ METRICS = "metrics"
 NUM_EXAMPLES = "num-examples"
 SECONDS = "seconds"
 PEAK_MEMORY = "peak-memory-bytes"
+KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
 
 INCOMING = "incoming"
 TRAINED = "trained"
@@ -40,6 +41,7 @@ class Instruction:
         run_name: names the run, and with it the site's private state.
         run_dir: run directory in simulation, where sites without a state-dir keep their state.
         evaluate: whether to measure the incoming model.
+        expects_state: whether the site has told before that it keeps private state of this run.
     """
 
     round: int
@@ -48,6 +50,7 @@ class Instruction:
     run_name: str = ""
     run_dir: str = ""
     evaluate: bool = True
+    expects_state: bool = False
 
     def to_config(self) -> dict[str, int | str | bool]:
         """Return the instruction as keys and values of a ConfigRecord."""
@@ -58,6 +61,7 @@ class Instruction:
             "run-name": self.run_name,
             "run-dir": self.run_dir,
             "evaluate": self.evaluate,
+            "expects-state": self.expects_state,
         }
 
     @classmethod
@@ -75,6 +79,7 @@ class Instruction:
                 run_name=str(config["run-name"]),
                 run_dir=str(config["run-dir"]),
                 evaluate=bool(config["evaluate"]),
+                expects_state=bool(config["expects-state"]),
             )
         except KeyError as error:
             raise SiteError(

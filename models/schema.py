@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
@@ -23,7 +24,10 @@ _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a field allows: ``minimum`` and ``maximum`` inclusive, ``above`` and ``below`` not."""
+    """What a field allows: ``minimum`` and ``maximum`` inclusive, ``above`` and ``below`` not.
+
+    A text may be one of ``choices``, or match ``pattern`` as told by ``wording``.
+    """
 
     help: str
     minimum: float | None = None
@@ -31,9 +35,13 @@ class Rule:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    pattern: str = ""
+    wording: str = ""
 
     def allowed(self) -> str:
         """Say the range in words, empty if anything of the type will do."""
+        if self.pattern:
+            return self.wording
         if self.choices:
             return "one of " + ", ".join(self.choices)
         bounds = [
@@ -47,7 +55,8 @@ class Rule:
     def holds(self, value: Value) -> bool:
         """Tell whether ``value``, already of the right type, is in range."""
         if isinstance(value, str):
-            return not self.choices or value in self.choices
+            listed = not self.choices or value in self.choices
+            return listed and (not self.pattern or bool(re.fullmatch(self.pattern, value)))
         return not (
             (self.minimum is not None and value < self.minimum)
             or (self.maximum is not None and value > self.maximum)

@@ -16,7 +16,7 @@ class CommonSettings:
     seed: int = setting(42, "seed of every random number", minimum=0)
     rounds: int = setting(30, "communication rounds in all", minimum=1)
     silos: int = setting(9, "silos that the data set is cut into", minimum=1)
-    min_sites: int = setting(0, "sites that must answer a round; 0: all of them", minimum=0)
+    min_sites: int = setting(0, "sites that must answer a round; 0: all that joined", minimum=0)
 
     local_epochs: int = setting(2, "passes over a site's training data per round", minimum=1)
     batch_size: int = setting(32, "images per optimiser step", minimum=2)
@@ -33,7 +33,12 @@ class CommonSettings:
     silo_train_size: int = setting(0, "training images a silo; 0: the data set's own", minimum=0)
     silo_test_size: int = setting(0, "test images a silo; 0: the data set's own", minimum=0)
 
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    device: str = setting(
+        "auto",
+        "where a site computes; auto takes a GPU where there is one",
+        pattern=r"auto|cpu|cuda(:[0-9]+)?",
+        wording="auto, cpu, cuda or cuda:N",
+    )
     precision: str = setting(
         "auto", "auto: bf16 on a GPU, else fp32", choices=("auto", "fp32", "bf16")
     )

@@ -19,6 +19,9 @@ from models.networks import ImageClassifier
 from models.schema import setting
 from models.seeding import generator
 
+CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
+NEW_CODEWORDS = "new-codewords"  # how many a site has for a new book, in a centroids reply
+
 
 @dataclass(frozen=True)
 class UEFLSettings:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from models.errors import FedsiloError
+from models.errors import FedsiloError, RunDirectoryError
 
 app = ServerApp()
 
@@ -20,10 +22,16 @@ def main(grid: Grid, context: Context) -> None:
         FedsiloError: with one line that says what was wrong and what to do; logged before.
     """
     from server_app.config import resolve
+    from server_app.ray_engine import LAUNCH_VARIABLE
     from server_app.run import run
 
     try:
-        run(grid, resolve(context.run_config))
+        launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
+        run(grid, resolve(context.run_config), launch)
     except FedsiloError as error:
         logging.getLogger("flwr").error("fedsilo: %s", error)
         raise
+    except OSError as error:
+        told = f"{error.filename or 'system'}: {error.strerror}"
+        logging.getLogger("flwr").error("fedsilo: %s", told)
+        raise RunDirectoryError(told) from error

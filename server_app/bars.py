@@ -19,6 +19,12 @@ PROGRESS_VARIABLE = "FEDSILO_PROGRESS"
 _MARKER = "@fedsilo-progress "
 
 
+def make_console() -> Console:
+    """Return a console on standard output, wide enough for a table where no terminal is."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
 class Bars:
     """Draws nothing."""
 
@@ -36,6 +42,10 @@ class Bars:
 
     def stop(self) -> None:
         """Take the bars away."""
+
+    def close(self) -> None:
+        """Take the bars away, whatever happened."""
+        self.stop()
 
 
 class TerminalBars(Bars):

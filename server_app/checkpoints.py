@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from datasets.storage import load_state, save_state
 from models.errors import CheckpointError
+from models.schema import Value
+from server_app.config import differences
 from strategies.hooks import Hook
 from strategies.state import RoundState
 
@@ -19,9 +21,9 @@ class CheckpointHook(Hook):
 
     name = "checkpoint"
 
-    def __init__(self, folder: Path, fingerprint: str, hooks: Sequence[Hook]) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Value], hooks: Sequence[Hook]) -> None:
         self.folder = folder
-        self.fingerprint = fingerprint
+        self.settings = dict(settings)
         self.hooks = list(hooks)
 
     def round_ended(self, state: RoundState) -> None:
@@ -29,7 +31,8 @@ class CheckpointHook(Hook):
         facts = {
             "round": state.round,
             "extras": dict(state.extras),
-            "fingerprint": self.fingerprint,
+            "keepers": list(state.keepers),
+            "settings": self.settings,
             "hooks": {hook.name: hook.state() for hook in self.hooks if hook.name},
         }
         save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
@@ -49,15 +52,16 @@ class CheckpointHook(Hook):
             except CheckpointError as error:
                 logging.getLogger("flwr").warning("%s: looking for the one before it", error)
                 continue
-            if facts["fingerprint"] != self.fingerprint:
+            if other := differences(facts["settings"], self.settings):
                 raise CheckpointError(
-                    f"{path} belongs to another config: resume with the settings in "
-                    f"{self.folder.parent / 'config.toml'}, or choose another 'run-name'"
+                    f"{path} belongs to another config: {other}; resume with the same settings "
+                    "or choose another 'run-name'"
                 )
             for hook in self.hooks:
                 if hook.name:
                     hook.restore(facts["hooks"].get(hook.name))
-            return RoundState(facts["round"], arrays, facts["extras"])
+            keepers = tuple(facts["keepers"])
+            return RoundState(facts["round"], arrays, facts["extras"], keepers)
         if files:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} is whole "

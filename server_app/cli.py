@@ -13,6 +13,7 @@ from models.schema import Value, defaults, key_of, rule_of
 from models.settings import CommonSettings
 from server_app.config import (
     known_defaults,
+    launch_values,
     read_experiments,
     resolve,
     run_values,
@@ -30,6 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         handler(options)
     except FedsiloError as error:
         print(f"fedsilo: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left; nothing more to say
+        return 1
+    except OSError as error:
+        print(f"fedsilo: error: {error.filename or 'system'}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("fedsilo: interrupted; 'fedsilo resume RUN-DIR' goes on", file=sys.stderr)
@@ -55,7 +62,7 @@ def _add_runs(commands: Commands) -> None:
 
     resume = commands.add_parser("resume", help="go on with a run that was cut short")
     resume.add_argument("run_dir", type=Path)
-    resume.add_argument("--engine", choices=("ray", "inline"), default="ray")
+    resume.add_argument("--engine", choices=("ray", "inline"), help="default: as before")
     resume.add_argument("--supernodes", type=int, help="simulated sites (default: as before)")
     resume.set_defaults(handler=_resume)
 
@@ -109,7 +116,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         help="a setting, instead of the experiment's",
     )
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings from a file")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of run directories")
+    parser.add_argument(
+        "--out", type=Path, help="folder of run directories (default: the settings', else runs)"
+    )
     parser.add_argument(
         "--engine",
         choices=("ray", "inline"),
@@ -141,20 +150,28 @@ def _resume(options: argparse.Namespace) -> None:
             f"{directory.path} has no config.toml: it is no run directory, or "
             "its run never began; start it anew"
         )
+    launch = launch_values(config)
     values = run_values(config) | {
         "resume": True,
         "out": str(directory.path.parent),
         "run-name": directory.path.name,
     }
-    nodes = options.supernodes or len(directory.read_json("silos.json"))
-    start(resolve(values), check_resources({"num-supernodes": nodes}), options.engine)
+    resources = dict(launch.get("resources", {}))
+    resources.setdefault("num-supernodes", len(directory.read_json("silos.json")))
+    if options.supernodes is not None:
+        resources["num-supernodes"] = options.supernodes
+    engine = options.engine or launch.get("engine", "ray")
+    start(resolve(values), check_resources(resources), engine)
 
 
 def _compare(options: argparse.Namespace) -> None:
     from server_app.compare import compare
 
-    if options.seeds < 1:
-        raise SettingError(f"--seeds is {options.seeds}; it must be at least 1")
+    for option, least in (("seeds", 1), ("jobs", 0)):
+        if getattr(options, option) < least:
+            raise SettingError(
+                f"--{option} is {getattr(options, option)}; it must be at least {least}"
+            )
     compare(options)
 
 

@@ -24,7 +24,8 @@ from rich.table import Table
 
 from datasets.storage import write_atomically
 from models.errors import FedsiloError, RunDirectoryError
-from server_app.config import RunSettings, resolve, run_values
+from server_app.bars import make_console
+from server_app.config import RunSettings, differences, resolve, run_values
 from server_app.planning import planned
 from server_app.run_directory import RunDirectory
 
@@ -56,6 +57,7 @@ class Job:
 
     experiment: str
     settings: RunSettings
+    sites: int
     command: list[str]
 
     @property
@@ -73,9 +75,13 @@ class Job:
         config = self.directory.path / "config.toml"
         if not config.is_file():
             return False
-        if resolve(run_values(config)).fingerprint() != self.settings.fingerprint():
+        other = differences(resolve(run_values(config)).decisive(), self.settings.decisive())
+        sites = len(self.directory.read_json("silos.json"))
+        if sites != self.sites:
+            other = f"{sites} sites took part there and {self.sites} are asked for here"
+        if other:
             raise RunDirectoryError(
-                f"{self.directory.path} holds a run with other settings: "
+                f"{self.directory.path} holds a run with other settings: {other}; "
                 "choose another --out or remove it"
             )
         return (self.directory.path / "summary.json").is_file()
@@ -101,14 +107,13 @@ def compare(options: argparse.Namespace) -> None:
     Raises:
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
     """
-    jobs = [
-        _job(name, seed, options) for name in options.experiments for seed in range(options.seeds)
-    ]
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    names = list(dict.fromkeys(options.experiments))
+    jobs = [_job(name, seed, options) for name in names for seed in range(options.seeds)]
+    console = make_console()
     _run_all([job for job in jobs if not job.finished()], _parallel(jobs, options.jobs), console)
     rows = [
         row
-        for name in options.experiments
+        for name in names
         for row in experiment_rows(
             name,
             [
@@ -126,7 +131,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def _job(experiment: str, seed: int, options: argparse.Namespace) -> Job:
-    settings, _ = planned(
+    settings, resources = planned(
         experiment, options, seed=seed, **{"run-name": f"{experiment}-seed{seed}"}
     )
     command = [
@@ -150,7 +155,7 @@ def _job(experiment: str, seed: int, options: argparse.Namespace) -> Job:
         command += ["--supernodes", str(options.supernodes)]
     for flag, path in (("--config", options.config), ("--file", options.file)):
         command += [flag, str(path)] if path else []
-    return Job(experiment, settings, command)
+    return Job(experiment, settings, int(resources["num-supernodes"]), command)
 
 
 def _parallel(jobs: Sequence[Job], asked: int) -> int:
@@ -170,7 +175,7 @@ def _run_all(jobs: Sequence[Job], parallel: int, console: Console) -> None:
                 console.print(
                     f"{number}/{len(jobs)} {waiting[done].directory.path.name}", highlight=False
                 )
-        except FedsiloError:
+        except BaseException:  # also Ctrl-C, which the children get too
             pool.shutdown(cancel_futures=True)
             raise
 

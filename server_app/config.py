@@ -6,8 +6,7 @@ settings and the method's own, or refuses before anything is trained.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,16 @@ from strategies.registry import METHODS, strategy_class
 SIMULATION_FILE = "simulation.yaml"
 
 # Where a run lies and how it is waited for; they do not change its result.
-_PLACES = ("data-dir", "cache-dir", "out", "run-name", "resume", "reply-timeout", "join-timeout")
+_CIRCUMSTANCES = (
+    "data-dir",
+    "cache-dir",
+    "out",
+    "run-name",
+    "resume",
+    "min-sites",
+    "reply-timeout",
+    "join-timeout",
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +47,19 @@ class RunSettings:
         """Return every key that the run uses, with its value."""
         return as_mapping(self.common) | as_mapping(self.own)
 
-    def fingerprint(self) -> str:
-        """Return a SHA-256 over the settings that the result depends on."""
-        decisive = {k: v for k, v in self.as_mapping().items() if k not in _PLACES}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    def decisive(self) -> dict[str, Value]:
+        """Return the settings that the result depends on; a resumed run must have the same."""
+        return {k: v for k, v in self.as_mapping().items() if k not in _CIRCUMSTANCES}
+
+
+def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
+    """Say which settings differ between two runs, empty if none does."""
+    told = [
+        f"{key} is {before.get(key, 'unset')!r} there and {now.get(key, 'unset')!r} here"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    return "; ".join(told)
 
 
 def known_defaults() -> dict[str, Value]:
@@ -94,19 +111,26 @@ def read_toml(path: Path) -> dict[str, Value]:
     Raises:
         SettingError: the file is missing, no TOML, or nested.
     """
+    return _flat(_parse_toml(path), str(path))
+
+
+def _parse_toml(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is no valid TOML: {error}") from None
-    return _flat(content, str(path))
 
 
 def run_values(config: Path) -> dict[str, Value]:
     """Return the settings of a run directory's config.toml, without its environment."""
-    content = tomllib.loads(config.read_text())
-    return {key: value for key, value in content.items() if key != "environment"}
+    return {k: v for k, v in _parse_toml(config).items() if not isinstance(v, dict)}
+
+
+def launch_values(config: Path) -> dict[str, Any]:
+    """Return how a run directory's run was launched: engine and resources."""
+    return dict(_parse_toml(config).get("launch", {}))
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
@@ -119,9 +143,14 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     if not equals or not key.strip():
         raise SettingError(f"'{text}' is no setting: write key=value, for example rounds=5")
     try:
-        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+        parsed = tomllib.loads(f"value = {raw.strip()}")
     except tomllib.TOMLDecodeError:
-        value = raw.strip()
+        parsed = {"value": raw.strip()}
+    if parsed.keys() != {"value"}:
+        raise SettingError(f"'{text}' is more than one setting: give each its own --set")
+    value = parsed["value"]
+    if isinstance(value, datetime.date | datetime.time):
+        value = raw.strip()  # a bare name such as 2024-01-01
     return next(iter(_flat({key.strip(): value}, f"--set {text}").items()))
 
 
@@ -157,7 +186,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
             f"{path} cannot be read ({error.strerror}): run this in fedsilo's "
             "folder or name the file by --file"
         ) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not isinstance(content.get("experiments"), dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
@@ -173,6 +202,10 @@ def _experiment(name: str, raw: Mapping[str, Any], path: Path, seen: tuple[str, 
             f"{path}: experiments {' -> '.join((*seen, name))} are based on one another"
         )
     content = raw[name]
+    if not _well_formed(content):
+        raise SettingError(
+            f"{path}: experiment '{name}' must be a mapping, and so must its config and resources"
+        )
     surplus = set(content) - {"base", "config", "resources", "about"}
     if surplus:
         raise SettingError(
@@ -188,6 +221,14 @@ def _experiment(name: str, raw: Mapping[str, Any], path: Path, seen: tuple[str, 
     values |= _flat(content.get("config") or {}, where)
     resources |= _flat(content.get("resources") or {}, where)
     return Experiment(name, values, resources)
+
+
+def _well_formed(content: Any) -> bool:
+    return (
+        isinstance(content, dict)
+        and all(isinstance(content.get(part) or {}, dict) for part in ("config", "resources"))
+        and isinstance(content.get("base", ""), str)
+    )
 
 
 def find_experiment(path: Path, name: str) -> Experiment:

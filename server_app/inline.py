@@ -141,4 +141,5 @@ def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
 
     with flower_identity():
         grid = InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
-        return run(grid, settings)
+        launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
+        return run(grid, settings, launch)

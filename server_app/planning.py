@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from server_app.config import (
     read_toml,
     resolve,
 )
-from server_app.ray_engine import check_resources
+from server_app.ray_engine import check_resources, run_with_ray
 from server_app.run_directory import default_run_name, open_run_directory
 
 _PATHS = ("data-dir", "cache-dir", "out")
@@ -43,10 +44,13 @@ def planned(
     if options.config:
         values |= read_toml(options.config)
     values |= dict(parse_assignment(text) for text in options.changes)
-    values |= {"out": str(options.out)} | more
+    values |= more
+    if options.out or not (values.get("out") or os.environ.get("FEDSILO_RUNS")):
+        values["out"] = str(options.out or "runs")
     for key in _PATHS:
-        if values.get(key):
-            values[key] = str(Path(str(values[key])).expanduser().resolve())
+        path = values.get(key)
+        if path and isinstance(path, str):
+            values[key] = str(Path(path).expanduser().resolve())
     settings = resolve(values)
     if not settings.common.run_name:
         name = default_run_name(
@@ -69,8 +73,6 @@ def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) ->
     # Told here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     if engine == "ray":
-        from server_app.ray_engine import run_with_ray
-
         run_with_ray(settings, resources)
     else:
         from server_app.inline import run_inline

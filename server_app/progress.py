@@ -60,7 +60,7 @@ class ProgressHook(Hook):
                 site: reply.metric("trained.train.loss") for site, reply in replies.items()
             }
         if phase == EVALUATE:
-            self.stop()
+            self.close()
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Say which site is left out, and why."""
@@ -80,8 +80,8 @@ class ProgressHook(Hook):
         self._say("  ".join([*parts, f"{_clock(left)} left"]))
         self.bars.round_done(state.round)
 
-    def stop(self) -> None:
-        """Take the bars away, also when the run fails."""
+    def close(self) -> None:
+        """Take the bars away, whatever happened."""
         self.bars.stop()
 
     def _say(self, line: str) -> None:
@@ -90,7 +90,7 @@ class ProgressHook(Hook):
     def _incoming(self, round_: int) -> list[str]:
         values = self.metrics.values(round_, "val").values()
         shown = (
-            ("accuracy", "val accuracy {:.3f}"),
+            ("accuracy", "began at val accuracy {:.3f}"),
             ("entropy", "entropy {:.3f}"),
             ("perplexity", "perplexity {:.1f}"),
         )

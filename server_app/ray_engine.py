@@ -6,6 +6,7 @@ here gets its own ports and FLWR_HOME, in the environment this process runs in.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import tomli_w
@@ -38,6 +39,7 @@ RESOURCES: dict[str, Value] = {
     "init-args-num-cpus": 0,
     "init-args-num-gpus": 0,
 }
+LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
 _START_LIMIT = 60.0  # seconds
 
 # What Flower and Ray say at every start; warnings, errors and the app's own lines pass.
@@ -80,8 +82,10 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
     with tempfile.TemporaryDirectory(prefix="fedsilo-flwr-") as home:
         config = Path(home) / "run-config.toml"
         config.write_text(tomli_w.dumps(dict(settings.as_mapping())))
-        with _superlink(Path(home)) as environment:
-            last_error = _flwr_run(app, config, check_resources(resources), environment)
+        wanted = check_resources(resources)
+        launch = json.dumps({"engine": "ray", "resources": wanted})
+        with _superlink(Path(home), {LAUNCH_VARIABLE: launch}) as environment:
+            last_error = _flwr_run(app, config, wanted, environment)
     if last_error or not (directory.path / "summary.json").is_file():
         raise RayRunError(
             last_error
@@ -107,21 +111,25 @@ def app_folder() -> Path:
 
 
 @contextmanager
-def _superlink(home: Path) -> Iterator[dict[str, str]]:
+def _superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
     http_port, control_port = _free_ports(2)
-    environment = os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "PYTHONUNBUFFERED": "1",
-        PROGRESS_VARIABLE: "1",
-        "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-    }
+    environment = (
+        os.environ
+        | dict(more or {})
+        | {
+            "FLWR_HOME": str(home),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "PYTHONUNBUFFERED": "1",
+            PROGRESS_VARIABLE: "1",
+            "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+    )
     command = [
         _tool("flower-superlink"),
         "--insecure",
@@ -164,13 +172,42 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the SuperLink and what it started: they are one process group."""
-    for sign, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 5)):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(patience)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+    """End the SuperLink and all that it started: the app, Ray and its actors.
+
+    Flower and Ray give their children sessions of their own, so a signal to the process group
+    would miss a run that is still going on; the tree of parents does not.
+    """
+    tree = [process.pid, *_descendants(process.pid)]
+    for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        for pid in tree:
+            with suppress(ProcessLookupError):
+                os.kill(pid, sign)
+        limit = time.monotonic() + patience
+        while time.monotonic() < limit and any(_alive(pid) for pid in tree):
+            process.poll()  # collects the SuperLink's own end
+            time.sleep(0.1)
+
+
+def _process_table() -> dict[int, tuple[int, str]]:
+    """Return parent and state of every process, by its id."""
+    table = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
+    )
+    rows = (line.split() for line in table.stdout.splitlines())
+    return {int(pid): (int(parent), state) for pid, parent, state in rows}
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = _process_table()
+    found, frontier = [], {pid}
+    while frontier:
+        frontier = {child for child, (parent, _) in parents.items() if parent in frontier}
+        found += sorted(frontier)
+    return found
+
+
+def _alive(pid: int) -> bool:
+    return pid in (table := _process_table()) and not table[pid][1].startswith("Z")
 
 
 def _flwr_run(
@@ -195,16 +232,22 @@ def _flwr_run(
     last_error = ""
     console = Console()
     bars = TerminalBars(console) if console.is_terminal else Bars()
-    with subprocess.Popen(
-        command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with (
+        closing(bars),
+        subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
         assert process.stdout is not None  # PIPE was asked for
         for line in process.stdout:
             if not follow(line, bars) and not _NOISE.search(line):
                 console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
             last_error = _error_in(line) or last_error
         code = process.wait()
-    bars.stop()
     return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
 
 

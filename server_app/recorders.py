@@ -8,6 +8,7 @@ from typing import Any
 from models.contract import EVALUATE, INCOMING, PEAK_MEMORY, SECONDS, TRAIN, TRAINED, measurements
 from server_app.run_directory import RunDirectory
 from strategies.hooks import Hook
+from strategies.roster import Roster
 from strategies.state import RoundState, SiteReply
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
@@ -77,6 +78,11 @@ class TrafficHook(Hook):
         self.directory = directory
         self.rows: list[list[Any]] = []
         self.peak_memory: dict[str, int] = {}
+
+    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+        """Take what asking the sites for their names weighed."""
+        for site, (down, up) in roster.traffic.items():
+            self.rows.append([state.round, "hello", site, down, up, 0.0])
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Take what each reply weighed and cost."""

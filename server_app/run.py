@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shutil
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -12,9 +14,10 @@ from rich.console import Console
 
 from datasets.silos import silo_names
 from datasets.storage import save_state, write_atomically
-from models.errors import RunDirectoryError
+from models.errors import FedsiloError, RunDirectoryError
+from server_app.bars import make_console
 from server_app.checkpoints import CheckpointHook
-from server_app.config import RunSettings
+from server_app.config import RunSettings, differences, resolve, run_values
 from server_app.curves import draw_curves
 from server_app.progress import ProgressHook
 from server_app.recorders import FailureHook, MetricsHook, TrafficHook
@@ -22,6 +25,7 @@ from server_app.run_directory import (
     RunDirectory,
     config_document,
     default_run_name,
+    only_writer,
     open_run_directory,
     silos_document,
 )
@@ -32,16 +36,22 @@ from strategies.roster import Roster, meet_sites
 from strategies.state import RoundState, to_record
 
 
-def run(grid: Grid, settings: RunSettings, console: Console | None = None) -> RunDirectory:
+def run(grid: Grid, settings: RunSettings, launch: Mapping[str, Any] | None = None) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
+
+    Args:
+        grid: Flower's grid or the in-process one.
+        settings: what to run.
+        launch: engine and resources, for config.toml, so that ``fedsilo resume`` takes the same.
 
     Raises:
         FedsiloError: nothing was half-written; what was finished before stays and can be resumed.
     """
     settings = _named(settings)
     common = settings.common
-    console = console or make_console()
+    console = make_console()
     directory = open_run_directory(common.out, common.run_name, common.resume)
+    _refuse_other_config(directory, settings)
     if (directory.path / "summary.json").is_file():
         console.print(f"{directory.path} holds a finished run: nothing to resume")
         return directory
@@ -49,26 +59,31 @@ def run(grid: Grid, settings: RunSettings, console: Console | None = None) -> Ru
     roster = meet_sites(grid, common)
     _say_who_is_missing(roster, common.silos, console)
     strategy, recorders = _assemble(settings, roster, directory, console)
-    _write_beginning(directory, settings, roster)
-    met = time.monotonic()
-    try:
-        state = strategy.state
-        assert state is not None  # set by _assemble
-        strategy.start(
-            grid, to_record(state.arrays), num_rounds=common.rounds, timeout=common.reply_timeout
-        )
-    finally:
-        recorders.progress.stop()
-    seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
-    _write_end(directory, settings, strategy, recorders, seconds)
+    with only_writer(directory), _nothing_left_of_nothing(directory):
+        _write_beginning(directory, settings, roster, launch or {})
+        met = time.monotonic()
+        with closing(recorders.progress):
+            strategy.start(
+                grid,
+                to_record(strategy.current().arrays),
+                num_rounds=common.rounds,
+                timeout=common.reply_timeout,
+            )
+        seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
+        _write_end(directory, settings, strategy, recorders, seconds)
     _show(directory, strategy, recorders, console)
     return directory
 
 
-def make_console() -> Console:
-    """Return a console on standard output, wide enough for the table where none is attached."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+@contextmanager
+def _nothing_left_of_nothing(directory: RunDirectory) -> Iterator[None]:
+    """Remove the directory of a run that failed before its first checkpoint: its name is free."""
+    try:
+        yield
+    except FedsiloError:
+        if not any(directory.checkpoints.glob("*")):
+            shutil.rmtree(directory.path)
+        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +126,7 @@ def _assemble(
         ProgressHook(metrics, console, cls, f"{cls.title} on {common.dataset}, seed {common.seed}"),
     )
     recording = [recorders.metrics, recorders.traffic, recorders.failures]
-    checkpoint = CheckpointHook(directory.checkpoints, settings.fingerprint(), recording)
+    checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
     hooks = [*recording, checkpoint, recorders.progress]
     strategy = cls(common, settings.own, roster, hooks, str(directory.path))
     if common.resume:
@@ -121,18 +136,34 @@ def _assemble(
     return strategy, recorders
 
 
+def _refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
+    path = directory.path / "config.toml"
+    if not path.is_file():
+        return
+    if other := differences(resolve(run_values(path)).decisive(), settings.decisive()):
+        raise RunDirectoryError(
+            f"{directory.path} holds a run of another config: {other}; resume with the same "
+            "settings or choose another 'run-name'"
+        )
+
+
 def _refuse_other_data(directory: RunDirectory, roster: Roster) -> None:
     path = directory.path / "silos.json"
-    if path.is_file() and json.loads(path.read_text()) != silos_document(roster):
+    if path.is_file() and directory.read_json("silos.json") != silos_document(roster):
         raise RunDirectoryError(
             f"the sites or their data are not those of {path}: resume with the same sites and "
             "data, or choose another 'run-name'"
         )
 
 
-def _write_beginning(directory: RunDirectory, settings: RunSettings, roster: Roster) -> None:
+def _write_beginning(
+    directory: RunDirectory, settings: RunSettings, roster: Roster, launch: Mapping[str, Any]
+) -> None:
+    """Write what is known before the first round; a resumed run keeps what stands there."""
     directory.write_json("silos.json", silos_document(roster))
-    write_atomically(directory.path / "config.toml", config_document(settings))
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        write_atomically(config, config_document(settings, launch))
 
 
 def _write_end(
@@ -143,13 +174,12 @@ def _write_end(
     seconds: dict[str, float],
 ) -> None:
     """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
-    state = strategy.state
-    assert state is not None  # start() has returned
+    state = strategy.current()
     method = settings.common.method
     if state.arrays:
         facts = {"method": method, "round": state.round, "extras": dict(state.extras)}
         save_state(directory.path / "model.safetensors", state.arrays, facts)
-    privacy = privacy_document(method, strategy.leaves, recorders.traffic.totals())
+    privacy = privacy_document(method, strategy.leaves(), recorders.traffic.totals())
     directory.write_json("privacy.json", privacy)
     figures = _figures(strategy, state, recorders)
     cost = {
@@ -182,7 +212,7 @@ def _figures(
         "mean": means(test),
         "distributions": by_distribution(test, distribution_of),
         "validation": {"mean": means(val), "distributions": by_distribution(val, distribution_of)},
-        "published": strategy.published.get(common.dataset),
+        "published": strategy.published() or None,
         "marks": strategy.marks(state),
         "failures": recorders.failures.failures,
     }
@@ -195,20 +225,15 @@ def _distribution_of(strategy: FederatedStrategy) -> dict[str, str]:
 def _show(
     directory: RunDirectory, strategy: FederatedStrategy, recorders: _Recorders, console: Console
 ) -> None:
-    state = strategy.state
-    assert state is not None  # start() has returned
+    state = strategy.current()
     values = recorders.metrics.values(state.round, "test")
     common = strategy.common
     if why := strategy.why_finished(state):
         console.print(why, highlight=False, soft_wrap=True)
     title = f"{strategy.title} on {common.dataset}, round {state.round}, seed {common.seed}"
-    print_table(
-        console,
-        result_table(
-            values, _distribution_of(strategy), title, strategy.published.get(common.dataset)
-        ),
-    )
-    if common.dataset in strategy.published:
+    published = strategy.published()
+    print_table(console, result_table(values, _distribution_of(strategy), title, published))
+    if published:
         console.print(
             "published: the paper's own numbers, measured in its own setting", highlight=False
         )

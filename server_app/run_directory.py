@@ -8,13 +8,16 @@ with their sites, in simulation in ``sites/<site>/``.
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
 import platform
+import re
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,7 +60,10 @@ class RunDirectory:
                 f"{path} is not there: the run has not ended, or this is no "
                 "run directory; resume it or name another"
             )
-        return json.loads(path.read_text())
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{path} is damaged ({error}): start a new run") from None
 
     def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Write a CSV file."""
@@ -68,9 +74,16 @@ class RunDirectory:
         write_atomically(self.path / name, text.getvalue())
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
-        """Read a CSV file as one mapping a row."""
-        with (self.path / name).open(newline="") as file:
-            return list(csv.DictReader(file))
+        """Read a CSV file as one mapping a row.
+
+        Raises:
+            RunDirectoryError: it is not there or cannot be read.
+        """
+        try:
+            with (self.path / name).open(newline="") as file:
+                return list(csv.DictReader(file))
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path / name}: {error.strerror}") from None
 
 
 def runs_folder(out: str) -> Path:
@@ -99,8 +112,11 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     Raises:
         RunDirectoryError: it exists and is not to be resumed, or the other way round.
     """
-    if not run_name or run_name != Path(run_name).name or run_name.startswith("."):
-        raise RunDirectoryError(f"setting 'run-name' is '{run_name}'; it must be a plain name")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", run_name):
+        raise RunDirectoryError(
+            f"setting 'run-name' is '{run_name}'; it must be a plain name of letters, digits, "
+            "'.', '_', '+' and '-'"
+        )
     path = runs_folder(out) / run_name
     if path.exists() and not resume:
         raise RunDirectoryError(
@@ -114,9 +130,11 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     return RunDirectory(path)
 
 
-def config_document(settings: RunSettings) -> str:
-    """Return config.toml: every resolved setting, then what the run was made with."""
+def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
+    """Return config.toml: every resolved setting, how it was launched, and with what."""
     document: dict[str, Any] = dict(settings.as_mapping())
+    if launch:
+        document["launch"] = dict(launch)
     document["environment"] = {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
@@ -160,10 +178,19 @@ def _version(package: str) -> str:
         return ""
 
 
-def traffic_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the bytes of all ``traffic.csv`` rows, down to the sites and up from them."""
-    listed = list(rows)
-    return {
-        "down": sum(int(row["bytes_down"]) for row in listed),
-        "up": sum(int(row["bytes_up"]) for row in listed),
-    }
+@contextmanager
+def only_writer(directory: RunDirectory) -> Iterator[None]:
+    """Hold the run directory for this process.
+
+    Raises:
+        RunDirectoryError: another process writes to it.
+    """
+    directory.path.mkdir(parents=True, exist_ok=True)
+    with (directory.path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(
+                f"another process is writing to {directory.path}: wait for it or end it"
+            ) from None
+        yield

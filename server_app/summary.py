@@ -11,6 +11,13 @@ from rich.table import Table
 Values = Mapping[str, Mapping[str, float]]
 
 NO_PRIVACY = "no differential-privacy guarantee"
+ALWAYS_LEAVES = (
+    "at the start: the site's name, its label counts per class and split, image shape, and a "
+    "SHA-256 of each split",
+    "with each reply: the number of training samples, measurements (accuracy, loss, entropy and "
+    "the method's own) on training, validation and test data, seconds, peak memory",
+    "when something fails: the error's text",
+)
 SHOWN = ("accuracy", "entropy", "loss", "perplexity")
 
 
@@ -32,11 +39,13 @@ def by_distribution(
     }
 
 
-def privacy_document(method: str, leaves: str, totals: Mapping[str, int]) -> dict[str, Any]:
+def privacy_document(
+    method: str, leaves: Sequence[str], totals: Mapping[str, int]
+) -> dict[str, Any]:
     """Return privacy.json: what left the sites, how much, and what is guaranteed."""
     return {
         "method": method,
-        "leaves each site": leaves,
+        "leaves each site": [*ALWAYS_LEAVES, *leaves],
         "bytes up": totals["up"],
         "guarantee": NO_PRIVACY,
     }

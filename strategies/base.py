@@ -13,13 +13,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from models.contract import ARRAYS, CONFIG, EVALUATE, TRAIN, Instruction
+from models.contract import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    INCOMING,
+    NUM_EXAMPLES,
+    TRAIN,
+    TRAINED,
+    Instruction,
+    measurement,
+)
 from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings, NoSettings
@@ -38,6 +49,8 @@ from strategies.state import (
 )
 from strategies.validation import refusal
 
+Published = Mapping[str, Mapping[str, float]]
+
 
 class FederatedStrategy(Strategy):
     """A method's server side.
@@ -45,14 +58,10 @@ class FederatedStrategy(Strategy):
     Class attributes:
         settings_class: the method's own settings.
         title: the method's name for people.
-        leaves: what leaves each site, in words, for ``privacy.json``.
-        published: the paper's test numbers by data set, distribution and metric.
     """
 
     settings_class: ClassVar[type] = NoSettings
     title: ClassVar[str] = ""
-    leaves: ClassVar[str] = ""
-    published: ClassVar[Mapping[str, Mapping[str, Mapping[str, float]]]] = {}
 
     def __init__(
         self,
@@ -74,11 +83,17 @@ class FederatedStrategy(Strategy):
         self._errors: dict[str, str] = {}  # error replies of the current phase, by site
         self._packed: Packed = {}  # the current round's arrays, serialised once for all sites
 
-    # What a method says -----------------------------------------------------------------------
-
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: Any) -> None:
         """Refuse settings that contradict each other, by a ``SettingError``."""
+
+    def leaves(self) -> list[str]:
+        """Return what this method makes leave each site, in words, for ``privacy.json``."""
+        return []
+
+    def published(self) -> Published:
+        """Return a paper's test numbers for this experiment: distribution -> metric -> value."""
+        return {}
 
     @abstractmethod
     def initial_state(self, task: Task) -> RoundState:
@@ -123,8 +138,6 @@ class FederatedStrategy(Strategy):
         """Say why the run ended before its last round; empty if it did not."""
         return ""
 
-    # Flower's interface -----------------------------------------------------------------------
-
     def summary(self) -> None:
         """Say nothing: the progress hook tells what runs."""
 
@@ -132,7 +145,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of the current phase, in site order."""
-        state = self._current()
+        state = self.current()
         return [
             self._message(TRAIN, server_round, site, self.outgoing(self._phase, site, state))
             for site in self.recipients(self._phase, state)
@@ -142,9 +155,11 @@ class FederatedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies of the current phase and combine them into the new state."""
-        state = self._current()
+        state = self.current()
         good = self._checked(server_round, replies, state)
-        self.state = self.combine(self._phase, state, good)
+        keepers = {*state.keepers, *(site for site, reply in good.items() if reply.kept_state())}
+        combined = self.combine(self._phase, state, good)
+        self.state = replace(combined, keepers=tuple(sorted(keepers)))
         self._tell_phase_ended(server_round, self._phase, good)
         return self._arrays(), None
 
@@ -152,7 +167,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of the final evaluation, in site order."""
-        state = self._current()
+        state = self.current()
         return [
             self._message(EVALUATE, server_round + 1, site, self.outgoing(EVALUATE, site, state))
             for site in self.roster.sites()
@@ -162,7 +177,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Check the replies of the final evaluation."""
-        good = self._checked(server_round, replies, self._current())
+        good = self._checked(server_round, replies, self.current())
         self._tell_phase_ended(server_round, EVALUATE, good)
         return None
 
@@ -201,10 +216,8 @@ class FederatedStrategy(Strategy):
         result.arrays = self._arrays()
         return result
 
-    # The loop's parts -------------------------------------------------------------------------
-
     def _run_round(self, grid: Grid, timeout: float, config: ConfigRecord) -> None:
-        before = self._current()
+        before = self.current()
         round_ = before.round + 1
         self._packed = {}
         for step, phase in enumerate(self.phases(before)):
@@ -212,8 +225,8 @@ class FederatedStrategy(Strategy):
             messages = list(self.configure_train(round_, self._arrays(), config, grid))
             if messages:
                 self.aggregate_train(round_, self._exchange(grid, messages, timeout))
-        after = self._current()
-        self.state = RoundState(round_, after.arrays, after.extras)
+        after = self.current()
+        self.state = replace(after, round=round_)
         for hook in self.hooks:
             hook.round_ended(self.state)
 
@@ -221,7 +234,7 @@ class FederatedStrategy(Strategy):
         """Send, wait, and return what came; a site that stayed silent is told of by its absence."""
         sent = list(messages)
         names = {node: site for site, node in self.roster.nodes.items()}
-        round_ = self._current().round + (0 if self._phase == EVALUATE else 1)
+        round_ = self.current().round + (0 if self._phase == EVALUATE else 1)
         self._asked = {names[m.metadata.dst_node_id]: record_bytes(m.content) for m in sent}
         for hook in self.hooks:
             hook.phase_started(round_, self._phase, sorted(self._asked))
@@ -256,7 +269,7 @@ class FederatedStrategy(Strategy):
                 failed[site] = told or "no answer in time"
                 continue
             found = SiteReply(site, reply.content, self._asked[site], record_bytes(reply.content))
-            reason = self._why_unusable(found, state)
+            reason = self._why_unusable(round_, found, state)
             if reason is None:
                 good[site] = found
             else:
@@ -264,10 +277,30 @@ class FederatedStrategy(Strategy):
         self._apply_failure_policy(round_, good, failed)
         return good
 
-    def _why_unusable(self, reply: SiteReply, state: RoundState) -> str | None:
+    def _why_unusable(self, round_: int, reply: SiteReply, state: RoundState) -> str | None:
         phase = self._phase
         expected = {} if phase == EVALUATE else self.expected(phase, reply.site, state)
-        return refusal(reply.content, expected) or self.objection(phase, reply)
+        reason = refusal(reply.content, expected, self._needed_metrics(round_))
+        if reason:
+            return reason
+        have = self.roster.facts[reply.site].sizes()["train"]
+        if (told := reply.metric(NUM_EXAMPLES)) != have:
+            return f"metric '{NUM_EXAMPLES}' is {told:g}; the site has {have} samples"
+        return self.objection(phase, reply)
+
+    def _needed_metrics(self, round_: int) -> list[str]:
+        """Return the measurements without which a reply of the current phase is of no use."""
+        incoming = [
+            measurement(INCOMING, split, metric)
+            for split in ("val", "test")
+            for metric in ("accuracy", "entropy", "loss")
+        ]
+        if self._phase == EVALUATE:
+            return incoming
+        if self._phase != TRAIN:
+            return []
+        loss = measurement(TRAINED, "train", "loss")
+        return [loss, *incoming] if self._measures_in(round_) else [loss]
 
     def _apply_failure_policy(
         self, round_: int, good: Mapping[str, SiteReply], failed: Mapping[str, str]
@@ -276,13 +309,16 @@ class FederatedStrategy(Strategy):
         asked = len(good) + len(failed)
         least = min(self.common.min_sites or asked, asked)
         if failed and len(good) < least:
+            sites_of: dict[str, list[str]] = {}
+            for site, reason in failed.items():
+                sites_of.setdefault(reason, []).append(f"site {site}")
             told = "; ".join(
-                f"site {site}, round {round_}, phase {self._phase}: {reason}"
-                for site, reason in failed.items()
+                f"{', '.join(sites)}, round {round_}, phase {self._phase}: {reason}"
+                for reason, sites in sites_of.items()
             )
             raise SiteError(
                 f"{told} -- {len(good)} of {asked} sites answered and {least} are needed "
-                "('min-sites'): mend the site and resume, or lower 'min-sites'"
+                "('min-sites'): mend the site and resume or start again, or lower 'min-sites'"
             )
         for site, reason in failed.items():
             for hook in self.hooks:
@@ -293,8 +329,7 @@ class FederatedStrategy(Strategy):
             hook.phase_ended(round_, phase, good)
 
     def _message(self, kind: str, round_: int, site: str, out: Outgoing) -> Message:
-        every = self.common.evaluate_every
-        measured = self._phase == TRAIN and every > 0 and (round_ - 1) % every == 0
+        measured = self._phase == TRAIN and self._measures_in(round_)
         instruction = Instruction(
             round=round_,
             phase=self._phase,
@@ -302,16 +337,22 @@ class FederatedStrategy(Strategy):
             run_name=self.common.run_name,
             run_dir=self.run_dir if self.roster.facts[site].homeless else "",
             evaluate=kind == EVALUATE or measured,
+            expects_state=site in self.current().keepers,
         )
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
         if out.arrays:
             content[ARRAYS] = to_record(out.arrays, self._packed)
         return Message(content, self.roster.nodes[site], kind, group_id=str(round_))
 
-    def _current(self) -> RoundState:
+    def _measures_in(self, round_: int) -> bool:
+        every = self.common.evaluate_every
+        return every > 0 and (round_ - 1) % every == 0
+
+    def current(self) -> RoundState:
+        """Return the current round state; there is one from the start of a run."""
         if self.state is None:
             raise RuntimeError("the strategy has no state yet: call start()")
         return self.state
 
     def _arrays(self) -> ArrayRecord:
-        return to_record(self._current().arrays, self._packed)
+        return to_record(self.current().arrays, self._packed)

@@ -17,7 +17,6 @@ class Local(FederatedStrategy):
     """Asks each site to train alone and collects metrics."""
 
     title = "Local"
-    leaves = "metrics only"
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -16,16 +16,21 @@ from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings
 from strategies.exchange import exchange
+from strategies.state import record_bytes
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Sites by name, sorted: what they said of themselves, and their node ids."""
+    """Sites by name, sorted: what they said of themselves, and their node ids.
+
+    ``traffic`` holds the bytes of asking, down to the site and up from it.
+    """
 
     facts: Mapping[str, SiteFacts]
     nodes: Mapping[str, int]
+    traffic: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def sites(self) -> list[str]:
         """Return the site names, sorted."""
@@ -85,18 +90,27 @@ def meet_sites(grid: Grid, settings: CommonSettings) -> Roster:
     messages = [Message(content, node, HELLO) for node in nodes]
     facts: dict[str, SiteFacts] = {}
     found: dict[str, int] = {}
+    traffic: dict[str, tuple[int, int]] = {}
     for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
         if reply is None or reply.has_error():
             reason = "no answer" if reply is None else reply.error.reason
             raise SiteError(f"a SuperNode cannot take part: {reason}")
-        said = _facts(reply.content.config_records[CONFIG])
+        try:
+            said = _facts(reply.content.config_records[CONFIG])
+            said.sizes()["train"]  # what every reply's weight is held against
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise SiteError(
+                f"a SuperNode's hello cannot be read ({type(error).__name__}: {error}): server "
+                "and site run different versions of fedsilo"
+            ) from None
         if said.site in facts:
             raise SiteError(
                 f"two SuperNodes say that they are site '{said.site}': give each its "
                 "own 'site' in its node config"
             )
         facts[said.site], found[said.site] = said, node
-    return Roster(dict(sorted(facts.items())), dict(sorted(found.items())))
+        traffic[said.site] = (record_bytes(content), record_bytes(reply.content))
+    return Roster(dict(sorted(facts.items())), dict(sorted(found.items())), traffic)
 
 
 def _facts(config: Mapping[str, Any]) -> SiteFacts:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import nn
 
-from models.contract import ARRAYS, METRICS, NUM_EXAMPLES
+from models.contract import ARRAYS, KEPT_STATE, METRICS, NUM_EXAMPLES
+from models.networks import exchanged_arrays
 
 NDArray = npt.NDArray[Any]
 Packed = dict[int, tuple[NDArray, Array]]
@@ -24,11 +26,13 @@ class RoundState:
         round: rounds finished; 0 before the first.
         arrays: the global arrays by name; empty where nothing is shared.
         extras: what else the method must remember, as JSON.
+        keepers: sites that have told that they keep private state of this run; the loop's own.
     """
 
     round: int
     arrays: Mapping[str, NDArray]
     extras: Mapping[str, Any] = field(default_factory=dict)
+    keepers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,18 @@ class SiteReply:
         """Return all metrics."""
         return {key: self.metric(key) for key in self.content.metric_records[METRICS]}
 
+    def kept_state(self) -> bool:
+        """Tell whether the site has stored private state for this phase."""
+        return self.content.metric_records[METRICS].get(KEPT_STATE, 0) == 1
+
     def examples(self) -> int:
         """Return the number of training samples behind the reply."""
         return int(self.metric(NUM_EXAMPLES))
+
+
+def initial_weights(network: nn.Module) -> dict[str, NDArray]:
+    """Return the exchanged arrays of a new network; for one seed the same for every method."""
+    return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 
 def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:

@@ -11,29 +11,54 @@ book b that the site may use; a ``train`` reply the same, trained; a ``centroids
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from models.contract import INCOMING, TRAIN, measurement
 from models.errors import SettingError
 from models.federated_kmeans import Centroids, merge_centroids
-from models.networks import Task, build_classifier, exchanged_arrays
+from models.networks import Task, build_classifier
 from models.seeding import derive_seed
 from models.settings import CommonSettings
 from models.uefl import (
+    CODEBOOK,
+    NEW_CODEWORDS,
     UEFLSettings,
     gaussian_codebook,
     segment_dimension,
     uncertain_sites,
 )
 from strategies.averaging import weighted_mean
-from strategies.base import FederatedStrategy
-from strategies.state import ArraySpec, NDArray, Outgoing, RoundState, SiteReply
+from strategies.base import FederatedStrategy, Published
+from strategies.state import (
+    ArraySpec,
+    NDArray,
+    Outgoing,
+    RoundState,
+    SiteReply,
+    initial_weights,
+)
 
-CODEBOOK = "codebook."
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 ENTROPY = measurement(INCOMING, "val", "entropy")
+
+
+# UEFL paper, table 3: nine silos
+_PUBLISHED: dict[str, Published] = {
+    "mnist": {
+        "D1": {"accuracy": 0.951, "entropy": 0.120},
+        "D2": {"accuracy": 0.885, "entropy": 0.196},
+        "D3": {"accuracy": 0.924, "entropy": 0.131},
+        "all": {"accuracy": 0.920, "entropy": 0.149},
+    },
+    "fmnist": {
+        "D1": {"accuracy": 0.857, "entropy": 0.147},
+        "D2": {"accuracy": 0.848, "entropy": 0.188},
+        "D3": {"accuracy": 0.845, "entropy": 0.167},
+        "all": {"accuracy": 0.850, "entropy": 0.167},
+    },
+}
 
 
 class UEFL(FederatedStrategy):
@@ -47,25 +72,23 @@ class UEFL(FederatedStrategy):
     settings_class = UEFLSettings
     settings: UEFLSettings
     title = "UEFL"
-    leaves = (
-        "all weights and batch-norm statistics of the network and the codebooks that the "
-        "site may use, each round; centroids of its features with counts, when uncertain"
-    )
-    # UEFL paper, table 3
-    published: ClassVar[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
-        "mnist": {
-            "D1": {"accuracy": 0.951, "entropy": 0.120},
-            "D2": {"accuracy": 0.885, "entropy": 0.196},
-            "D3": {"accuracy": 0.924, "entropy": 0.131},
-            "all": {"accuracy": 0.920, "entropy": 0.149},
-        },
-        "fmnist": {
-            "D1": {"accuracy": 0.857, "entropy": 0.147},
-            "D2": {"accuracy": 0.848, "entropy": 0.188},
-            "D3": {"accuracy": 0.845, "entropy": 0.167},
-            "all": {"accuracy": 0.850, "entropy": 0.167},
-        },
-    }
+
+    def leaves(self) -> list[str]:
+        """Name the weights and, unless they are personal, codebooks and centroids."""
+        found = ["all weights and batch-norm statistics of the network, each round"]
+        if not self._personal():
+            found.append("the codebooks that the site may use, trained, each round")
+        if self._asks_for_centroids():
+            found.append(
+                "when uncertain: centroids of the site's features with counts, none of fewer than "
+                f"{self.settings.centroid_min_count} features"
+            )
+        return found
+
+    def published(self) -> Published:
+        """Return table 3, if there are nine silos and the codebook can grow, as there."""
+        as_there = self.common.silos == 9 and self.settings.max_iterations > 1
+        return _PUBLISHED.get(self.common.dataset, {}) if as_there else {}
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
@@ -80,7 +103,7 @@ class UEFL(FederatedStrategy):
     def initial_state(self, task: Task) -> RoundState:
         """Return initial weights and, if shared, the first book, Gaussian."""
         network = build_classifier(self.common, task)
-        arrays = {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
+        arrays = initial_weights(network)
         dimension = segment_dimension(network.channels, self.settings.segments)
         if not self._personal():
             first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
@@ -103,8 +126,11 @@ class UEFL(FederatedStrategy):
     @classmethod
     def marks(cls, state: RoundState) -> dict[int, str]:
         """Return where codewords were added, and for whom."""
-        extended = state.extras["extended"].items()
-        return {int(round_): f"new codewords for {', '.join(sites)}" for round_, sites in extended}
+        none = "no new codewords: no cluster was large enough ('centroid-min-count')"
+        return {
+            int(round_): f"new codewords for {', '.join(sites)}" if sites else none
+            for round_, sites in state.extras["extended"].items()
+        }
 
     def why_finished(self, state: RoundState) -> str:
         """Say that no silo is uncertain."""
@@ -141,12 +167,16 @@ class UEFL(FederatedStrategy):
         return {}
 
     def objection(self, phase: str, reply: SiteReply) -> str | None:
-        """Refuse a reply without its entropy, or centroids whose counts cannot be."""
-        if phase == UNCERTAINTY and ENTROPY not in reply.metrics():
-            return f"metric '{ENTROPY}' is missing"
+        """Refuse a reply without what its phase is for, or counts that cannot be."""
+        needed = {UNCERTAINTY: ENTROPY, CENTROIDS: NEW_CODEWORDS}.get(phase)
+        if needed and needed not in reply.metrics():
+            return f"metric '{needed}' is missing"
+        if phase == UNCERTAINTY and reply.metric(ENTROPY) < 0:
+            return f"metric '{ENTROPY}' is {reply.metric(ENTROPY)}, less than 0"
         if phase == CENTROIDS and self._asks_for_centroids():
             centroids, counts = reply.array("centroids"), reply.array("counts")
-            if len(centroids) != len(counts) or (counts < 1).any():
+            whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
+            if not len(centroids) == len(counts) == reply.metric(NEW_CODEWORDS) or not whole:
                 return f"{len(centroids)} centroids came with counts {counts.tolist()}"
         return None
 
@@ -186,34 +216,30 @@ class UEFL(FederatedStrategy):
         }
 
     def _extended(self, state: RoundState, replies: Mapping[str, SiteReply]) -> RoundState:
-        book = str(len(state.extras["access"]))
-        sites = sorted(replies)
+        """Add a book for the sites that have codewords for it; none: the round is only marked."""
+        book, round_ = str(len(state.extras["access"])), str(state.round + 1)
+        sites = [site for site, reply in replies.items() if reply.metric(NEW_CODEWORDS) > 0]
+        extended = {**state.extras["extended"], round_: sites}
+        if not sites:
+            return RoundState(state.round, state.arrays, {**state.extras, "extended": extended})
         arrays = dict(state.arrays)
         if not self._personal():
-            arrays[f"{CODEBOOK}{book}"] = self._new_book(state, replies)
-        extras = {
-            **state.extras,
-            "access": {**state.extras["access"], book: sites},
-            "extended": {**state.extras["extended"], str(state.round + 1): sites},
-        }
-        return RoundState(state.round, arrays, extras)
+            arrays[f"{CODEBOOK}{book}"] = self._new_book(state, [replies[site] for site in sites])
+        access = {**state.extras["access"], book: sites}
+        return RoundState(
+            state.round, arrays, {**state.extras, "access": access, "extended": extended}
+        )
 
-    def _new_book(self, state: RoundState, replies: Mapping[str, SiteReply]) -> NDArray:
+    def _new_book(self, state: RoundState, replies: Sequence[SiteReply]) -> NDArray:
         dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
         if self.settings.codeword_start == "gaussian":
-            drawn: NDArray = gaussian_codebook(
-                self.settings.codes, dimension, self.common.seed, book
-            ).numpy()
-            return drawn
+            drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+            start: NDArray = drawn.numpy()
+            return start
         parts = [
             Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))
-            for _, reply in sorted(replies.items())
+            for reply in replies
         ]
-        if not sum(len(part.counts) for part in parts):
-            raise SettingError(
-                f"round {state.round + 1}: no centroid of sites {', '.join(sorted(replies))} "
-                "stands for enough features; lower 'centroid-min-count' or 'codes'"
-            )
         seed = derive_seed(self.common.seed, "merge", state.round + 1)
         return merge_centroids(parts, self.settings.codes, seed)
 

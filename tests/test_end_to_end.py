@@ -17,7 +17,7 @@ from flwr.app import Message
 import client_app.registry
 import server_app.inline
 import strategies.registry
-from models.errors import CheckpointError, RunDirectoryError
+from models.errors import RunDirectoryError, SiteError
 from models.schema import Value
 from server_app.inline import InlineGrid
 from server_app.run_directory import RunDirectory
@@ -162,10 +162,22 @@ def test_resuming_with_another_config_or_other_data_is_refused(
 ) -> None:
     directory = inline_run(_values(tiny, "fedavg"))
     (directory.path / "summary.json").unlink()
-    with pytest.raises(CheckpointError, match="another config"):
+    with pytest.raises(RunDirectoryError, match="rounds is 2 there and 3 here"):
         inline_run(_values(tiny, "fedavg", resume=True, rounds=3))
     with pytest.raises(RunDirectoryError, match="not those of"):
         inline_run(_values(tiny, "fedavg", resume=True), nodes=2)
+
+
+@pytest.mark.parametrize("variant", ["local", "uefl-personal"])
+def test_private_state_that_is_gone_stops_a_resumed_run(
+    variant: str, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    directory = inline_run(_values(tiny, variant))
+    (directory.path / "summary.json").unlink()
+    for path in directory.path.glob("sites/s2a/*"):
+        path.unlink()
+    with pytest.raises(SiteError, match="private state of site s2a is gone"):
+        inline_run(_values(tiny, variant, resume=True))
 
 
 def test_a_finished_run_has_nothing_to_resume(
@@ -242,4 +254,4 @@ def test_real_mnist_runs_end_to_end(tiny: Tiny, inline_run: InlineRun, real_data
     )
     summary = inline_run(values).read_json("summary.json")
     assert summary["mean"]["accuracy"] > 0.3, "three times better than guessing after three rounds"
-    assert summary["published"]["all"]["accuracy"] == 0.780
+    assert summary["published"] is None, "the paper's table is of nine silos, this run of three"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -97,7 +99,7 @@ def test_flwr_run_takes_a_toml_file_and_a_failing_site_stops_the_run_with_its_re
         "--federation-config",
         "num-supernodes=3 client-resources-num-cpus=1",
     )
-    assert "fedsilo: site s1a, round 1, phase train: " in said, said
+    assert "round 1, phase train: training diverged" in said, said
     assert "lower 'learning-rate'" in said
     assert not (tmp_path / "toml" / "summary.json").exists()
 
@@ -122,6 +124,32 @@ def test_an_error_inside_the_flower_run_is_fedsilos_one_line_and_exit_code(
     assert last.startswith("fedsilo: error: ")
     assert "train-images-idx3-ubyte.gz is missing in /nowhere/mnist" in last
     assert not (tmp_path / "runs").exists()
+
+
+def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
+    tiny: Tiny, inline_run: InlineRun, tmp_path: Path
+) -> None:
+    values = tiny("fedavg", rounds=40)
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
+    command = [sys.executable, "-m", "server_app.cli", "simulate", "fedavg-digits", *sets]
+    run = subprocess.Popen(
+        [*command, "--name", "run", "--out", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    limit = time.monotonic() + 120
+    while not list(tmp_path.glob("run/checkpoints/*")) and time.monotonic() < limit:
+        time.sleep(0.05)
+    tree = ray_engine._descendants(run.pid)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130
+    assert len(tree) >= 4, "SuperLink, SuperExec, simulation, Ray"
+    assert [pid for pid in tree if ray_engine._alive(pid)] == []
+    done = _fedsilo("resume", str(tmp_path / "run"), "--engine", "inline")
+    assert done.returncode == 0, done.stderr
+    whole = inline_run(values, out=tmp_path / "whole")
+    assert _result(RunDirectory(tmp_path / "run")) == _result(whole)
 
 
 def test_resources_are_checked_before_anything_starts() -> None:

@@ -9,11 +9,19 @@ import torch
 from flwr.app import RecordDict
 
 from client_app.base import Request, SiteMethod, peak_memory_bytes
-from models.contract import ARRAYS, METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS, Instruction
+from models.contract import (
+    ARRAYS,
+    KEPT_STATE,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    Instruction,
+)
 from models.errors import SiteError
 
 Opened = Callable[..., SiteMethod]
-ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY}
+ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}
 
 
 def test_a_request_without_arrays_has_none() -> None:
@@ -92,8 +100,17 @@ def test_a_method_that_keeps_nothing_stores_nothing(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("fedavg", weights)
-    method.answer()
+    assert method.answer()[METRICS][KEPT_STATE] == 0
     assert not method.state.folder.exists()
+
+
+def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> None:
+    method = opened("fedavg")
+    method.keep({"w": torch.ones(2)})
+    assert method.reply({})[METRICS][KEPT_STATE] == 1
+    kept = method.state.before(Instruction(2, "train"))
+    assert kept is not None
+    assert kept["w"].tolist() == [1, 1]
 
 
 def test_sites_train_differently_from_the_same_weights(

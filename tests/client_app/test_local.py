@@ -39,6 +39,7 @@ def test_a_site_goes_on_from_its_own_weights_and_sends_none(opened: Opened) -> N
     first = opened("local", round=1)
     reply = first.answer()
     assert ARRAYS not in reply
+    assert reply[METRICS]["kept-state"] == 1
     kept = first.state.before(Instruction(2, "train"))
     assert kept is not None
     second = state_of(opened("local", round=2))
@@ -57,7 +58,7 @@ def test_the_trained_model_is_what_the_next_round_measures(opened: Opened) -> No
 
 def test_an_evaluation_stores_nothing(opened: Opened) -> None:
     method = opened("local", round=1, phase="evaluate")
-    method.measure_only()
+    assert method.measure_only()[METRICS]["kept-state"] == 0
     assert not method.state.folder.exists()
 
 
@@ -74,6 +75,13 @@ def test_a_sites_state_is_no_other_sites(opened: Opened, weights: dict[str, Any]
     opened("local", site="s1a", round=1).answer()
     other = state_of(opened("local", site="s2a", round=2))
     assert torch.equal(other["head.4.bias"], torch.from_numpy(weights["head.4.bias"]))
+
+
+def test_a_state_that_is_gone_stops_the_site_and_is_not_replaced_by_the_first(
+    opened: Opened,
+) -> None:
+    with pytest.raises(CheckpointError, match="site s1a is gone from"):
+        opened("local", round=2, expects_state=True).answer()
 
 
 def test_a_damaged_state_stops_the_site_and_names_it(opened: Opened) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,22 @@ def got(state: SiteState, round_: int, step: int = 0) -> tuple[float, float] | N
 def test_a_new_site_has_no_state(state: SiteState) -> None:
     assert got(state, 1) is None
     assert not state.folder.exists()
+
+
+def test_a_state_that_the_server_expects_and_is_not_there_is_an_error(state: SiteState) -> None:
+    expected = Instruction(2, "train", expects_state=True)
+    with pytest.raises(CheckpointError, match=r"site s2a is gone from .*new run"):
+        state.before(expected)
+    put(state, 1)
+    found = state.before(expected)
+    assert found is not None
+    assert found["w"].tolist() == [1, 0]
+
+
+def test_a_state_is_readable_by_its_owner_alone(state: SiteState) -> None:
+    put(state, 1)
+    (path,) = state.folder.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_state_comes_back_bit_for_bit(state: SiteState) -> None:

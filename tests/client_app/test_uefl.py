@@ -11,7 +11,7 @@ import torch
 from client_app.evaluation import tokens_of
 from client_app.uefl import CodeUse, UEFLSite
 from models.contract import ARRAYS, METRICS, Instruction
-from models.errors import SettingError
+from models.errors import CheckpointError, SettingError
 from models.uefl import UEFLNetwork, gaussian_codebook
 
 Opened = Callable[..., UEFLSite]
@@ -126,7 +126,9 @@ def test_centroids_stand_for_all_features_and_are_keyed_on_the_round(
 
 def test_centroids_of_few_features_stay_at_the_site(opened: Opened, shared: dict[str, Any]) -> None:
     own = {"centroid_min_count": 36 * 4 + 1}
-    centres, counts = centroids_of(opened("uefl", shared, own=own, phase="centroids"))
+    method = opened("uefl", shared, own=own, phase="centroids")
+    centres, counts = centroids_of(method)
+    assert method.answer()[METRICS]["new-codewords"] == 0
     assert centres.shape == (0, WIDTH)
     assert counts.shape == (0,)
 
@@ -140,7 +142,10 @@ def test_a_gaussian_start_of_a_shared_book_takes_nothing_from_any_site(
     method = opened("uefl", {**shared, **extra}, site=site, own=own, phase="centroids", step=2)
     reply = method.answer()
     assert set(reply) == {METRICS}
-    assert set(reply[METRICS]) == {"num-examples", "seconds", "peak-memory-bytes"}
+    always = {"num-examples", "seconds", "peak-memory-bytes", "kept-state"}
+    assert set(reply[METRICS]) == {*always, "new-codewords"}
+    assert reply[METRICS]["new-codewords"] == 4
+    assert reply[METRICS]["kept-state"] == 0
     assert method.state.before(Instruction(2, "train")) is None
 
 
@@ -170,13 +175,33 @@ def test_a_personal_extension_stays_at_the_site_and_is_used_in_the_next_round(
     opened("uefl", weights, own=PERSONAL).answer()
     method = opened("uefl", weights, own=PERSONAL, phase="centroids", step=2)
     before = method.open_network().codebook()
-    assert ARRAYS not in method.answer()
+    reply = method.answer()
+    assert ARRAYS not in reply
+    assert reply[METRICS]["new-codewords"] == 4
+    assert reply[METRICS]["kept-state"] == 1
     assert set(own_books(method, 2)) == {"codebook.0", "codebook.1"}
     later = cast(UEFLNetwork, opened("uefl", weights, own=PERSONAL, round=2).open_network())
     assert later.codebook().shape == (8, WIDTH)
     assert torch.equal(later.codebook()[:4], before)
     other = opened("uefl", weights, own=PERSONAL, site="s2a", round=2).open_network()
     assert other.codebook().shape == (4, WIDTH)
+
+
+def test_a_personal_site_without_a_large_enough_cluster_adds_no_book(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = {**PERSONAL, "centroid_min_count": 36 * 4 + 1}
+    opened("uefl", weights, own=own).answer()
+    method = opened("uefl", weights, own=own, phase="centroids", step=2)
+    assert method.answer()[METRICS]["new-codewords"] == 0
+    assert set(own_books(method, 2)) == {"codebook.0"}
+
+
+def test_personal_books_that_are_gone_are_an_error_and_not_a_fresh_start(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    with pytest.raises(CheckpointError, match="site s1a is gone from"):
+        opened("uefl", weights, own=PERSONAL, round=2, expects_state=True).answer()
 
 
 def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(

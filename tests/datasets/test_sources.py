@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,35 @@ def test_a_damaged_file_leaves_no_pool_in_the_cache(small_places: Places) -> Non
     with pytest.raises(DataError, match=f"{TEST_LABELS} is cut short"):
         open_pool(MNIST, small_places)
     assert list(small_places.cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [3, 60, -1])
+def test_a_damaged_decoded_pool_is_refused_with_the_folder_to_remove(
+    small_places: Places, keep: int
+) -> None:
+    _, key = open_pool(MNIST, small_places)
+    folder = small_places.cache / f"mnist-{key}"
+    array = folder / "test_images.npy"
+    array.write_bytes(array.read_bytes()[:keep])
+    with pytest.raises(DataError, match=f"decoded data in {folder} are damaged .*remove that"):
+        open_pool(MNIST, small_places)
+
+
+def test_a_decoded_pool_that_lacks_an_array_is_refused(small_places: Places) -> None:
+    _, key = open_pool(MNIST, small_places)
+    (small_places.cache / f"mnist-{key}" / "train_labels.npy").unlink()
+    with pytest.raises(DataError, match="are damaged"):
+        open_pool(MNIST, small_places)
+
+
+def test_training_and_test_images_of_different_size_are_refused(
+    small_places: Places, write_idx: Callable[..., Path]
+) -> None:
+    assert small_places.data is not None
+    images = np.zeros((50, 16, 18), np.uint8)
+    write_idx(small_places.data / "mnist" / "t10k-images-idx3-ubyte.gz", images)
+    with pytest.raises(DataError, match=r"\(16, 16\) pixels and test images \(16, 18\)"):
+        open_pool(MNIST, small_places)
 
 
 def _check_figures(name: str, pool: Pool) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ def test_content_is_read_back_as_written_over_whatever_was_there(
     write_atomically(target, content)
     assert target.read_bytes() == (content.encode() if isinstance(content, str) else content)
     assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_file_has_the_mode_that_was_asked_for(tmp_path: Path, mode: int) -> None:
+    write_atomically(tmp_path / "file", b"content", mode)
+    save_state(tmp_path / "state", STATE, FACTS, mode=mode)
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+    write_atomically(tmp_path / "file", b"new")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

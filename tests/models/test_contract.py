@@ -19,6 +19,7 @@ from models.errors import SiteError
         run_name=st.text(max_size=8),
         run_dir=st.text(max_size=8),
         evaluate=st.booleans(),
+        expects_state=st.booleans(),
     )
 )
 def test_an_instruction_arrives_as_it_was_sent(instruction: Instruction) -> None:

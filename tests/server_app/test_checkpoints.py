@@ -14,12 +14,14 @@ from strategies.state import RoundState
 
 
 def _state(round_: int) -> RoundState:
-    return RoundState(round_, {"w": np.full(3, round_, np.float32)}, {"iteration": round_})
+    return RoundState(
+        round_, {"w": np.full(3, round_, np.float32)}, {"iteration": round_}, ("s1a",)
+    )
 
 
-def _write(folder: Path, rounds: int, fingerprint: str = "f") -> CheckpointHook:
+def _write(folder: Path, rounds: int, seed: int = 1) -> CheckpointHook:
     failures = FailureHook()
-    hook = CheckpointHook(folder, fingerprint, [failures])
+    hook = CheckpointHook(folder, {"seed": seed}, [failures])
     for round_ in range(1, rounds + 1):
         failures.site_failed(round_, "train", "s1a", "why")
         hook.round_ended(_state(round_))
@@ -29,9 +31,9 @@ def _write(folder: Path, rounds: int, fingerprint: str = "f") -> CheckpointHook:
 def test_the_newest_checkpoint_brings_back_state_and_hooks(tmp_path: Path) -> None:
     _write(tmp_path, 3)
     failures = FailureHook()
-    found = CheckpointHook(tmp_path, "f", [failures]).resume()
+    found = CheckpointHook(tmp_path, {"seed": 1}, [failures]).resume()
     assert found is not None
-    assert (found.round, found.extras) == (3, {"iteration": 3})
+    assert (found.round, found.extras, found.keepers) == (3, {"iteration": 3}, ("s1a",))
     assert found.arrays["w"].tolist() == [3, 3, 3]
     assert [entry["round"] for entry in failures.failures] == [1, 2, 3]
 
@@ -57,10 +59,12 @@ def test_no_whole_checkpoint_is_an_error_and_none_at_all_is_a_fresh_start(tmp_pa
         path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(CheckpointError, match="none of the checkpoints"):
         hook.resume()
-    assert CheckpointHook(tmp_path / "empty", "f", []).resume() is None
+    assert CheckpointHook(tmp_path / "empty", {}, []).resume() is None
 
 
-def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path) -> None:
-    _write(tmp_path, 1, fingerprint="one")
-    with pytest.raises(CheckpointError, match="belongs to another config"):
-        CheckpointHook(tmp_path, "other", []).resume()
+def test_a_checkpoint_of_another_config_is_refused_and_the_difference_named(
+    tmp_path: Path,
+) -> None:
+    _write(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="another config: seed is 1 there and 2 here"):
+        CheckpointHook(tmp_path, {"seed": 2}, []).resume()

@@ -33,6 +33,9 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["simulate", "uefl-digits", "--file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["simulate", "uefl-digits", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["compare", "uefl-digits", "--seeds", "0"], "at least 1"),
+        (["compare", "uefl-digits", "--jobs", "-1"], "at least 0"),
+        (["simulate", "uefl-digits", "--set", "data-dir=5"], "'data-dir' is 5 (int)"),
+        (["simulate", "uefl-digits", "--name", " "], "must be a plain name"),
         (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),
         (["resume", "nowhere"], "is no run directory"),
     ],
@@ -61,7 +64,7 @@ def test_an_error_is_one_line_and_exit_code_1(
         ({"min_sites": 3, "join_timeout": 0.1, "silos": 9}, ""),
         ({"dataset": "mnist", "data_dir": "/nowhere"}, "train-images-idx3-ubyte.gz is missing in"),
         ({"device": "cuda:99"}, "usable GPU"),
-        ({"device": "tpu"}, "must be auto, cpu, cuda or cuda:N"),
+        ({"device": "tpu"}, "auto, cpu, cuda or cuda:N"),
         ({"method": "uefl", "segments": 3}, "does not divide the encoder's 16 channels"),
     ],
 )
@@ -136,3 +139,38 @@ def test_settings_and_experiments_are_listed(capsys: pytest.CaptureFixture[str])
     assert "gamma = 0.3" in capsys.readouterr().out
     assert main(["experiments"]) == 0
     assert "uefl-digits: uefl on digits, 9 silos" in capsys.readouterr().out
+
+
+def test_runs_lie_where_out_or_the_environment_says(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in tiny("local", rounds=1).items()]
+    arguments = ["simulate", "local-digits", "--engine", "inline", "--name", "run", *sets]
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 0
+    assert main([*arguments, "--set", f"out={tmp_path / 'set'}"]) == 0
+    monkeypatch.setenv("FEDSILO_RUNS", str(tmp_path / "env"))
+    assert main(arguments) == 0
+    assert main([*arguments, "--out", str(tmp_path / "given")]) == 0
+    for folder in ("runs", "set", "env", "given"):
+        assert (tmp_path / folder / "run" / "summary.json").is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(_simulate(tiny, tmp_path / "file" / "runs")) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fedsilo: error: ")
+    assert "Not a directory" in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_that_fails_before_its_first_round_ends_leaves_its_name_free(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_simulate(tiny, tmp_path, learning_rate=1e30)) == 1
+    error = capsys.readouterr().err
+    assert "site s1a, site s2a, site s3a, round 1, phase train: training diverged" in error
+    assert not (tmp_path / "run").exists()

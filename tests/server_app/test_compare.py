@@ -50,17 +50,20 @@ def test_markdown_and_csv_hold_every_row() -> None:
 
 def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
     settings = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0})
-    job = Job("x", settings, [])
+    job = Job("x", settings, 9, [])
     assert not job.finished()
     directory = RunDirectory(tmp_path / "x-seed0")
     directory.path.mkdir()
-    (directory.path / "config.toml").write_text(config_document(settings))
+    (directory.path / "config.toml").write_text(config_document(settings, {}))
+    directory.write_json("silos.json", dict.fromkeys("abcdefghi"))
     assert not job.finished()
     directory.write_json("summary.json", {})
     assert job.finished()
     other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
-    with pytest.raises(RunDirectoryError, match="other settings"):
-        Job("x", other, []).finished()
+    with pytest.raises(RunDirectoryError, match="rounds is 30 there and 31 here"):
+        Job("x", other, 9, []).finished()
+    with pytest.raises(RunDirectoryError, match="9 sites took part there and 3"):
+        Job("x", settings, 3, []).finished()
 
 
 def test_choices_between_settings_see_validation_figures_only() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from models.errors import SettingError
 from server_app.config import (
+    differences,
     find_experiment,
     known_defaults,
     parse_assignment,
@@ -41,6 +42,7 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"network": "resnet"}, "one of conv, vgg16-bn"),
         ({"method": "fedavg", "gamma": 0.9}, "'gamma' is not one of method 'fedavg'"),
         ({"silos": 3, "min-sites": 4}, "'min-sites' is 4, more than there are silos"),
+        ({"device": "cuda:x"}, "it must be a text, auto, cpu, cuda or cuda:N"),
         ({"rounds": 5, "iteration-rounds": 6}, "no codebook would ever be extended"),
     ],
 )
@@ -124,6 +126,10 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
     [
         ("experiments: {a: {base: b}, b: {base: a}}", "based on one another"),
         ("experiments: {a: {confg: {}}}", "unknown parts"),
+        ("experiments: {a: }", "must be a mapping"),
+        ("experiments: {a: hello}", "must be a mapping"),
+        ("experiments: {a: {config: [1]}}", "must be a mapping"),
+        ("experiments: {a: {base: [1]}}", "must be a mapping"),
         ("experiments: [", "no valid YAML"),
         ("rounds: 3", "no mapping 'experiments'"),
     ],
@@ -135,8 +141,24 @@ def test_a_malformed_simulation_file_is_refused(tmp_path: Path, text: str, told:
         read_experiments(path)
 
 
-def test_places_do_not_change_a_runs_fingerprint_and_everything_else_does() -> None:
-    plain = resolve({}).fingerprint()
-    assert resolve({"out": "/x", "resume": True}).fingerprint() == plain
-    assert resolve({"seed": 1}).fingerprint() != plain
-    assert resolve({"gamma": 0.4}).fingerprint() != plain
+def test_circumstances_do_not_decide_a_result_and_everything_else_does() -> None:
+    plain = resolve({}).decisive()
+    moved = resolve({"out": "/x", "resume": True, "min-sites": 1}).decisive()
+    assert differences(plain, moved) == ""
+    assert differences(plain, resolve({"seed": 1}).decisive()) == "seed is 42 there and 1 here"
+    other = differences(plain, resolve({"method": "fedavg"}).decisive())
+    assert "gamma is 0.3 there and 'unset' here" in other
+
+
+def test_an_assignment_is_one_setting_and_dates_are_texts() -> None:
+    assert parse_assignment("run-name=2024-01-01") == ("run-name", "2024-01-01")
+    with pytest.raises(SettingError, match="more than one setting"):
+        parse_assignment("rounds=2\ncodes=4")
+
+
+def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe\x00rounds")
+    for read in (read_toml, read_experiments):
+        with pytest.raises(SettingError, match=r"x\.toml is no valid"):
+            read(path)

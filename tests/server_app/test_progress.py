@@ -87,7 +87,8 @@ def test_a_round_is_one_line_with_figures_and_time_left(tmp_path: Path) -> None:
     assert lines[0] == "UEFL on digits: 1 sites (s1a), 10 rounds"
     assert lines[1] == "round 1, train: going on without site s2a: no answer [in time]"
     assert lines[2].startswith(
-        "round  1/10  train loss 2.500  val accuracy 0.250  entropy 1.000  new codewords for s1a  "
+        "round  1/10  train loss 2.500  began at val accuracy 0.250  entropy 1.000  "
+        "new codewords for s1a  "
     )
     assert lines[2].endswith(" left")
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from models.errors import RunDirectoryError
-from server_app.config import resolve, run_values
+from server_app.config import launch_values, resolve, run_values
 from server_app.run_directory import (
     RunDirectory,
     config_document,
     default_run_name,
+    only_writer,
     open_run_directory,
     runs_folder,
 )
@@ -32,7 +33,7 @@ def test_opening_writes_nothing_and_resuming_needs_a_run(tmp_path: Path) -> None
         open_run_directory(str(tmp_path), "new", resume=True)
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden"])
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", " ", "a b"])
 def test_a_run_name_must_be_a_plain_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunDirectoryError, match="plain name"):
         open_run_directory(str(tmp_path), name, resume=False)
@@ -56,8 +57,10 @@ def test_the_folder_of_runs_comes_from_setting_then_environment_then_home(
 def test_config_toml_gives_the_settings_back_and_names_the_environment(tmp_path: Path) -> None:
     settings = resolve({"method": "uefl", "gamma": 0.25, "seed": 5})
     path = tmp_path / "config.toml"
-    path.write_text(config_document(settings))
+    launch = {"engine": "inline", "resources": {"num-supernodes": 9}}
+    path.write_text(config_document(settings, launch))
     assert resolve(run_values(path)) == settings
+    assert launch_values(path) == launch
     environment = tomllib.loads(path.read_text())["environment"]
     assert environment["packages"]["flwr"].startswith("1.39")
     assert environment["fedsilo-revision"]
@@ -76,3 +79,21 @@ def test_a_summary_that_is_not_there_says_that_the_run_has_not_ended(tmp_path: P
 
 def test_default_names_tell_method_data_and_seed() -> None:
     assert default_run_name("uefl", "digits", 3).startswith("uefl-digits-seed3-")
+
+
+def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "silos.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match=r"silos\.json is damaged"):
+        RunDirectory(tmp_path).read_json("silos.json")
+    with pytest.raises(RunDirectoryError, match=r"metrics\.csv: No such file"):
+        RunDirectory(tmp_path).read_csv("metrics.csv")
+
+
+def test_only_one_process_writes_to_a_run_directory(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    with only_writer(directory):
+        again = only_writer(directory)
+        with pytest.raises(RunDirectoryError, match="another process is writing"):
+            again.__enter__()
+    with only_writer(directory):
+        assert directory.path.is_dir()

@@ -41,9 +41,13 @@ def test_the_table_shows_every_site_each_distribution_and_the_published_number()
 
 
 def test_privacy_says_what_leaves_and_promises_nothing() -> None:
-    document = privacy_document("uefl", "weights", {"up": 5, "down": 7})
+    document = privacy_document("uefl", ["weights"], {"up": 5, "down": 7})
     assert document["guarantee"] == NO_PRIVACY == "no differential-privacy guarantee"
     assert document["bytes up"] == 5
+    told = " ".join(document["leaves each site"])
+    assert "weights" in told
+    assert "label counts" in told, "the hello tells them, whatever the method"
+    assert "measurements" in told
 
 
 def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:

@@ -11,7 +11,16 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract import ARRAYS, CONFIG, EVALUATE, METRICS, NUM_EXAMPLES, SECONDS, SiteFacts
+from models.contract import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    SiteFacts,
+)
 from models.schema import Value
 from server_app.inline import InlineGrid, flower_identity, partition_configs
 from strategies.base import FederatedStrategy
@@ -21,6 +30,12 @@ from strategies.state import RoundState, SiteReply
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
+# What a site measures in a round that measures, and so all that any reply must hold.
+MEASURED = {"trained.train.loss": 0.7} | {
+    f"incoming.{split}.{metric}": 0.5
+    for split in ("val", "test")
+    for metric in ("accuracy", "entropy", "loss")
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -108,9 +123,9 @@ def spy_grid() -> Callable[..., SpyGrid]:
 
 
 def build_content(arrays: Mapping[str, Any] | None = None, **metrics: Any) -> RecordDict:
-    """Return a good reply; a metric of None is left out, underscores stand for dashes."""
+    """Return a reply of what all must hold; None leaves a metric out, underscores are dashes."""
     given = {key.replace("_", "-"): value for key, value in metrics.items()}
-    told = {NUM_EXAMPLES: 10, SECONDS: 0.5} | given
+    told = {NUM_EXAMPLES: 36, SECONDS: 0.5, PEAK_MEMORY: 1000} | given
     record = MetricRecord({key: value for key, value in told.items() if value is not None})
     content = RecordDict({METRICS: record})
     if arrays is not None:
@@ -121,6 +136,12 @@ def build_content(arrays: Mapping[str, Any] | None = None, **metrics: Any) -> Re
 @pytest.fixture
 def content() -> Callable[..., RecordDict]:
     return build_content
+
+
+@pytest.fixture
+def measured() -> dict[str, float]:
+    """Return the measurements of a round that measures."""
+    return dict(MEASURED)
 
 
 @pytest.fixture
@@ -137,7 +158,9 @@ def site_reply() -> Callable[..., SiteReply]:
 def answering() -> Callable[..., Behaviour]:
     """Return a builder of a good site: it answers with the arrays it got, set to ``value``."""
 
-    def build(value: float = 1.0, **metrics: Any) -> Behaviour:
+    def build(value: float = 1.0, **changes: Any) -> Behaviour:
+        metrics = MEASURED | changes
+
         def answer(message: Message) -> RecordDict:
             if message.metadata.message_type == EVALUATE:
                 return build_content(**metrics)

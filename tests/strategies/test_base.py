@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,16 @@ def started(spy_grid: Any, fake_app: Any, roster: Roster, recorder: Any) -> Star
         silent: tuple[int, ...] = (),
         state: RoundState | None = None,
         timeout: float = 20,
+        sizes: Mapping[str, int] | None = None,
         **common: Any,
     ) -> tuple[Any, FedAvg]:
         settings = CommonSettings(silos=3, run_name="run", **{"rounds": 2, **common})
-        strategy = FedAvg(settings, NoSettings(), roster, [recorder], "/somewhere")
+        facts = {
+            site: dataclasses.replace(found, label_counts={"train": [(sizes or {}).get(site, 36)]})
+            for site, found in roster.facts.items()
+        }
+        sized = Roster(facts, roster.nodes)
+        strategy = FedAvg(settings, NoSettings(), sized, [recorder], "/somewhere")
         strategy.state = state
         grid = spy_grid(app or fake_app(), silent=silent)
         strategy.start(grid, to_record(START), settings.rounds, timeout)
@@ -82,7 +89,7 @@ def test_the_next_round_starts_from_the_mean_of_the_last(
         s2a=answering(6.0, num_examples=3),
         s3a=answering(5.0, num_examples=4),
     )
-    grid, strategy = started(app)
+    grid, strategy = started(app, sizes={"s1a": 1, "s2a": 3, "s3a": 4})
     sent = [m.content[ARRAYS]["w"].numpy().tolist() for m in grid.sent[::3]]
     assert sent == [[0, 0], [5, 5], [5, 5]]
     assert strategy.state is not None
@@ -151,9 +158,9 @@ def test_with_min_sites_the_run_goes_on_without_the_failing_site(
     started: Started, fake_app: Any, answering: Any, recorder: Any
 ) -> None:
     app = fake_app(
-        s1a=answering(1.0, num_examples=5),
+        s1a=answering(1.0),
         s2a=failing("no memory"),
-        s3a=answering(3.0, num_examples=5),
+        s3a=answering(3.0),
     )
     _, strategy = started(app, min_sites=2, rounds=2)
     assert strategy.state is not None
@@ -187,6 +194,13 @@ def test_too_few_sites_left_stop_the_run_and_all_failures_are_named(
     assert ("round ended", 1) not in recorder.events
 
 
+def test_sites_that_fail_for_one_reason_are_named_together(started: Started) -> None:
+    with pytest.raises(SiteError) as caught:
+        started(silent=(1001, 1003), timeout=0.2)
+    told = "site s1a, site s3a, round 1, phase train: no answer in time -- 1 of 3 sites answered"
+    assert str(caught.value).startswith(told)
+
+
 def test_the_final_evaluation_obeys_the_same_policy(started: Started, fake_app: Any) -> None:
     app = fake_app()
     app_evaluate = fake_app(s2a=failing("gone home"))
@@ -213,14 +227,17 @@ def bad_replies(content: Callable[..., RecordDict]) -> dict[str, RecordDict]:
         r"missing \['w'\], surplus \[\]": content(),
         r"missing \[\], surplus \['v'\]": content(good | {"v": good["w"]}),
         "'num-examples' is 0": content(good, num_examples=0),
+        "'num-examples' is 35; the site has 36 samples": content(good, num_examples=35),
+        "'trained.train.loss' is missing": content(good, **{"trained.train.loss": None}),
+        "'incoming.test.entropy' is missing": content(good, **{"incoming.test.entropy": None}),
     }
 
 
-@pytest.mark.parametrize("index", range(8))
+@pytest.mark.parametrize("index", range(11))
 def test_a_bad_reply_counts_as_a_failing_site(
-    started: Started, fake_app: Any, content: Any, index: int
+    started: Started, fake_app: Any, content: Any, measured: dict[str, float], index: int
 ) -> None:
-    said, reply = list(bad_replies(content).items())[index]
+    said, reply = list(bad_replies(partial(content, **measured)).items())[index]
     app = fake_app(s2a=lambda message: reply)
     with pytest.raises(SiteError, match=f"site s2a, round 1, phase train: .*{said}"):
         started(app)
@@ -252,9 +269,14 @@ def test_a_method_may_object_to_a_reply_of_the_right_form(
 
 
 def test_a_bad_reply_never_reaches_the_mean(
-    started: Started, fake_app: Any, answering: Any, content: Any, recorder: Any
+    started: Started,
+    fake_app: Any,
+    answering: Any,
+    content: Any,
+    measured: dict[str, float],
+    recorder: Any,
 ) -> None:
-    poison = content({"w": np.full(2, np.inf, np.float32)})
+    poison = content({"w": np.full(2, np.inf, np.float32)}, **measured)
     _, strategy = started(fake_app(answering(4.0), s2a=lambda m: poison), min_sites=1)
     assert strategy.state is not None
     assert strategy.state.arrays["w"].tolist() == [4, 4]
@@ -289,6 +311,57 @@ def test_the_servers_own_evaluation_gets_each_rounds_arrays(
     found = {r: record["first"] for r, record in result.evaluate_metrics_serverapp.items()}
     assert found == {1: 2.0, 2: 3.0}
     assert result.arrays["w"].numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("round_", "fails"), [(1, True), (2, False)])
+def test_measurements_are_needed_in_the_rounds_that_measure(
+    started: Started, fake_app: Any, answering: Any, told: Any, round_: int, fails: bool
+) -> None:
+    def forgets(message: Message) -> RecordDict:
+        left_out = {} if told(message)["round"] != round_ else {"incoming.val.accuracy": None}
+        answer: RecordDict = answering(**left_out)(message)
+        return answer
+
+    app = fake_app(s2a=forgets)
+    if fails:
+        with pytest.raises(SiteError, match=r"site s2a, round 1, .*'incoming\.val\.accuracy' is"):
+            started(app, evaluate_every=2)
+    else:
+        _, strategy = started(app, evaluate_every=2)
+        assert strategy.current().round == 2
+
+
+@pytest.mark.parametrize("key", ["incoming.val.loss", "incoming.test.accuracy"])
+def test_the_final_evaluation_needs_its_measurements_whatever_the_rounds_did(
+    started: Started, fake_app: Any, answering: Any, key: str
+) -> None:
+    def forgets(message: Message) -> RecordDict:
+        answer: RecordDict = answering(**{key: None})(message)
+        return answer
+
+    with pytest.raises(SiteError, match=f"site s3a, round 2, phase evaluate: metric '{key}' is"):
+        started(fake_app(s3a=forgets), evaluate_every=0)
+
+
+def test_a_site_that_told_of_private_state_is_expected_to_have_it_from_then_on(
+    started: Started, fake_app: Any, answering: Any, told: Any
+) -> None:
+    def keeps_once(message: Message) -> RecordDict:
+        kept = int(told(message)["round"] == 2)
+        answer: RecordDict = answering(kept_state=kept)(message)
+        return answer
+
+    app = fake_app(s1a=keeps_once, s3a=answering(kept_state=1))
+    grid, strategy = started(app, rounds=3)
+    expected = [told(message)["expects-state"] for message in grid.sent]
+    assert expected == [*[False] * 3, False, False, True, *[True, False, True] * 2]
+    assert strategy.current().keepers == ("s1a", "s3a")
+
+
+def test_a_run_that_goes_on_remembers_who_keeps_state(started: Started, told: Any) -> None:
+    grid, strategy = started(rounds=2, state=RoundState(1, START, {}, ("s2a",)))
+    assert [told(m)["expects-state"] for m in grid.sent] == [False, True, False] * 2
+    assert strategy.current().keepers == ("s2a",)
 
 
 def test_messages_before_the_start_are_an_error_of_ours(roster: Roster, spy_grid: Any) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from models.contract import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
-from models.networks import Task
+from models.networks import Task, build_classifier
 from models.settings import CommonSettings, NoSettings
 from models.uefl import UEFLSettings
-from strategies.fedavg import FedAvg, initial_weights
+from strategies.fedavg import FedAvg
 from strategies.roster import Roster
+from strategies.state import initial_weights
 from strategies.uefl import UEFL
 
 COMMON = CommonSettings(width=4, seed=7, silos=3)
@@ -27,13 +28,13 @@ def test_methods_of_one_seed_start_from_the_same_weights(roster: Roster) -> None
 
 
 def test_another_seed_starts_from_other_weights() -> None:
-    first = initial_weights(COMMON, TASK)
-    second = initial_weights(dataclasses.replace(COMMON, seed=8), TASK)
+    first = initial_weights(build_classifier(COMMON, TASK))
+    second = initial_weights(build_classifier(dataclasses.replace(COMMON, seed=8), TASK))
     assert not np.array_equal(first["head.1.weight"], second["head.1.weight"])
 
 
 def test_step_counters_stay_home_and_running_means_travel() -> None:
-    weights = initial_weights(COMMON, TASK)
+    weights = initial_weights(build_classifier(COMMON, TASK))
     assert all(array.dtype == np.float32 for array in weights.values())
     assert not [name for name in weights if "num_batches_tracked" in name]
     assert [name for name in weights if "running_mean" in name]
@@ -65,6 +66,21 @@ def test_two_runs_of_one_seed_are_equal_bits_and_other_seeds_are_not(
     assert weights(7) != weights(8)
 
 
-def test_the_published_numbers_are_those_of_the_papers_table() -> None:
-    assert FedAvg.published["mnist"]["all"] == {"accuracy": 0.780, "entropy": 0.273}
-    assert FedAvg.published["fmnist"]["D3"] == {"accuracy": 0.784, "entropy": 0.341}
+def published(roster: Roster, **common: Any) -> Any:
+    settings = CommonSettings(**{"silos": 9, **common})
+    return FedAvg(settings, NoSettings(), roster).published()
+
+
+def test_the_published_numbers_are_those_of_the_papers_table(roster: Roster) -> None:
+    assert published(roster, dataset="mnist")["all"] == {"accuracy": 0.780, "entropy": 0.273}
+    assert published(roster, dataset="fmnist")["D3"] == {"accuracy": 0.784, "entropy": 0.341}
+
+
+def test_nothing_is_published_of_other_data_or_another_number_of_silos(roster: Roster) -> None:
+    assert published(roster, dataset="digits") == {}
+    assert published(roster, dataset="mnist", silos=3) == {}
+
+
+def test_fedavg_says_that_weights_leave_a_site(roster: Roster) -> None:
+    (told,) = FedAvg(COMMON, NoSettings(), roster).leaves()
+    assert "all weights and batch-norm statistics" in told

@@ -4,16 +4,20 @@ import pytest
 
 import client_app.registry
 from models.errors import SettingError
+from models.settings import CommonSettings
 from strategies.base import FederatedStrategy
 from strategies.registry import METHODS, strategy_class
+from strategies.roster import Roster
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_says_its_name_and_what_leaves_the_site(method: str) -> None:
+def test_every_method_says_its_name_and_what_leaves_the_site(method: str, roster: Roster) -> None:
     cls = strategy_class(method)
     assert issubclass(cls, FederatedStrategy)
     assert cls.title
-    assert cls.leaves
+    told = cls(CommonSettings(), cls.settings_class(), roster).leaves()
+    assert all(told)
+    assert bool(told) is (method != "local")  # whose sites send metrics alone
 
 
 @pytest.mark.parametrize("method", METHODS)

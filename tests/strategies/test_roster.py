@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from models.networks import Task
 from models.settings import CommonSettings
 from server_app.inline import InlineGrid, partition_configs
 from strategies.roster import Roster, meet_sites, wait_for_nodes
+from strategies.state import record_bytes
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
 hello_app = ClientApp()
@@ -37,6 +38,8 @@ def _hello(message: Message, context: Context) -> Message:
         "fingerprints": json.dumps({"train": "ab"}),
         "homeless": bool(config.get("homeless", False)),
     }
+    if "lacks" in config:
+        del facts[str(config["lacks"])]
     return Message(RecordDict({CONFIG: ConfigRecord(facts)}), reply_to=message)
 
 
@@ -108,6 +111,35 @@ def test_a_node_that_connects_late_is_waited_for() -> None:
 def test_a_site_that_cannot_say_who_it_is_stops_the_run_with_its_reason() -> None:
     with pytest.raises(SiteError, match=r"cannot take part: .*no such silo"):
         meet_sites(grid_of({"site": "s1a"}, {"broken": "no such silo"}), COMMON)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["site", "distribution", "image-shape", "classes", "label-counts", "fingerprints", "homeless"],
+)
+def test_a_hello_that_lacks_a_key_stops_the_run_and_names_the_key(key: str) -> None:
+    with pytest.raises(SiteError, match=f"hello cannot be read .*'{key}'.*different versions"):
+        meet_sites(grid_of({"site": "s1a"}, {"site": "s2a", "lacks": key}), COMMON)
+
+
+def test_the_bytes_of_the_hello_are_counted_in_both_directions() -> None:
+    class Keeping(InlineGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            self.asked = {m.metadata.dst_node_id: m for m in messages}
+            return super().push_messages(list(self.asked.values()))
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            found = list(super().pull_messages(message_ids))
+            self.came = {m.metadata.src_node_id: m for m in found} | getattr(self, "came", {})
+            return found
+
+    grid = Keeping(hello_app, {}, [{"site": "s2a"}, {"site": "s1a", "homeless": True}])
+    roster = meet_sites(grid, COMMON)
+    assert roster.traffic == {
+        site: (record_bytes(grid.asked[node].content), record_bytes(grid.came[node].content))
+        for site, node in roster.nodes.items()
+    }
+    assert all(down > 0 and up > 100 for down, up in roster.traffic.values())
 
 
 @pytest.mark.parametrize("other", [{"side": 28}, {"classes": 9}])

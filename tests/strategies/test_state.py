@@ -47,5 +47,17 @@ def test_a_reply_is_read_by_name(site_reply: Callable[..., SiteReply]) -> None:
     reply = site_reply("s1a", {"w": np.float32([5])}, num_examples=36, loss=0.25)
     assert reply.examples() == 36
     assert reply.metric("loss") == 0.25
-    assert reply.metrics() == {"num-examples": 36.0, "seconds": 0.5, "loss": 0.25}
+    assert reply.metrics() == {
+        "num-examples": 36.0,
+        "seconds": 0.5,
+        "peak-memory-bytes": 1000.0,
+        "loss": 0.25,
+    }
     assert reply.array("w") == 5
+
+
+@pytest.mark.parametrize(("told", "kept"), [(1, True), (0, False), (None, False)])
+def test_a_reply_says_whether_its_site_keeps_state(
+    site_reply: Callable[..., SiteReply], told: int | None, kept: bool
+) -> None:
+    assert site_reply("s1a", kept_state=told).kept_state() is kept

@@ -18,7 +18,10 @@ from strategies.state import RoundState, SiteReply
 from strategies.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
 ENTROPY = "incoming.val.entropy"
+PERSONAL = {"codebooks": "personal"}
+GAUSSIAN = {"codeword_start": "gaussian"}
 ALL = ["s1a", "s2a", "s3a"]
+NOTHING = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
 Build = Callable[..., UEFL]
 Replies = Callable[..., SiteReply]
 
@@ -136,7 +139,9 @@ def test_an_extension_adds_a_book_for_its_sites_and_changes_no_other(
 ) -> None:
     centroids = {"centroids": np.float32([[7, 7]]), "counts": np.float32([3])}
     before = state(4, uncertain=["s1a"])
-    after = uefl(codes=2).combine(CENTROIDS, before, {"s1a": site_reply("s1a", centroids)})
+    after = uefl(codes=2).combine(
+        CENTROIDS, before, {"s1a": site_reply("s1a", centroids, new_codewords=1)}
+    )
     assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
     np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
     for name, array in before.arrays.items():
@@ -149,8 +154,12 @@ def test_centroids_of_several_sites_are_merged_by_their_counts(
     uefl: Build, site_reply: Replies
 ) -> None:
     replies = {
-        "s1a": site_reply("s1a", {"centroids": [[0.0, 0.0]], "counts": np.float32([1])}),
-        "s2a": site_reply("s2a", {"centroids": [[4.0, 8.0]], "counts": np.float32([3])}),
+        "s1a": site_reply(
+            "s1a", {"centroids": [[0.0, 0.0]], "counts": np.float32([1])}, new_codewords=1
+        ),
+        "s2a": site_reply(
+            "s2a", {"centroids": [[4.0, 8.0]], "counts": np.float32([3])}, new_codewords=1
+        ),
     }
     after = uefl(codes=1).combine(CENTROIDS, state(4), replies)
     np.testing.assert_allclose(after.arrays["codebook.2"], [[3.0, 6.0]])
@@ -163,7 +172,8 @@ def test_a_gaussian_extension_is_drawn_by_the_server_and_keyed_on_the_books_numb
     strategy = uefl(codes=2, codeword_start="gaussian")
     before = state(4, uncertain=sites)
     assert all(strategy.expected(CENTROIDS, site, before) == {} for site in sites)
-    replies = {site: site_reply(site) for site in sites}  # s1a has book 0, s2a books 0 and 1
+    # s1a has book 0, s2a books 0 and 1
+    replies = {site: site_reply(site, new_codewords=2) for site in sites}
     assert all(strategy.objection(CENTROIDS, reply) is None for reply in replies.values())
     after = strategy.combine(CENTROIDS, before, replies)
     assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
@@ -185,13 +195,14 @@ def test_a_gaussian_extension_is_drawn_by_the_server_and_keyed_on_the_books_numb
         (1, [0], False),
         (2, [3, -1], False),
         (1, [0.5], False),
+        (2, [3, 1.5], False),
     ],
 )
 def test_centroids_whose_counts_cannot_be_are_objected_to(
     uefl: Build, site_reply: Replies, rows: int, counts: list[float], fits: bool
 ) -> None:
     arrays = {"centroids": np.zeros((rows, 2), np.float32), "counts": np.float32(counts)}
-    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays))
+    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays, new_codewords=rows))
     assert told is None if fits else f"{rows} centroids came with counts" in str(told)
 
 
@@ -204,12 +215,90 @@ def test_an_uncertainty_reply_without_its_entropy_is_objected_to(
     assert uefl().objection(TRAIN, site_reply("s1a")) is None
 
 
-def test_no_centroid_at_all_is_an_error_that_says_what_to_lower(
+def test_an_entropy_below_nothing_is_objected_to(uefl: Build, site_reply: Replies) -> None:
+    assert uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.0})) is None
+    told = uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: -0.25}))
+    assert told == "metric 'incoming.val.entropy' is -0.25, less than 0"
+
+
+@pytest.mark.parametrize("own", [{}, PERSONAL, GAUSSIAN])
+def test_a_centroids_reply_without_its_number_of_codewords_is_objected_to(
+    uefl: Build, site_reply: Replies, own: dict[str, Any]
+) -> None:
+    arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
+    told = uefl(**own).objection(CENTROIDS, site_reply("s1a", arrays))
+    assert told == "metric 'new-codewords' is missing"
+
+
+def test_as_many_centroids_must_come_as_codewords_are_told(
     uefl: Build, site_reply: Replies
 ) -> None:
-    nothing = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
-    with pytest.raises(SettingError, match=r"round 5: .*s1a.*lower 'centroid-min-count'"):
-        uefl().combine(CENTROIDS, state(4), {"s1a": site_reply("s1a", nothing)})
+    arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
+    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays, new_codewords=2))
+    assert told == "1 centroids came with counts [1.0]"
+
+
+@pytest.mark.parametrize("own", [{}, PERSONAL])
+def test_a_round_without_any_new_codeword_is_marked_and_changes_nothing_else(
+    uefl: Build, site_reply: Replies, own: dict[str, Any]
+) -> None:
+    strategy, before = uefl(**own), state(4, uncertain=["s1a"])
+    reply = site_reply("s1a", None if own else NOTHING, new_codewords=0)
+    assert strategy.objection(CENTROIDS, reply) is None
+    after = strategy.combine(CENTROIDS, before, {"s1a": reply})
+    assert after.arrays == before.arrays
+    assert after.extras == {**before.extras, "extended": {"5": []}}
+
+
+def test_a_site_without_new_codewords_gets_no_book(uefl: Build, site_reply: Replies) -> None:
+    centroids = {"centroids": np.float32([[7, 7]]), "counts": np.float32([3])}
+    replies = {
+        "s1a": site_reply("s1a", NOTHING, new_codewords=0),
+        "s2a": site_reply("s2a", centroids, new_codewords=1),
+    }
+    after = uefl(codes=2).combine(CENTROIDS, state(4), replies)
+    np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
+    assert after.extras["access"]["2"] == after.extras["extended"]["5"] == ["s2a"]
+
+
+def test_marks_say_in_which_rounds_codewords_came_and_for_whom() -> None:
+    assert UEFL.marks(state()) == {}
+    marks = UEFL.marks(state(extended={"5": ["s1a", "s3a"], "9": []}))
+    assert marks[5] == "new codewords for s1a, s3a"
+    assert "'centroid-min-count'" in marks[9]
+    assert set(marks) == {5, 9}
+
+
+@pytest.mark.parametrize(
+    ("own", "books", "centroids"),
+    [({}, True, True), (GAUSSIAN, True, False), (PERSONAL, False, False)],
+)
+def test_uefl_says_what_leaves_a_site(
+    uefl: Build, own: dict[str, Any], books: bool, centroids: bool
+) -> None:
+    told = uefl(centroid_min_count=12, **own).leaves()
+    assert "all weights" in told[0]
+    assert any("codebooks" in line for line in told) is books
+    assert any("centroids" in line and "fewer than 12" in line for line in told) is centroids
+    assert len(told) == 1 + books + centroids
+
+
+@pytest.mark.parametrize(
+    ("dataset", "silos", "max_iterations", "entropy"),
+    [
+        ("mnist", 9, 3, 0.149),
+        ("fmnist", 9, 2, 0.167),
+        ("digits", 9, 3, None),
+        ("mnist", 3, 3, None),
+        ("mnist", 9, 1, None),  # DisFL
+    ],
+)
+def test_numbers_are_published_for_nine_silos_and_a_growing_codebook(
+    roster: Roster, dataset: str, silos: int, max_iterations: int, entropy: float | None
+) -> None:
+    own = UEFLSettings(max_iterations=max_iterations)
+    found = UEFL(CommonSettings(dataset=dataset, silos=silos), own, roster).published()
+    assert found == {} if entropy is None else found["all"]["entropy"] == entropy
 
 
 def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply: Replies) -> None:
@@ -217,7 +306,7 @@ def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply
     first = personal.initial_state(Task((1, 16, 16), 10))
     assert not [name for name in first.arrays if name.startswith("codebook")]
     assert personal.expected(CENTROIDS, "s1a", first) == {}
-    after = personal.combine(CENTROIDS, first, {"s1a": site_reply("s1a")})
+    after = personal.combine(CENTROIDS, first, {"s1a": site_reply("s1a", new_codewords=32)})
     assert set(after.arrays) == set(first.arrays)
     assert after.extras["access"]["1"] == ["s1a"]
 

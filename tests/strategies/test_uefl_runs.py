@@ -152,7 +152,7 @@ def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
             return content(**{"incoming.val.entropy": 1.0 + message.metadata.dst_node_id})
         if asked == CENTROIDS:
             arrays = {"centroids": np.zeros((3, 2), np.float32), "counts": np.ones(1, np.float32)}
-            return content(arrays)
+            return content(arrays, new_codewords=3)
         return answering()(message)
 
     own = UEFLSettings(iteration_rounds=1, gamma=0.0, codes=1)

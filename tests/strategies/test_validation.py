@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
+from flwr.app import Array, RecordDict
 
 from strategies.state import ArraySpec
 from strategies.validation import refusal
@@ -35,6 +35,7 @@ def test_a_reply_without_metrics_is_refused(content: Content) -> None:
     [
         ({"num_examples": None}, "metric 'num-examples' is missing"),
         ({"seconds": None}, "metric 'seconds' is missing"),
+        ({"peak_memory_bytes": None}, "metric 'peak-memory-bytes' is missing"),
         ({"num_examples": 0}, "'num-examples' is 0, less than 1"),
         ({"num_examples": -4}, "'num-examples' is -4, less than 1"),
         ({"loss": NAN}, "metric 'loss' is nan"),
@@ -71,9 +72,60 @@ def test_bad_arrays_are_refused_by_name(
     assert said in str(refusal(content(arrays), SPEC))
 
 
+def test_a_metric_that_the_phase_needs_is_asked_for_by_name(content: Content) -> None:
+    reply = content({"w": GOOD}, loss=0.5)
+    assert refusal(reply, SPEC, ["loss"]) is None
+    assert refusal(reply, SPEC, ["loss", "entropy"]) == "metric 'entropy' is missing"
+
+
+def packed(array: Any, **changes: Any) -> Array:
+    """Return an array on the wire whose record says something else of it than its payload."""
+    good = Array(array)
+    told = {"dtype": good.dtype, "shape": good.shape, "stype": good.stype, "data": good.data}
+    return Array(**{**told, **changes})
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (packed(GOOD, data=b"no array at all"), "array 'w' cannot be unpacked: "),
+        (packed(GOOD, data=b""), "array 'w' cannot be unpacked: "),
+        (packed(GOOD, data=Array(GOOD).data[:-5]), "array 'w' cannot be unpacked: "),
+        (packed(GOOD, stype="pickle"), "array 'w' cannot be unpacked: "),
+        (
+            packed(GOOD.astype(np.float64), dtype="float32"),
+            "array 'w' is float64 (2, 3), expected float32 (2, 3)",
+        ),
+        (
+            packed(np.zeros((4, 3), np.float32), shape=(2, 3)),
+            "array 'w' is float32 (4, 3), expected float32 (2, 3)",
+        ),
+    ],
+)
+def test_what_counts_is_the_payload_not_what_its_record_says(
+    content: Content, array: Array, said: str
+) -> None:
+    reply = content({"w": GOOD})
+    reply["arrays"]["w"] = array
+    assert said in str(refusal(reply, SPEC))
+
+
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_none_in_a_spec_stands_for_any_length_and_only_there(content: Content, rows: int) -> None:
     spec = {"w": ArraySpec((None, 3))}
     assert refusal(content({"w": np.zeros((rows, 3), np.float32)}), spec) is None
     told = refusal(content({"w": np.zeros((rows, 4), np.float32)}), spec)
     assert "expected float32 ('any', 3)" in str(told)
+
+
+@pytest.mark.parametrize("payload", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00\x10\x00{(((\n"])
+def test_bytes_that_are_no_array_are_a_refusal_and_not_a_crash(
+    payload: bytes, content: Content
+) -> None:
+    reply = content({"w": GOOD})
+    bad = Array(dtype="float32", shape=(2, 3), stype="numpy.ndarray", data=payload)
+    reply.array_records["arrays"]["w"] = bad
+    reason = refusal(reply, SPEC)
+    assert reason is not None
+    assert reason.startswith("array 'w' cannot be unpacked")
+    assert "\n" not in reason
