@@ -6,7 +6,8 @@ does all that through the app. Both leave the per-round evaluation out (``evalua
 
     python benchmarks/overhead.py --data-dir DIR [--rounds 3] [--width 16]
 
-Start-up (meeting the sites; for Ray also SuperLink, bundle, Ray and its actors) is named apart.
+What comes before and after the rounds (meeting the sites; for Ray also SuperLink, bundle, Ray and its
+actors; at the end curves and table) is named apart.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def main() -> None:
         title=f"{options.experiment}, {options.rounds} rounds, width {options.width}",
         title_justify="left",
     )
-    for column in ("engine", "start-up s", "rounds s", "rounds / bare", "peak MiB a client"):
+    for column in ("engine", "start and end s", "rounds s", "rounds / bare", "peak MiB a client"):
         table.add_column(column, justify="left" if column == "engine" else "right")
     with tempfile.TemporaryDirectory() as out:
         values = {
