@@ -6,8 +6,8 @@ does all that through the app. Both leave the per-round evaluation out (``evalua
 
     python benchmarks/overhead.py --data-dir DIR [--rounds 3] [--width 16]
 
-What comes before and after the rounds (meeting the sites; for Ray also SuperLink, bundle, Ray and its
-actors; at the end curves and table) is named apart.
+What comes before and after the rounds (meeting the sites; for Ray also SuperLink, bundle, Ray and
+its actors; at the end curves and table) is named apart.
 """
 
 from __future__ import annotations
