@@ -94,3 +94,15 @@ def test_an_array_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     arrays = exchanged_arrays(network) | {"head.1.bias": torch.zeros(shape)}
     with pytest.raises(SettingError, match=r"head\.1\.bias"):
         load_exchanged(network, arrays)
+
+
+def test_colour_images_become_tokens_of_512_vgg_features() -> None:
+    settings = CommonSettings(network="vgg16-bn")
+    network = build_classifier(settings, Task((3, 64, 32), 4))
+    images = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
+    network.eval()
+    with torch.no_grad():
+        assert network.encode(images).shape == (2, 2, 512)
+        assert network(images).shape == (2, 4)
+    with pytest.raises(SettingError, match="divides images by 32"):
+        build_classifier(settings, Task((3, 28, 28), 4))
