@@ -151,7 +151,8 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
         value = raw.strip()  # a bare name such as 2024-01-01
-    return next(iter(_flat({key.strip(): value}, f"--set {text}").items()))
+    name = key.strip()
+    return name, _flat({name: value}, f"--set {text}")[name]
 
 
 def _flat(content: Mapping[str, Any], where: str) -> dict[str, Value]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from server_app.config import (
     resolve,
 )
 from server_app.ray_engine import check_resources, run_with_ray
-from server_app.run_directory import default_run_name, open_run_directory
+from server_app.run_directory import named, open_run_directory
 
 _PATHS = ("data-dir", "cache-dir", "out")
 
@@ -51,13 +50,7 @@ def planned(
         path = values.get(key)
         if path and isinstance(path, str):
             values[key] = str(Path(path).expanduser().resolve())
-    settings = resolve(values)
-    if not settings.common.run_name:
-        name = default_run_name(
-            settings.common.method, settings.common.dataset, settings.common.seed
-        )
-        common = dataclasses.replace(settings.common, run_name=name)
-        settings = dataclasses.replace(settings, common=common)
+    settings = named(resolve(values))
     resources = {"num-supernodes": settings.common.silos, **found.resources}
     if options.supernodes is not None:
         resources["num-supernodes"] = options.supernodes

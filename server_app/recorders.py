@@ -42,15 +42,12 @@ class MetricsHook(Hook):
 
     def round_ended(self, state: RoundState) -> None:
         """Write the file."""
-        self._write()
-
-    def run_ended(self, state: RoundState) -> None:
-        """Write the file."""
-        self._write()
-
-    def _write(self) -> None:
         rows = [[*row[:4], repr(row[4])] for row in sorted(self.rows, key=lambda row: row[:4])]
         self.directory.write_csv("metrics.csv", METRICS_HEADER, rows)
+
+    def run_ended(self, state: RoundState) -> None:
+        """Write the file, now with the final evaluation."""
+        self.round_ended(state)
 
     def state(self) -> Any:
         """Return the rows."""
@@ -105,8 +102,8 @@ class TrafficHook(Hook):
         self.directory.write_csv("traffic.csv", TRAFFIC_HEADER, self.rows)
 
     def run_ended(self, state: RoundState) -> None:
-        """Write the file."""
-        self.directory.write_csv("traffic.csv", TRAFFIC_HEADER, self.rows)
+        """Write the file, now with the final evaluation."""
+        self.round_ended(state)
 
     def state(self) -> Any:
         """Return the rows and the peaks."""

@@ -24,7 +24,7 @@ from server_app.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.run_directory import (
     RunDirectory,
     config_document,
-    default_run_name,
+    named,
     only_writer,
     open_run_directory,
     silos_document,
@@ -47,7 +47,7 @@ def run(grid: Grid, settings: RunSettings, launch: Mapping[str, Any] | None = No
     Raises:
         FedsiloError: nothing was half-written; what was finished before stays and can be resumed.
     """
-    settings = _named(settings)
+    settings = named(settings)
     common = settings.common
     console = make_console()
     directory = open_run_directory(common.out, common.run_name, common.resume)
@@ -58,8 +58,9 @@ def run(grid: Grid, settings: RunSettings, launch: Mapping[str, Any] | None = No
     began = time.monotonic()
     roster = meet_sites(grid, common)
     _say_who_is_missing(roster, common.silos, console)
-    strategy, recorders = _assemble(settings, roster, directory, console)
-    with only_writer(directory), _nothing_left_of_nothing(directory):
+    new = not common.resume
+    with only_writer(directory, new), _nothing_left_of_nothing(directory, new):
+        strategy, recorders = _assemble(settings, roster, directory, console)
         _write_beginning(directory, settings, roster, launch or {})
         met = time.monotonic()
         with closing(recorders.progress):
@@ -76,12 +77,12 @@ def run(grid: Grid, settings: RunSettings, launch: Mapping[str, Any] | None = No
 
 
 @contextmanager
-def _nothing_left_of_nothing(directory: RunDirectory) -> Iterator[None]:
-    """Remove the directory of a run that failed before its first checkpoint: its name is free."""
+def _nothing_left_of_nothing(directory: RunDirectory, new: bool) -> Iterator[None]:
+    """Remove the directory of a new run that failed before its first checkpoint."""
     try:
         yield
     except FedsiloError:
-        if not any(directory.checkpoints.glob("*")):
+        if new and not any(directory.checkpoints.glob("*")):
             shutil.rmtree(directory.path)
         raise
 
@@ -92,12 +93,6 @@ class _Recorders:
     traffic: TrafficHook
     failures: FailureHook
     progress: ProgressHook
-
-
-def _named(settings: RunSettings) -> RunSettings:
-    common = settings.common
-    name = common.run_name or default_run_name(common.method, common.dataset, common.seed)
-    return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
 def _say_who_is_missing(roster: Roster, silos: int, console: Console) -> None:

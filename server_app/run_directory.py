@@ -8,6 +8,7 @@ with their sites, in simulation in ``sites/<site>/``.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import fcntl
 import io
 import json
@@ -106,6 +107,13 @@ def default_run_name(method: str, dataset: str, seed: int) -> str:
     return f"{method}-{dataset}-seed{seed}-{stamp}-{os.getpid()}"
 
 
+def named(settings: RunSettings) -> RunSettings:
+    """Return the settings with a run name: the given one, else one that no earlier run has."""
+    common = settings.common
+    name = common.run_name or default_run_name(common.method, common.dataset, common.seed)
+    return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
+
+
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Return the directory of a run that is new, or is to be resumed. Nothing is written yet.
 
@@ -179,11 +187,15 @@ def _version(package: str) -> str:
 
 
 @contextmanager
-def only_writer(directory: RunDirectory) -> Iterator[None]:
+def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Hold the run directory for this process.
 
+    Args:
+        directory: made if it is not there.
+        new: whether it must not hold a run yet.
+
     Raises:
-        RunDirectoryError: another process writes to it.
+        RunDirectoryError: another process writes to it, or has begun a run in it meanwhile.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     with (directory.path / ".lock").open("w") as file:
@@ -193,4 +205,6 @@ def only_writer(directory: RunDirectory) -> Iterator[None]:
             raise RunDirectoryError(
                 f"another process is writing to {directory.path}: wait for it or end it"
             ) from None
+        if new and (directory.path / "config.toml").exists():
+            raise RunDirectoryError(f"another process has begun a run in {directory.path}")
         yield

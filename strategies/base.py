@@ -39,7 +39,7 @@ from strategies.hooks import Hook
 from strategies.roster import Roster
 from strategies.state import (
     ArraySpec,
-    Outgoing,
+    NDArray,
     Packed,
     RoundState,
     SiteReply,
@@ -107,9 +107,9 @@ class FederatedStrategy(Strategy):
         """Return the sites that ``phase`` asks; none skips it."""
         return self.roster.sites()
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Outgoing:
-        """Return what ``site`` is sent."""
-        return Outgoing(state.arrays)
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the arrays that ``site`` is sent; may be empty."""
+        return state.arrays
 
     @abstractmethod
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
@@ -328,7 +328,7 @@ class FederatedStrategy(Strategy):
         for hook in self.hooks:
             hook.phase_ended(round_, phase, good)
 
-    def _message(self, kind: str, round_: int, site: str, out: Outgoing) -> Message:
+    def _message(self, kind: str, round_: int, site: str, arrays: Mapping[str, NDArray]) -> Message:
         measured = self._phase == TRAIN and self._measures_in(round_)
         instruction = Instruction(
             round=round_,
@@ -340,8 +340,8 @@ class FederatedStrategy(Strategy):
             expects_state=site in self.current().keepers,
         )
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
-        if out.arrays:
-            content[ARRAYS] = to_record(out.arrays, self._packed)
+        if arrays:
+            content[ARRAYS] = to_record(arrays, self._packed)
         return Message(content, self.roster.nodes[site], kind, group_id=str(round_))
 
     def _measures_in(self, round_: int) -> bool:

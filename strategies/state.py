@@ -36,13 +36,6 @@ class RoundState:
 
 
 @dataclass(frozen=True)
-class Outgoing:
-    """What a message carries beside its instruction: arrays by name, or none."""
-
-    arrays: Mapping[str, NDArray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ArraySpec:
     """What a reply's array must be: float32 of ``shape``, where None stands for any length."""
 

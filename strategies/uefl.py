@@ -34,7 +34,6 @@ from strategies.base import FederatedStrategy, Published
 from strategies.state import (
     ArraySpec,
     NDArray,
-    Outgoing,
     RoundState,
     SiteReply,
     initial_weights,
@@ -151,9 +150,9 @@ class UEFL(FederatedStrategy):
         """Ask the uncertain sites for centroids, all sites for everything else."""
         return list(state.extras["uncertain"]) if phase == CENTROIDS else self.roster.sites()
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Outgoing:
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the network and the books that ``site`` may use."""
-        return Outgoing({name: state.arrays[name] for name in self._names_for(site, state)})
+        return {name: state.arrays[name] for name in self._names_for(site, state)}
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect what was sent, trained; centroids with counts; or metrics alone."""

@@ -91,9 +91,19 @@ def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_only_one_process_writes_to_a_run_directory(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    with only_writer(directory):
-        again = only_writer(directory)
+    with only_writer(directory, new=True):
+        again = only_writer(directory, new=True)
         with pytest.raises(RunDirectoryError, match="another process is writing"):
             again.__enter__()
-    with only_writer(directory):
+    with only_writer(directory, new=True):
         assert directory.path.is_dir()
+
+
+def test_a_run_that_another_process_began_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    rival = only_writer(directory, new=True)
+    with pytest.raises(RunDirectoryError, match="has begun a run"):
+        rival.__enter__()
+    with only_writer(directory, new=False):
+        assert (tmp_path / "config.toml").exists()

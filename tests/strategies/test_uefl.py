@@ -101,7 +101,7 @@ def test_a_run_that_ends_early_says_why(uefl: Build) -> None:
 
 
 def test_a_book_goes_only_to_the_sites_that_may_use_it(uefl: Build) -> None:
-    sent = {site: set(uefl().outgoing(TRAIN, site, state()).arrays) for site in ALL}
+    sent = {site: set(uefl().outgoing(TRAIN, site, state())) for site in ALL}
     assert sent["s1a"] == {"w", "codebook.0"}
     assert sent["s2a"] == sent["s3a"] == {"w", "codebook.0", "codebook.1"}
     for site in ALL:
