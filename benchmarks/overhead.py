@@ -25,7 +25,7 @@ from rich.table import Table
 
 from client_app.device import choose_compute
 from client_app.evaluation import measure
-from datasets.silos import load_silo, silo_names
+from datasets.registry import load_silo, silo_names
 from models.networks import build_classifier, exchanged_arrays, load_exchanged
 from models.settings import CommonSettings
 from server_app.config import RunSettings, find_experiment, resolve
@@ -36,7 +36,7 @@ from server_app.run_directory import RunDirectory
 
 def bare_loop(settings: CommonSettings) -> float:
     """Return the seconds of the same local training in a plain PyTorch loop."""
-    silos = [load_silo(name, settings) for name in silo_names(settings.silos)]
+    silos = [load_silo(name, settings) for name in silo_names(settings)]
     compute = choose_compute(settings.device, settings.precision, settings.threads)
     task = silos[0].task
     weights = exchanged_arrays(build_classifier(settings, task))
@@ -53,7 +53,7 @@ def bare_loop(settings: CommonSettings) -> float:
                 shuffled = torch.randperm(len(silo.train), generator=order)
                 for chosen in torch.split(shuffled, settings.batch_size):
                     optimiser.zero_grad(set_to_none=True)
-                    loss = network.loss(silo.train.images[chosen], silo.train.labels[chosen])
+                    loss = network.loss(silo.train.inputs[chosen], silo.train.labels[chosen])
                     loss.backward()
                     optimiser.step()
             for name, tensor in exchanged_arrays(network).items():

@@ -49,29 +49,35 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
         reason = str(error)
     except Exception as error:  # the boundary: a site's failure must reach the server as a reply
         logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
-        reason = f"{type(error).__name__}: {error}"
+        # A foreign error's text may quote a patient's value
+        reason = f"{type(error).__name__} (its text stands in the site's own log)"
     return Message(Error(_CLIENT_APP_RAISED, " ".join(reason.split())), reply_to=message)
 
 
 def _hello(_: Message, context: Context) -> RecordDict:
-    from client_app.site import open_site
+    from client_app.site import admit, open_site, who_is
 
     try:
-        silo = open_site(context).silo
+        site = open_site(context)
+        admit(site, context)
+        silo, sums = site.silo, site.sums()
     except FedsiloError as error:
         # The server does not know yet whom it asks: the name must be in the answer
-        config = context.node_config
-        who = config.get("site", f"partition {config.get('partition-id', 'unknown')}")
-        raise SiteError(f"{who}: {error}") from None
+        raise SiteError(f"{who_is(context)}: {error}") from None
     facts: dict[str, Any] = {
         "site": silo.name,
         "distribution": silo.distribution,
-        "image-shape": list(silo.task.image_shape),
+        "input-shape": list(silo.task.input_shape),
         "classes": silo.task.classes,
         "label-counts": json.dumps(silo.label_counts()),
         "fingerprints": json.dumps(silo.fingerprints),
-        "homeless": "state-dir" not in context.node_config,
+        "homeless": site.simulated,
+        "features": json.dumps(silo.features),
+        "dropped": silo.dropped,
+        "schema": silo.schema,
     }
+    if sums is not None:
+        facts |= {f"sums-{part}": values.tolist() for part, values in vars(sums).items()}
     return RecordDict({CONFIG: ConfigRecord(facts)})
 
 

@@ -11,17 +11,17 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from client_app.device import choose_compute
-from client_app.evaluation import SiteNetwork, TokenWatch, measure
+from client_app.evaluation import SiteNetwork, Watch, measure
 from client_app.state import SiteState
-from client_app.training import train_epochs
-from datasets.silos import Silo
+from client_app.training import Penalty, train_locally
+from datasets.silos import Silo, Split
 from models.contract import (
     ARRAYS,
     INCOMING,
@@ -35,8 +35,12 @@ from models.contract import (
     Instruction,
     measurement,
 )
-from models.errors import SiteError
+from models.errors import SettingError, SiteError
+from models.networks import TokenClassifier, build_classifier, load_exchanged
 from models.settings import CommonSettings, NoSettings
+
+if TYPE_CHECKING:
+    from client_app.explanation import Explanation
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Request:
 
     instruction: Instruction
     content: RecordDict
+    simulated: bool = False  # by the site's own node config, whatever the server says
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the arrays that came, by name; empty if none came."""
@@ -76,6 +81,10 @@ class SiteMethod(ABC):
         self.started = time.perf_counter()
         self.kept_state = False
 
+    @classmethod  # noqa: B027  # most methods take every site
+    def admit(cls, silo: Silo, common: CommonSettings, settings: Any) -> None:
+        """Refuse to take part at all, by a ``SiteError``: asked before anything leaves the site."""
+
     @abstractmethod
     def open_network(self) -> SiteNetwork:
         """Build the network from the message and the site's state."""
@@ -87,6 +96,29 @@ class SiteMethod(ABC):
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the arrays that the site keeps for itself after training; may be empty."""
         return {}
+
+    def fit(self, network: SiteNetwork) -> float:
+        """Train ``network`` and return its mean loss over the last epoch."""
+        return train_locally(
+            network,
+            self.training_data(),
+            self.training_settings(),
+            self.compute,
+            (self.request.instruction.round, self.silo.name),
+            self.penalty(network),
+        )
+
+    def training_settings(self) -> CommonSettings:
+        """Return the settings of local training."""
+        return self.common
+
+    def training_data(self) -> Split:
+        """Return what the site trains on."""
+        return self.silo.train
+
+    def penalty(self, network: SiteNetwork) -> Penalty | None:
+        """Return what is added to each batch's loss; None: nothing."""
+        return None
 
     def answer(self) -> RecordDict:
         """Answer a phase: ``train`` here, other phases by the method named after them."""
@@ -107,15 +139,33 @@ class SiteMethod(ABC):
         network = self.open_network()
         instruction = self.request.instruction
         metrics = self.measured(network, INCOMING, ("val", "test")) if instruction.evaluate else {}
-        loss = train_epochs(
-            network, self.silo.train, self.common, self.compute, (instruction.round, self.silo.name)
-        )
-        metrics[measurement(TRAINED, "train", "loss")] = loss
+        metrics[measurement(TRAINED, "train", "loss")] = self.fit(network)
         if instruction.evaluate:
             metrics |= self.measured(network, TRAINED, ("val",))
         if kept := self.kept(network):
             self.keep(kept)
-        return self.reply(metrics, self.outgoing(network))
+        return self.reply(metrics, self.outgoing(network) if instruction.returns else {})
+
+    def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
+        """Return the network with ``arrays``, else with the seed's initial weights, placed."""
+        network = build_classifier(self.common, self.silo.task)
+        if arrays is not None:
+            load_exchanged(network, arrays)
+        return cast(TokenClassifier, self.compute.place(network))
+
+    def own_arrays(self) -> dict[str, Tensor]:
+        """Return the site's own arrays of an earlier round.
+
+        Raises:
+            SiteError: it has none.
+        """
+        own = self.state.before(self.request.instruction)
+        if own is None:
+            raise SiteError(
+                f"site {self.silo.name} has no model of its own yet, and none came: it missed the "
+                "round in which it was to train one; resume from before it, or leave the site out"
+            )
+        return own
 
     def keep(self, arrays: dict[str, Tensor]) -> None:
         """Store private state for this phase; the reply will say that there is some."""
@@ -132,21 +182,32 @@ class SiteMethod(ABC):
     ) -> dict[str, float]:
         """Return the measurements of ``network`` on ``splits``, by MetricRecord key."""
         found: dict[str, float] = {}
+        held = self.silo.splits()
         for split in splits:
+            if not len(held[split]):
+                continue  # the server knows from the site's label counts
             values = measure(
                 network,
-                getattr(self.silo, split),
+                held[split],
                 self.common,
                 self.compute,
                 (self.request.instruction.round, self.silo.name, model, split),
-                self.token_watch(network),
+                self.watch(network, split),
             )
             found |= {measurement(model, split, key): value for key, value in values.items()}
         return found
 
-    def token_watch(self, network: SiteNetwork) -> TokenWatch | None:
-        """Return what the method measures of the tokens, anew for each split; None: nothing."""
+    def watch(self, network: SiteNetwork, split: str) -> Watch | None:
+        """Return what the method itself measures on ``split``; None: nothing."""
         return None
+
+    def explain(self, split: str, row: int) -> Explanation:
+        """Say why the model that came answers as it does for one sample of this silo.
+
+        Raises:
+            SettingError: the method explains nothing.
+        """
+        raise SettingError(f"method '{self.common.method}' does not explain its answers")
 
     def reply(
         self, metrics: dict[str, float], arrays: dict[str, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""Measuring a model on a split: accuracy, loss and MC-dropout entropy in one pass."""
+"""Measuring a model on a split, from class probabilities by MC dropout."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from client_app.device import Compute
 from datasets.silos import Split
+from models.evidence import classification_evidence
 from models.seeding import seeded
 from models.settings import CommonSettings
 from models.uncertainty import mc_dropout_probabilities, only_dropout_active, predictive_entropy
@@ -19,8 +20,8 @@ _BATCH = 500
 class SiteNetwork(Protocol):
     """What a site trains and measures; an ``nn.Module`` in three steps and a loss."""
 
-    def encode(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens (batch, l, c)."""
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map inputs (batch, *input_shape) to tokens (batch, l, c)."""
         ...
 
     def discretise(self, tokens: Tensor) -> Tensor:
@@ -31,12 +32,12 @@ class SiteNetwork(Protocol):
         """Map features to logits (batch, classes); all dropout is here."""
         ...
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the training loss of a batch."""
         ...
 
 
-class TokenWatch(Protocol):
+class Watch(Protocol):
     """What a method measures of the tokens beside accuracy, loss and entropy."""
 
     def see(self, tokens: Tensor) -> None:
@@ -54,38 +55,57 @@ def measure(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    watch: TokenWatch | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, float]:
-    """Return ``accuracy``, ``loss`` and ``entropy`` of the mean over MC-dropout passes.
+    """Return the measurements of the mean over MC-dropout passes on ``split``.
 
-    Accuracy is of the mean softmax's largest class, loss its negative log-likelihood in nats,
-    entropy UEFL's eq. 8 in nats, all averaged over the split's samples. ``watch`` sees the tokens
-    of every batch and adds its own values.
+    ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
+    nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
+    those of ``models.evidence``. ``watch`` sees the tokens of every batch and adds its own values.
     """
-    right, loss, entropy = 0, 0.0, 0.0
+    probabilities = predict(network, split, settings, compute, key, watch)
+    losses = nn.functional.nll_loss(
+        probabilities.clamp_min(1e-12).log(), split.labels, reduction="none"
+    )
+    right = probabilities.argmax(dim=1) == split.labels
+    values = {
+        "accuracy": right.double().mean().item(),
+        "loss": losses.mean().item(),
+        "entropy": predictive_entropy(probabilities).mean().item(),
+    }
+    evidence = classification_evidence(probabilities, split.labels)
+    return values | evidence | (watch.values() if watch else {})
+
+
+def predict(
+    network: SiteNetwork,
+    split: Split,
+    settings: CommonSettings,
+    compute: Compute,
+    key: tuple[int | str, ...],
+    watch: Watch | None = None,
+) -> Tensor:
+    """Return the class probabilities of ``split``, (n, classes) float64 on the CPU.
+
+    They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
+    dropout.
+    """
     module = cast(nn.Module, network)
+    found = []
     with (
         seeded(settings.seed, "mc-dropout", *key, device=compute.device),
         torch.no_grad(),
-        only_dropout_active(module),
+        only_dropout_active(module, settings.mc_passes > 0),
         compute.autocast(),
     ):
-        for images, labels in zip(
-            torch.split(split.images, _BATCH), torch.split(split.labels, _BATCH), strict=True
-        ):
-            tokens = network.encode(compute.bring(images))
+        for inputs in torch.split(split.inputs, _BATCH):
+            tokens = network.encode(compute.bring(inputs))
             if watch:
                 watch.see(tokens)
             features = network.discretise(tokens)
-            mean = mc_dropout_probabilities(network, features, settings.mc_passes).cpu()
-            right += int((mean.argmax(dim=1) == labels).sum())
-            loss += float(
-                nn.functional.nll_loss(mean.clamp_min(1e-12).log(), labels, reduction="sum")
-            )
-            entropy += float(predictive_entropy(mean).sum())
-    count = len(split)
-    values = {"accuracy": right / count, "loss": loss / count, "entropy": entropy / count}
-    return values | (watch.values() if watch else {})
+            passes = max(settings.mc_passes, 1)
+            found.append(mc_dropout_probabilities(network, features, passes).cpu())
+    return torch.cat(found)
 
 
 def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
@@ -94,7 +114,7 @@ def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
     module.eval()
     with torch.no_grad(), compute.autocast():
         parts = [
-            network.encode(compute.bring(images)).float().cpu()
-            for images in torch.split(split.images, _BATCH)
+            network.encode(compute.bring(inputs)).float().cpu()
+            for inputs in torch.split(split.inputs, _BATCH)
         ]
     return torch.cat(parts)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from client_app.base import SiteMethod
 from client_app.evaluation import SiteNetwork
-from models.networks import ImageClassifier, build_classifier, exchanged_arrays, load_exchanged
+from models.networks import exchanged_arrays
 
 
 class FedAvgSite(SiteMethod):
@@ -16,9 +16,7 @@ class FedAvgSite(SiteMethod):
 
     def open_network(self) -> SiteNetwork:
         """Build the network and load the global weights."""
-        network = build_classifier(self.common, self.silo.task)
-        load_exchanged(network, self.request.arrays())
-        return cast(ImageClassifier, self.compute.place(network))
+        return self.classifier(self.request.arrays())
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return all trained weights."""

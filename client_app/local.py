@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from client_app.base import SiteMethod
 from client_app.evaluation import SiteNetwork
-from models.networks import ImageClassifier, build_classifier, exchanged_arrays, load_exchanged
+from models.networks import exchanged_arrays
 
 
 class LocalSite(SiteMethod):
@@ -16,11 +16,7 @@ class LocalSite(SiteMethod):
 
     def open_network(self) -> SiteNetwork:
         """Build the network from this site's own state."""
-        network = build_classifier(self.common, self.silo.task)
-        own = self.state.before(self.request.instruction)
-        if own is not None:
-            load_exchanged(network, own)
-        return cast(ImageClassifier, self.compute.place(network))
+        return self.classifier(self.state.before(self.request.instruction))
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return nothing: no weights leave the site."""

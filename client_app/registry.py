@@ -11,8 +11,13 @@ if TYPE_CHECKING:
     from client_app.base import SiteMethod
 
 METHODS = {
+    "ensemble": "client_app.ensemble:EnsembleSite",
     "fedavg": "client_app.fedavg:FedAvgSite",
+    "fedavg-ft": "client_app.fedavg_ft:FedAvgFTSite",
+    "fedprox": "client_app.fedprox:FedProxSite",
     "local": "client_app.local:LocalSite",
+    "mix": "client_app.mix:MixSite",
+    "picsr": "client_app.picsr:PICSRSite",
     "uefl": "client_app.uefl:UEFLSite",
 }
 

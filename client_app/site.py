@@ -11,26 +11,53 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 
 from client_app.base import Request, SiteMethod
 from client_app.registry import method_class
 from client_app.state import SiteState
-from datasets.silos import Silo, load_silo, silo_names
-from models.contract import CONFIG, Instruction
-from models.errors import SettingError, SiteError
+from datasets.registry import load_silo, silo_names
+from datasets.silos import Silo, Split
+from models.contract import CONFIG, FIGURES, Instruction
+from models.errors import FedsiloError, SettingError, SiteError
 from models.schema import build
 from models.settings import CommonSettings
+from models.standardisation import Figures, Sums, pooled_figures, standardised, sums_of
 
 _NODE_KEYS = ("data-dir", "cache-dir", "device")
+_FLOOR = "sums-min-count"  # a hospital can raise it, and nobody else lower it
 
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its settings (node config over run config) and its silo."""
+    """A site: settings (node config over run config), silo, and whether it is a simulated one."""
 
     settings: CommonSettings
     silo: Silo
+    simulated: bool
+
+    def sums(self) -> Sums | None:
+        """Return what this site sends towards pooled figures; None: nothing.
+
+        Raises:
+            SiteError: so few rows are behind a sum that it says too much of each of them.
+        """
+        if not self.silo.features or self.settings.standardise != "pooled":
+            return None
+        sums, least = sums_of(self.silo.train.inputs), self.settings.sums_min_count
+        rows = len(self.silo.train)
+        few = [f"it has {rows} training rows"] if rows < least else []
+        few += [
+            f"{int(count)} training rows have a value of '{feature}'"
+            for feature, count in zip(self.silo.features, sums.count, strict=True)
+            if 0 < count < least
+        ]
+        if few:
+            raise SiteError(
+                f"site {self.silo.name} sends no sums: {few[0]} and at least {least} are needed "
+                "('sums-min-count'); leave the site out, or set 'standardise' to 'declared'"
+            )
+        return sums
 
 
 def site_settings(context: Context) -> CommonSettings:
@@ -41,7 +68,25 @@ def site_settings(context: Context) -> CommonSettings:
         for key in _NODE_KEYS
         if key in context.node_config
     }
+    floor = build(CommonSettings, {k: v for k, v in context.node_config.items() if k == _FLOOR})
+    if _FLOOR in context.node_config:
+        least = max(settings.sums_min_count, floor.sums_min_count)
+        settings = dataclasses.replace(settings, sums_min_count=least)
     return dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # the three are texts
+
+
+def is_simulated(context: Context) -> bool:
+    """Tell whether this is a site of a simulation: by its own node config, never by a message."""
+    own = {"site", "state-dir"} & context.node_config.keys()
+    return "partition-id" in context.node_config and not own
+
+
+def who_is(context: Context) -> str:
+    """Return the site's name as well as it is known, for errors."""
+    try:
+        return site_name(context, site_settings(context))
+    except FedsiloError:
+        return f"partition {context.node_config.get('partition-id', 'unknown')}"
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
@@ -52,7 +97,7 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])
-    names = silo_names(settings.silos)
+    names = silo_names(settings)
     if "partition-id" not in context.node_config:
         raise SiteError(
             "the node config names no 'site': start the SuperNode with "
@@ -61,30 +106,89 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     partition = int(context.node_config["partition-id"])
     if partition >= len(names):
         raise SiteError(
-            f"SuperNode {partition + 1} has no silo: 'silos' is {settings.silos}; start at most "
-            f"that many SuperNodes or raise 'silos'"
+            f"SuperNode {partition + 1} has no silo: there are {len(names)} "
+            f"({', '.join(names)}); start at most that many SuperNodes"
         )
     return names[partition]
 
 
 def open_site(context: Context) -> Site:
-    """Load this node's silo."""
-    settings = site_settings(context)
-    return Site(settings, load_silo(site_name(context, settings), settings))
+    """Load this node's silo.
+
+    Raises:
+        SiteError: the server asks a real hospital for folds. By sums over the same rows but one it
+            could learn that one.
+    """
+    settings, simulated = site_settings(context), is_simulated(context)
+    folds = settings.test_folds or settings.val_folds
+    if folds and not simulated and context.node_config.get("allow-folds") is not True:
+        raise SiteError(
+            "the run asks for folds of this site's rows, and sums over different rows tell of "
+            "single patients: set 'allow-folds=true' in the node config if that is wanted"
+        )
+    return Site(settings, load_silo(site_name(context, settings), settings), simulated)
+
+
+def admit(site: Site, context: Context) -> None:
+    """Let the method refuse this site before anything leaves it.
+
+    Raises:
+        SiteError: the method cannot use so few samples without giving them away.
+    """
+    cls = method_class(site.settings.method)
+    cls.admit(site.silo, site.settings, build(cls.settings_class, context.run_config))
 
 
 def open_method(message: Message, context: Context) -> SiteMethod:
     """Build the method that the run config names, ready to answer ``message``."""
     site = open_site(context)
+    admit(site, context)
     cls = method_class(site.settings.method)
     instruction = Instruction.from_config(message.content[CONFIG])
     return cls(
-        Request(instruction, message.content),
-        site.silo,
+        Request(instruction, message.content, site.simulated),
+        ready_silo(site.silo, site.settings, message.content),
         site.settings,
         build(cls.settings_class, context.run_config),
         SiteState(state_folder(context, instruction, site.silo.name)),
     )
+
+
+def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
+    """Return the silo as networks take it: a table's features standardised, missing values 0.
+
+    Raises:
+        SettingError: ``standardise`` is 'declared' and the schema declares no figures.
+        SiteError: the message lacks the pooled figures.
+    """
+    return with_figures(silo, figures_for(silo, settings, content)) if silo.features else silo
+
+
+def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Figures:
+    """Return the figures by which this site standardises its features."""
+    if settings.standardise == "site":
+        return pooled_figures([sums_of(silo.train.inputs)])
+    if settings.standardise == "declared":
+        if silo.declared is None:
+            raise SettingError(
+                "setting 'standardise' is 'declared', and the schema gives no mean and std for "
+                "every numeric column: add them, or set it to 'pooled'"
+            )
+        return silo.declared
+    if FIGURES not in content.array_records:
+        raise SiteError(
+            "a message lacks the pooled figures: server and site run different versions of fedsilo"
+        )
+    record = content.array_records[FIGURES]
+    return Figures(record["mean"].numpy(), record["std"].numpy())
+
+
+def with_figures(silo: Silo, figures: Figures) -> Silo:
+    """Return the silo with its features standardised by ``figures``."""
+    train, val, test = (
+        Split(standardised(split.inputs, figures), split.labels) for split in silo.splits().values()
+    )
+    return dataclasses.replace(silo, train=train, val=val, test=test)
 
 
 def state_folder(context: Context, instruction: Instruction, site: str) -> Path:
@@ -99,7 +203,7 @@ def state_folder(context: Context, instruction: Instruction, site: str) -> Path:
         raise SettingError(f"run name '{name}' is no plain folder name")
     if "state-dir" in context.node_config:
         return Path(str(context.node_config["state-dir"])) / name / site
-    if "partition-id" in context.node_config and instruction.run_dir:
+    if is_simulated(context) and instruction.run_dir:
         return Path(instruction.run_dir) / "sites" / site
     raise SiteError(
         f"site {site}: the node config names no 'state-dir', where this site's "

@@ -1,7 +1,8 @@
-"""Local training: Adam over shuffled batches, the same for every method of a comparison."""
+"""Local training: an optimiser over shuffled batches, the same for every method compared."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -13,6 +14,8 @@ from datasets.silos import Split
 from models.errors import SiteError
 from models.seeding import derive_seed, seeded
 from models.settings import CommonSettings
+
+Penalty = Callable[[], Tensor]
 
 
 def batches(count: int, size: int, order: torch.Generator) -> list[Tensor]:
@@ -26,45 +29,74 @@ def batches(count: int, size: int, order: torch.Generator) -> list[Tensor]:
     return parts
 
 
-def train_epochs(
+def schedule(
+    count: int, settings: CommonSettings, order: torch.Generator
+) -> Iterator[list[Tensor]]:
+    """Yield local training as shuffled passes over ``count`` samples, each a list of batches.
+
+    With ``local-steps`` there are as many batches at every site, whatever it holds; the last pass
+    is then cut short.
+    """
+    if not settings.local_steps:
+        for _ in range(settings.local_epochs):
+            yield batches(count, settings.batch_size, order)
+        return
+    left = settings.local_steps
+    while left:
+        chosen = batches(count, settings.batch_size, order)[:left]
+        left -= len(chosen)
+        yield chosen
+
+
+def _optimiser(module: nn.Module, settings: CommonSettings) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    kind = torch.optim.Adam if settings.optimiser == "adam" else torch.optim.SGD
+    return kind(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
+def train_locally(
     network: SiteNetwork,
     split: Split,
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
+    penalty: Penalty | None = None,
 ) -> float:
-    """Train ``network`` in place and return its mean loss over the last epoch.
+    """Train ``network`` in place and return its mean loss over the last pass.
 
-    A fresh Adam each call: no optimiser state crosses the wire or waits at the site.
+    A fresh optimiser each call: no optimiser state crosses the wire or waits at the site.
 
     Args:
         network: placed on the compute device.
-        split: training images and labels.
-        settings: local-epochs, batch-size, learning-rate and seed.
+        split: training inputs and labels.
+        settings: how long, in which batches, by which optimiser, and the seed.
         compute: device and precision.
         key: round and site; every random number of the training is keyed on it.
+        penalty: is added to each batch's loss.
 
     Raises:
         SiteError: the loss is not finite.
     """
     module = cast(nn.Module, network)
     module.train()
-    optimiser = torch.optim.Adam(module.parameters(), lr=settings.learning_rate)
-    images, labels = compute.bring(split.images), compute.bring(split.labels)
+    optimiser = _optimiser(module, settings)
+    inputs, labels = compute.bring(split.inputs), compute.bring(split.labels)
     order = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
     total = torch.zeros((), device=compute.device)
     with seeded(settings.seed, "training", *key, device=compute.device):
-        for _ in range(settings.local_epochs):
+        for chosen_batches in schedule(len(split), settings, order):
             total.zero_()
-            for indices in batches(len(split), settings.batch_size, order):
+            for indices in chosen_batches:
                 chosen = compute.bring(indices)
                 optimiser.zero_grad(set_to_none=True)
                 with compute.autocast():
-                    loss = network.loss(images[chosen], labels[chosen])
+                    loss = network.loss(inputs[chosen], labels[chosen])
+                if penalty:
+                    loss = loss + penalty()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
                 optimiser.step()
                 total += loss.detach() * len(indices)
-    mean = total.item() / len(split)
+    mean = total.item() / sum(map(len, chosen_batches))
     if not torch.isfinite(total):
         raise SiteError(f"training diverged, its loss is {mean}: lower 'learning-rate'")
     return mean

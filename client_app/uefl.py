@@ -87,7 +87,7 @@ class UEFLSite(SiteMethod):
         """Return the personal books."""
         return self._books(cast(UEFLNetwork, network)) if self._personal() else {}
 
-    def token_watch(self, network: SiteNetwork) -> CodeUse:
+    def watch(self, network: SiteNetwork, split: str) -> CodeUse:
         """Return a watch of code use."""
         return CodeUse(cast(UEFLNetwork, network))
 

@@ -8,12 +8,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from datasets.sources import Source
+from datasets.sources import PublicFiles
 from datasets.storage import write_atomically
 from models.errors import DataError
 
 
-def fetch(source: Source, data_dir: Path, base_url: str = "") -> Iterator[str]:
+def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
     """Bring the files of ``source`` into ``data_dir``; yield a line about each.
 
     Args:
@@ -22,10 +22,8 @@ def fetch(source: Source, data_dir: Path, base_url: str = "") -> Iterator[str]:
         base_url: another place with the same file names, ending in '/'.
 
     Raises:
-        DataError: nothing to fetch, a download failed, or a checksum differs.
+        DataError: a download failed, or a checksum differs.
     """
-    if not source.files:
-        raise DataError(f"data set '{source.name}' is embedded: there is nothing to fetch")
     folder = data_dir / source.folder
     for file in source.files:
         target = folder / file.name

@@ -1,4 +1,4 @@
-"""The public data sets that silos are cut from, decoded once into memory-mapped arrays.
+"""The public images that silos are cut from, decoded once into memory-mapped arrays.
 
 ``digits`` ships with scikit-learn (1,797 real handwritten digits, UCI); the others are files of
 the data directory, laid out as their public sources lay them out.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from datasets.idx import read_labelled_images
 from datasets.storage import build_folder
 from models.errors import DataError
-from models.schema import unknown_name
 
 FloatImages = npt.NDArray[Any]
 
@@ -41,6 +40,30 @@ class RemoteFile:
 
     name: str
     md5: str
+
+
+class PublicFiles(Protocol):
+    """Files of a public source: their folder in the data directory, and where they come from."""
+
+    @property
+    def name(self) -> str:
+        """The data set's name."""
+        ...
+
+    @property
+    def folder(self) -> str:
+        """The folder of the files in the data directory."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """The public source, ending in '/'."""
+        ...
+
+    @property
+    def files(self) -> tuple[RemoteFile, ...]:
+        """The files."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -138,13 +161,6 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def source_named(name: str) -> Source:
-    """Return the source of that name, or raise a ``SettingError`` with the known ones."""
-    if name not in SOURCES:
-        raise unknown_name("data set", name, SOURCES)
-    return SOURCES[name]
-
-
 @dataclass(frozen=True)
 class Places:
     """Where data files lie (``data``, may be unnamed) and where decoded ones go (``cache``)."""
@@ -160,8 +176,8 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
     return Places(Path(data).expanduser() if data else None, Path(cache).expanduser())
 
 
-def find_files(source: Source, places: Places) -> Path:
-    """Return the folder of the source's files.
+def find_files(source: PublicFiles, places: Places, names: Iterable[str] | None = None) -> Path:
+    """Return the folder of the source's files, of which ``names`` (all) must be there.
 
     Raises:
         DataError: a file is missing; names it, the folder looked in and the public source.
@@ -175,9 +191,9 @@ def find_files(source: Source, places: Places) -> Path:
             f"'data-dir' or $FEDSILO_DATA, or {advice}"
         )
     folder = places.data / source.folder
-    for file in source.files:
-        if not (folder / file.name).is_file():
-            raise DataError(f"{file.name} is missing in {folder}: {advice}")
+    for name in names or [file.name for file in source.files]:
+        if not (folder / name).is_file():
+            raise DataError(f"{name} is missing in {folder}: {advice}")
     return folder
 
 

@@ -9,11 +9,17 @@ is ``incoming`` (the model as it was when the message came) or ``trained`` (afte
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from models.errors import SiteError
+from models.schema import Value
+
+if TYPE_CHECKING:
+    from models.standardisation import Sums  # imports torch, which the app loads on demand
 
 ARRAYS = "arrays"
+FIGURES = "figures"  # mean and std to standardise a table by, float64
 CONFIG = "config"
 METRICS = "metrics"
 
@@ -24,6 +30,8 @@ KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this 
 
 INCOMING = "incoming"
 TRAINED = "trained"
+
+_NOTE = "note."
 
 HELLO = "query.hello"
 TRAIN = "train"
@@ -42,6 +50,8 @@ class Instruction:
         run_dir: run directory in simulation, where sites without a state-dir keep their state.
         evaluate: whether to measure the incoming model.
         expects_state: whether the site has told before that it keeps private state of this run.
+        returns: whether the reply is to carry arrays.
+        notes: what else a method tells its sites, by name.
     """
 
     round: int
@@ -51,8 +61,10 @@ class Instruction:
     run_dir: str = ""
     evaluate: bool = True
     expects_state: bool = False
+    returns: bool = True
+    notes: Mapping[str, Value] = field(default_factory=dict)
 
-    def to_config(self) -> dict[str, int | str | bool]:
+    def to_config(self) -> dict[str, Value]:
         """Return the instruction as keys and values of a ConfigRecord."""
         return {
             "round": self.round,
@@ -62,10 +74,12 @@ class Instruction:
             "run-dir": self.run_dir,
             "evaluate": self.evaluate,
             "expects-state": self.expects_state,
+            "returns": self.returns,
+            **{f"{_NOTE}{name}": value for name, value in self.notes.items()},
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Instruction:
+    def from_config(cls, config: Mapping[str, Any]) -> Instruction:
         """Read an instruction back.
 
         Raises:
@@ -80,6 +94,12 @@ class Instruction:
                 run_dir=str(config["run-dir"]),
                 evaluate=bool(config["evaluate"]),
                 expects_state=bool(config["expects-state"]),
+                returns=bool(config["returns"]),
+                notes={
+                    key.removeprefix(_NOTE): value
+                    for key, value in config.items()
+                    if key.startswith(_NOTE)
+                },
             )
         except KeyError as error:
             raise SiteError(
@@ -92,16 +112,22 @@ class SiteFacts:
     """What a site says of itself at the start of a run (never a row of its data).
 
     ``homeless`` sites are simulated ones without a folder of their own: they keep their private
-    state in the run directory, and only they are told where that is.
+    state in the run directory, and only they are told where that is. ``features`` names a table's
+    features, ``schema`` is the digest of its schema, ``sums`` are those of its training rows, where
+    figures are pooled; ``dropped`` rows were left out for a missing value.
     """
 
     site: str
     distribution: str
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     classes: int
     label_counts: dict[str, list[int]]
     fingerprints: dict[str, str]
     homeless: bool = False
+    features: tuple[str, ...] = ()
+    sums: Sums | None = None
+    dropped: int = 0
+    schema: str = ""
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""

@@ -1,8 +1,9 @@
-"""Image networks in two halves: an encoder that makes tokens, a head that classifies them.
+"""Networks in two halves: an encoder that makes tokens, a head that classifies them.
 
 The grey-scale encoder is the UEFL paper's (section 4, "a convolutional network comprising three
-ResNet blocks"); colour images go through VGG16 features (timm). Every method trains the same
-network from the same initial weights, so that a comparison compares methods.
+ResNet blocks"); colour images go through VGG16 features (timm); rows of a table are one token
+each. Every method trains the same network from the same initial weights, so that a comparison
+compares methods.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from models.errors import SettingError
 from models.seeding import seeded
 from models.settings import CommonSettings
 
+_IMAGE_NETWORKS = ("conv", "vgg16-bn")  # the first is the one that 'auto' means
+_ROW_NETWORKS = ("logistic", "mlp")
+
 
 @dataclass(frozen=True)
 class Task:
-    """What a network must solve: ``image_shape`` is (channels, height, width)."""
+    """What a network must solve.
 
-    image_shape: tuple[int, int, int]
+    ``input_shape`` is (channels, height, width) of an image, or (features,) of a table's row.
+    """
+
+    input_shape: tuple[int, ...]
     classes: int
 
 
@@ -87,34 +94,34 @@ class VggEncoder(nn.Module):
         return features
 
 
-class ImageClassifier(nn.Module):
-    """Encoder, tokens and a two-layer head with dropout before each linear layer."""
+class RowEncoder(nn.Module):
+    """A table's row as it is (logistic regression), or one hidden layer with GELU (mlp)."""
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        *,
-        tokens: int,
-        channels: int,
-        hidden: int,
-        classes: int,
-        dropout: float,
-    ) -> None:
+    def __init__(self, *, features: int, hidden: int) -> None:
+        super().__init__()
+        layers = [nn.Linear(features, hidden), nn.GELU()] if hidden else []
+        self.layers = nn.Sequential(*layers)
+        self.channels = hidden or features
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map rows (batch, features) to a map of one place, (batch, channels, 1, 1)."""
+        hidden: Tensor = self.layers(rows)
+        return hidden[:, :, None, None]
+
+
+class TokenClassifier(nn.Module):
+    """Encoder, tokens and a head that holds all dropout."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, *, tokens: int, channels: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.tokens = tokens
         self.channels = channels
-        self.head = nn.Sequential(
-            nn.Dropout(dropout),
-            nn.Linear(tokens * channels, hidden),
-            nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, classes),
-        )
+        self.head = head
 
-    def encode(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
-        maps: Tensor = self.encoder(images)
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map inputs (batch, *input_shape) to tokens z (batch, l, c)."""
+        maps: Tensor = self.encoder(inputs)
         return maps.flatten(2).transpose(1, 2)
 
     def discretise(self, tokens: Tensor) -> Tensor:
@@ -126,43 +133,73 @@ class ImageClassifier(nn.Module):
         logits: Tensor = self.head(features.flatten(1))
         return logits
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of a batch."""
-        return nn.functional.cross_entropy(self(images), labels)
+        return nn.functional.cross_entropy(self(inputs), labels)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to logits (batch, classes)."""
-        return self.classify(self.discretise(self.encode(images)))
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (batch, *input_shape) to logits (batch, classes)."""
+        return self.classify(self.discretise(self.encode(inputs)))
 
 
-def build_classifier(settings: CommonSettings, task: Task) -> ImageClassifier:
+def network_kind(settings: CommonSettings, task: Task) -> str:
+    """Return the network that ``settings.network`` means for ``task``.
+
+    Raises:
+        SettingError: it is an image network and the data are a table, or the other way round.
+    """
+    of_task = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
+    kind = of_task[0] if settings.network == "auto" else settings.network
+    if kind not in of_task:
+        data = "a table" if of_task is _ROW_NETWORKS else "images"
+        raise SettingError(
+            f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
+            f"'network' to {' or '.join(of_task)}"
+        )
+    return kind
+
+
+def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     """Build the network of ``settings`` for ``task``, with initial weights keyed on the seed.
 
     Raises:
-        SettingError: the images are too small for the network's pooling.
+        SettingError: the network does not take such data, or the images are too small for it.
     """
-    channels, height, width = task.image_shape
+    kind = network_kind(settings, task)
     with seeded(settings.seed, "initial-weights"):
-        encoder: ConvEncoder | VggEncoder
-        if settings.network == "conv":
-            encoder = ConvEncoder(in_channels=channels, width=settings.width)
-            hidden = 4 * settings.width
-        else:
-            encoder, hidden = VggEncoder(in_channels=channels), 512
-        tokens = (height // encoder.stride) * (width // encoder.stride)
-        if tokens == 0:
-            raise SettingError(
-                f"network '{settings.network}' divides images by {encoder.stride}, "
-                f"which leaves nothing of {height}x{width} pixels; choose another 'network'"
-            )
-        return ImageClassifier(
-            encoder,
-            tokens=tokens,
-            channels=encoder.channels,
-            hidden=hidden,
-            classes=task.classes,
-            dropout=settings.dropout,
+        if len(task.input_shape) == 1:
+            return _row_classifier(settings, task, settings.width if kind == "mlp" else 0)
+        return _image_classifier(settings, task, kind)
+
+
+def _row_classifier(settings: CommonSettings, task: Task, hidden: int) -> TokenClassifier:
+    encoder = RowEncoder(features=task.input_shape[0], hidden=hidden)
+    head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(encoder.channels, task.classes))
+    return TokenClassifier(encoder, head, tokens=1, channels=encoder.channels)
+
+
+def _image_classifier(settings: CommonSettings, task: Task, kind: str) -> TokenClassifier:
+    channels, height, width = task.input_shape
+    encoder: ConvEncoder | VggEncoder
+    if kind == "conv":
+        encoder = ConvEncoder(in_channels=channels, width=settings.width)
+        hidden = 4 * settings.width
+    else:
+        encoder, hidden = VggEncoder(in_channels=channels), 512
+    tokens = (height // encoder.stride) * (width // encoder.stride)
+    if tokens == 0:
+        raise SettingError(
+            f"network '{kind}' divides images by {encoder.stride}, "
+            f"which leaves nothing of {height}x{width} pixels; choose another 'network'"
         )
+    head = nn.Sequential(
+        nn.Dropout(settings.dropout),
+        nn.Linear(tokens * encoder.channels, hidden),
+        nn.GELU(),
+        nn.Dropout(settings.dropout),
+        nn.Linear(hidden, task.classes),
+    )
+    return TokenClassifier(encoder, head, tokens=tokens, channels=encoder.channels)
 
 
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:

@@ -15,23 +15,55 @@ class CommonSettings:
     dataset: str = setting("digits", "data set that the silos are cut from")
     seed: int = setting(42, "seed of every random number", minimum=0)
     rounds: int = setting(30, "communication rounds in all", minimum=1)
-    silos: int = setting(9, "silos that the data set is cut into", minimum=1)
+    silos: int = setting(9, "silos that images are cut into; tables have named sites", minimum=1)
     min_sites: int = setting(0, "sites that must answer a round; 0: all that joined", minimum=0)
 
     local_epochs: int = setting(2, "passes over a site's training data per round", minimum=1)
-    batch_size: int = setting(32, "images per optimiser step", minimum=2)
-    learning_rate: float = setting(1e-3, "Adam step size", above=0.0)
+    local_steps: int = setting(
+        0, "optimiser steps of every site per round, instead of passes; 0: local-epochs", minimum=0
+    )
+    batch_size: int = setting(32, "samples per optimiser step", minimum=2)
+    learning_rate: float = setting(1e-3, "step size of the optimiser", above=0.0)
+    optimiser: str = setting("adam", "optimiser of local training", choices=("adam", "sgd"))
+    weight_decay: float = setting(0.0, "L2 penalty of the optimiser", minimum=0.0)
 
-    network: str = setting("conv", "image network", choices=("conv", "vgg16-bn"))
-    width: int = setting(16, "channels of the first stage; 128 is the paper's", minimum=1)
-    dropout: float = setting(0.1, "dropout rate of the head", above=0.0, below=1.0)
-    mc_passes: int = setting(20, "Monte Carlo dropout passes for the entropy", minimum=1)
+    network: str = setting(
+        "auto",
+        "auto: conv for images, logistic for tables",
+        choices=("auto", "conv", "vgg16-bn", "logistic", "mlp"),
+    )
+    width: int = setting(
+        16, "channels of the first stage (128 is UEFL's) or hidden units of mlp", minimum=1
+    )
+    dropout: float = setting(0.1, "dropout rate of the head", minimum=0.0, below=1.0)
+    mc_passes: int = setting(
+        20, "Monte Carlo dropout passes of a measurement; 0: one pass without dropout", minimum=0
+    )
 
     pixel_scale: str = setting(
         "standard", "standardised pixels, or raw 0..255", choices=("standard", "raw")
     )
     silo_train_size: int = setting(0, "training images a silo; 0: the data set's own", minimum=0)
     silo_test_size: int = setting(0, "test images a silo; 0: the data set's own", minimum=0)
+
+    standardise: str = setting(
+        "pooled",
+        "features of a table: pooled figures of all sites, each site's own, or the schema's",
+        choices=("pooled", "site", "declared"),
+    )
+    sums_min_count: int = setting(
+        10, "training rows behind a site's sums; of fewer it sends none", minimum=1
+    )
+    test_folds: int = setting(
+        0, "stratified folds of a site's rows, one is test data; 0: the data set's split", minimum=0
+    )
+    test_fold: int = setting(0, "which of the test folds, from 0", minimum=0)
+    val_folds: int = setting(
+        0, "stratified folds of a site's training rows, one is validation data; 0: none", minimum=0
+    )
+    val_fold: int = setting(0, "which of the validation folds, from 0", minimum=0)
+    fold_seed: int = setting(0, "seed of the shuffling into folds", minimum=0)
+    use_test: bool = setting(True, "whether test rows are read; false while settings are chosen")
 
     device: str = setting(
         "auto",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import SettingError
-from models.networks import ImageClassifier
+from models.networks import TokenClassifier
 from models.schema import setting
 from models.seeding import generator
 
@@ -109,7 +109,7 @@ class UEFLNetwork(nn.Module):
     """A classifier whose head reads codewords; ``codebooks`` holds the books this site may use."""
 
     def __init__(
-        self, classifier: ImageClassifier, books: Mapping[str, Tensor], settings: UEFLSettings
+        self, classifier: TokenClassifier, books: Mapping[str, Tensor], settings: UEFLSettings
     ) -> None:
         super().__init__()
         self.classifier = classifier

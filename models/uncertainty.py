@@ -17,17 +17,17 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 
 
 @contextmanager
-def only_dropout_active(module: nn.Module) -> Iterator[None]:
+def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
     """Put ``module`` in eval mode but for its dropout layers, then restore every mode.
 
     Batch norm must not see single test batches, so ``module.train()`` would be wrong; plain
-    ``module.eval()`` makes all passes identical.
+    ``module.eval()`` makes all passes identical. With ``dropout`` false its layers rest too.
     """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     for part in module.modules():
         if isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            part.training = True
+            part.training = dropout
     try:
         yield
     finally:

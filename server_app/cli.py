@@ -1,4 +1,4 @@
-"""The ``fedsilo`` command: simulate, resume, compare, fetch, plot, settings, experiments."""
+"""The ``fedsilo`` command: runs, comparisons, the choice of settings, and what belongs to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from models.errors import FedsiloError, RunDirectoryError, SettingError
+from models.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from models.schema import Value, defaults, key_of, rule_of
 from models.settings import CommonSettings
 from server_app.config import (
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedsilo", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_runs, _add_compare, _add_small_commands):
+    for add in (_add_runs, _add_compare, _add_evidence, _add_small_commands):
         add(commands)
     return parser
 
@@ -84,6 +84,23 @@ def _add_compare(commands: Commands) -> None:
     compare.add_argument("--markdown", type=Path, help="also write the table as Markdown")
 
 
+def _add_evidence(commands: Commands) -> None:
+    tune = commands.add_parser("tune", help="choose an experiment's settings on training data")
+    tune.add_argument("experiment")
+    tune.set_defaults(handler=_tune)
+    cross = commands.add_parser("crossvalidate", help="repeated cross-validation over each site")
+    cross.add_argument("experiments", nargs="+", metavar="experiment")
+    cross.add_argument("--folds", type=int, default=5, help="folds of each site (default 5)")
+    cross.add_argument("--repeats", type=int, default=5, help="shufflings (default 5)")
+    cross.add_argument("--csv", type=Path, help="also write the tables as CSV")
+    cross.add_argument("--markdown", type=Path, help="also write the tables as Markdown")
+    cross.set_defaults(handler=_crossvalidate)
+    for parser in (tune, cross):
+        _add_settings_options(parser)
+        parser.add_argument("--jobs", type=int, default=0, help="runs at once (default: a core)")
+        parser.set_defaults(supernodes=None)
+
+
 def _add_small_commands(commands: Commands) -> None:
     fetch = commands.add_parser("fetch", help="download a data set's files, with checksums")
     fetch.add_argument("dataset")
@@ -94,6 +111,16 @@ def _add_small_commands(commands: Commands) -> None:
     plot = commands.add_parser("plot", help="draw the learning curves of a finished run again")
     plot.add_argument("run_dir", type=Path)
     plot.set_defaults(handler=_plot)
+
+    explain = commands.add_parser("explain", help="why a run's model answers so for one patient")
+    explain.add_argument("run_dir", type=Path)
+    explain.add_argument("--site", required=True, help="the patient's site")
+    explain.add_argument("--row", type=int, required=True, help="row of the split, from 0")
+    explain.add_argument("--split", choices=("train", "val", "test"), default="test")
+    explain.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
+    explain.add_argument("--json", type=Path, help="also write it as JSON")
+    explain.add_argument("--picture", type=Path, help="also draw it as PNG")
+    explain.set_defaults(handler=_explain)
 
     settings = commands.add_parser("settings", help="list every setting, its default and range")
     settings.add_argument(
@@ -106,7 +133,7 @@ def _add_small_commands(commands: Commands) -> None:
     experiments.set_defaults(handler=_experiments)
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
+def _add_settings_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
@@ -119,6 +146,11 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, help="folder of run directories (default: the settings', else runs)"
     )
+    parser.add_argument("--file", type=Path, default=None, help="simulation.yaml to read")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    _add_settings_options(parser)
     parser.add_argument(
         "--engine",
         choices=("ray", "inline"),
@@ -126,7 +158,6 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         help="ray: by 'flwr run'; inline: in this process (default %(default)s)",
     )
     parser.add_argument("--supernodes", type=int, help="simulated sites (default: all silos)")
-    parser.add_argument("--file", type=Path, default=None, help="simulation.yaml to read")
 
 
 def _simulate(options: argparse.Namespace) -> None:
@@ -167,28 +198,60 @@ def _resume(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> None:
     from server_app.compare import compare
 
-    for option, least in (("seeds", 1), ("jobs", 0)):
+    _at_least(options, seeds=1, jobs=0)
+    compare(options)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from server_app.tune import tune
+
+    _at_least(options, jobs=0)
+    tune(options)
+
+
+def _crossvalidate(options: argparse.Namespace) -> None:
+    from server_app.crossvalidate import crossvalidate
+
+    _at_least(options, folds=2, repeats=1, jobs=0)
+    crossvalidate(options)
+
+
+def _at_least(options: argparse.Namespace, **bounds: int) -> None:
+    for option, least in bounds.items():
         if getattr(options, option) < least:
             raise SettingError(
                 f"--{option} is {getattr(options, option)}; it must be at least {least}"
             )
-    compare(options)
 
 
 def _fetch(options: argparse.Namespace) -> None:
     from datasets.fetch import fetch
-    from datasets.sources import source_named
+    from datasets.registry import data_set
 
-    for line in fetch(source_named(options.dataset), options.data_dir, options.base_url):
+    files = data_set(options.dataset).files
+    if files is None:
+        raise DataError(f"data set '{options.dataset}' has no public files: nothing to fetch")
+    for line in fetch(files, options.data_dir, options.base_url):
         print(line, flush=True)
 
 
 def _plot(options: argparse.Namespace) -> None:
-    from server_app.curves import draw_curves
+    from server_app.curves import draw_curves, draw_pictures
     from server_app.run_directory import RunDirectory
+    from strategies.registry import strategy_class
 
-    draw_curves(RunDirectory(options.run_dir))
-    print(options.run_dir / "curves.png")
+    directory = RunDirectory(options.run_dir)
+    draw_curves(directory)
+    print(directory.path / "curves.png")
+    method = strategy_class(directory.read_json("summary.json")["method"])
+    for path in draw_pictures(directory, method.pictures):
+        print(path)
+
+
+def _explain(options: argparse.Namespace) -> None:
+    from server_app.explain import explain
+
+    explain(options)
 
 
 def _settings(options: argparse.Namespace) -> None:
@@ -213,11 +276,13 @@ def _list_settings(title: str, cls: type) -> None:
 
 
 def _experiments(options: argparse.Namespace) -> None:
+    from datasets.registry import silo_count
+
     for name, experiment in read_experiments(simulation_file(options.file)).items():
         settings = resolve(experiment.values)
         print(
             f"{name}: {settings.common.method} on {settings.common.dataset}, "
-            f"{settings.common.silos} silos, {settings.common.rounds} rounds"
+            f"{silo_count(settings.common) or 'own'} silos, {settings.common.rounds} rounds"
         )
 
 

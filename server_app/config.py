@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import datetime
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from datasets.sources import source_named
+from datasets.registry import check_data_settings, silo_count
 from models.errors import SettingError
-from models.schema import Value, as_mapping, build, defaults, unknown_key, unknown_name
+from models.schema import (
+    Value,
+    as_mapping,
+    build,
+    defaults,
+    setting,
+    unknown_key,
+    unknown_name,
+)
 from models.settings import CommonSettings
 from strategies.registry import METHODS, strategy_class
 
@@ -83,13 +91,13 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
             raise unknown_key(key, known)
     common = build(CommonSettings, values)
     cls = strategy_class(common.method)
-    source_named(common.dataset)
+    check_data_settings(common)
     _refuse_foreign_keys(values, common.method, known)
     own: Any = build(cls.settings_class, values)
-    if common.min_sites > common.silos:
+    silos = silo_count(common)
+    if silos is not None and common.min_sites > silos:
         raise SettingError(
-            f"setting 'min-sites' is {common.min_sites}, more than there are "
-            f"silos ('silos' is {common.silos})"
+            f"setting 'min-sites' is {common.min_sites}, more than there are silos ({silos})"
         )
     cls.check_settings(common, own)
     return RunSettings(common, own)
@@ -167,11 +175,21 @@ def _flat(content: Mapping[str, Any], where: str) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A named experiment of simulation.yaml: settings, and the simulation's resources."""
+    """A named experiment of simulation.yaml: settings, resources, and the grid to tune over."""
 
     name: str
     values: Mapping[str, Value]
     resources: Mapping[str, Value]
+    grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The budget of tuning, the same for every experiment."""
+
+    trials: int = setting(16, "points of the grid that are tried", minimum=1)
+    folds: int = setting(5, "validation folds of the training data", minimum=2)
+    seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
@@ -180,6 +198,14 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     Raises:
         SettingError: the file is missing, no YAML, or an experiment is malformed.
     """
+    content = _read_yaml(path)
+    if not isinstance(content.get("experiments"), dict):
+        raise SettingError(f"{path} has no mapping 'experiments'")
+    raw = content["experiments"]
+    return {name: _experiment(name, raw, path, ()) for name in raw}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -189,10 +215,9 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("experiments"), dict):
+    if not isinstance(content, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
-    raw = content["experiments"]
-    return {name: _experiment(name, raw, path, ()) for name in raw}
+    return content
 
 
 def _experiment(name: str, raw: Mapping[str, Any], path: Path, seen: tuple[str, ...]) -> Experiment:
@@ -205,29 +230,62 @@ def _experiment(name: str, raw: Mapping[str, Any], path: Path, seen: tuple[str, 
     content = raw[name]
     if not _well_formed(content):
         raise SettingError(
-            f"{path}: experiment '{name}' must be a mapping, and so must its config and resources"
+            f"{path}: experiment '{name}' must be a mapping, and so must its config, grid and "
+            "resources"
         )
-    surplus = set(content) - {"base", "config", "resources", "about"}
+    surplus = set(content) - {"base", "config", "resources", "about", "grid"}
     if surplus:
         raise SettingError(
             f"{path}: experiment '{name}' has unknown parts {sorted(surplus)}; "
-            "allowed are about, base, config and resources"
+            "allowed are about, base, config, grid and resources"
         )
     where = f"{path}: experiment '{name}'"
     values: dict[str, Value] = {}
     resources: dict[str, Value] = {}
+    grid: dict[str, Sequence[Value]] = {}
     if "base" in content:
         base = _experiment(content["base"], raw, path, (*seen, name))
-        values, resources = dict(base.values), dict(base.resources)
+        values, resources, grid = dict(base.values), dict(base.resources), dict(base.grid)
     values |= _flat(content.get("config") or {}, where)
     resources |= _flat(content.get("resources") or {}, where)
-    return Experiment(name, values, resources)
+    grid |= _grid(content.get("grid") or {}, where)
+    return Experiment(name, values, resources, grid)
+
+
+def _grid(content: Mapping[str, Any], where: str) -> dict[str, Sequence[Value]]:
+    known = known_defaults()
+    for key, values in content.items():
+        if key not in known:
+            raise unknown_key(key, known)
+        if not isinstance(values, list) or not values:
+            raise SettingError(f"{where}: grid of '{key}' is {values!r}; it must be a list")
+        for value in values:
+            _flat({key: value}, f"{where}, grid")
+    return dict(content)
+
+
+def read_tuning(path: Path) -> Tuning:
+    """Return the budget under ``tuning`` in a simulation file.
+
+    Raises:
+        SettingError: the file cannot be read, or the budget is malformed.
+    """
+    raw = _read_yaml(path).get("tuning") or {}
+    if not isinstance(raw, dict):
+        raise SettingError(f"{path}: 'tuning' must be a mapping")
+    for key in raw:
+        if key not in defaults(Tuning):
+            raise unknown_key(f"tuning: {key}", [f"tuning: {name}" for name in defaults(Tuning)])
+    return build(Tuning, raw)
+
+
+_PARTS = ("config", "resources", "grid")
 
 
 def _well_formed(content: Any) -> bool:
     return (
         isinstance(content, dict)
-        and all(isinstance(content.get(part) or {}, dict) for part in ("config", "resources"))
+        and all(isinstance(content.get(part) or {}, dict) for part in _PARTS)
         and isinstance(content.get("base", ""), str)
     )
 

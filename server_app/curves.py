@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from datasets.storage import write_atomically
 from server_app.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CURVES = {
     "accuracy": "accuracy",
@@ -20,12 +25,15 @@ Series = dict[str, dict[int, float]]
 
 
 def series(
-    rows: Iterable[Mapping[str, str]], metric: str, distribution_of: Mapping[str, str]
+    rows: Iterable[Mapping[str, str]],
+    metric: str,
+    distribution_of: Mapping[str, str],
+    split: str = "test",
 ) -> Series:
-    """Return, per distribution, the mean test value over its sites by round."""
+    """Return, per distribution, the mean value on ``split`` over its sites by round."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row["split"] == "test" and row["metric"] == metric:
+        if row["split"] == split and row["metric"] == metric:
             name = distribution_of[row["site"]]
             found[name][int(row["round"])].append(float(row["value"]))
     return {
@@ -35,7 +43,7 @@ def series(
 
 
 def draw_curves(directory: RunDirectory) -> None:
-    """Draw ``curves.png`` from the run's own files.
+    """Draw ``curves.png`` from the run's own files: test figures, without such validation ones.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -48,7 +56,11 @@ def draw_curves(directory: RunDirectory) -> None:
     silos = directory.read_json("silos.json")
     distribution_of = {site: facts["distribution"] for site, facts in silos.items()}
     rows = directory.read_csv("metrics.csv")
-    drawn = {metric: found for metric in CURVES if (found := series(rows, metric, distribution_of))}
+    split = "test" if any(row["split"] == "test" for row in rows) else "val"
+    found = {metric: series(rows, metric, distribution_of, split) for metric in CURVES}
+    drawn = {metric: lines for metric, lines in found.items() if lines}
+    if not drawn:
+        return
     figure = Figure(figsize=(4.2 * len(drawn), 3.6), layout="constrained")
     for axes, (metric, lines) in zip(
         figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True
@@ -59,12 +71,30 @@ def draw_curves(directory: RunDirectory) -> None:
             axes.axvline(int(round_), linestyle="--", color="grey", linewidth=1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("round")
-        axes.set_ylabel(f"test {CURVES[metric]}")
+        axes.set_ylabel(f"{split} {CURVES[metric]}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     marks = [f"round {round_}: {mark}" for round_, mark in summary["marks"].items()]
     figure.supxlabel("\n".join(marks), fontsize="small", color="grey")
     figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
+    write_picture(directory.path / "curves.png", figure)
+
+
+def draw_pictures(
+    directory: RunDirectory, pictures: Callable[[Mapping[str, Any]], Mapping[str, Figure]]
+) -> list[Path]:
+    """Draw a method's own pictures from the JSON files of its run; return where they lie."""
+    documents = {
+        path.name: directory.read_json(path.name) for path in directory.path.glob("*.json")
+    }
+    drawn = pictures(documents)
+    for name, figure in drawn.items():
+        write_picture(directory.path / name, figure)
+    return [directory.path / name for name in drawn]
+
+
+def write_picture(path: Path, figure: Figure) -> None:
+    """Write a figure as PNG, whole or not at all."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
-    write_atomically(directory.path / "curves.png", picture.getvalue())
+    write_atomically(path, picture.getvalue())

@@ -130,8 +130,8 @@ def flower_identity() -> Iterator[None]:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
 
 
-def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process.
+def run_inline(settings: RunSettings, nodes: int, draw: bool = True) -> RunDirectory:
+    """Run ``settings`` over ``nodes`` simulated sites in this process; ``draw``: with pictures.
 
     Raises:
         FedsiloError: the run failed.
@@ -142,4 +142,4 @@ def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
     with flower_identity():
         grid = InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
         launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
-        return run(grid, settings, launch)
+        return run(grid, settings, launch, draw)

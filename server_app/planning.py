@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from datasets.registry import silo_names
 from models.schema import Value
 from server_app.config import (
     SIMULATION_FILE,
@@ -51,7 +52,7 @@ def planned(
         if path and isinstance(path, str):
             values[key] = str(Path(path).expanduser().resolve())
     settings = named(resolve(values))
-    resources = {"num-supernodes": settings.common.silos, **found.resources}
+    resources = {"num-supernodes": len(silo_names(settings.common)), **found.resources}
     if options.supernodes is not None:
         resources["num-supernodes"] = options.supernodes
     return settings, check_resources(resources)

@@ -12,13 +12,14 @@ from typing import Any
 from flwr.serverapp import Grid
 from rich.console import Console
 
-from datasets.silos import silo_names
+from datasets.registry import data_set, silo_count, silo_names
 from datasets.storage import save_state, write_atomically
 from models.errors import FedsiloError, RunDirectoryError
+from models.settings import CommonSettings
 from server_app.bars import make_console
 from server_app.checkpoints import CheckpointHook
 from server_app.config import RunSettings, differences, resolve, run_values
-from server_app.curves import draw_curves
+from server_app.curves import draw_curves, draw_pictures
 from server_app.progress import ProgressHook
 from server_app.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.run_directory import (
@@ -36,13 +37,19 @@ from strategies.roster import Roster, meet_sites
 from strategies.state import RoundState, to_record
 
 
-def run(grid: Grid, settings: RunSettings, launch: Mapping[str, Any] | None = None) -> RunDirectory:
+def run(
+    grid: Grid,
+    settings: RunSettings,
+    launch: Mapping[str, Any] | None = None,
+    draw: bool = True,
+) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
     Args:
         grid: Flower's grid or the in-process one.
         settings: what to run.
         launch: engine and resources, for config.toml, so that ``fedsilo resume`` takes the same.
+        draw: whether pictures are wanted.
 
     Raises:
         FedsiloError: nothing was half-written; what was finished before stays and can be resumed.
@@ -56,8 +63,9 @@ def run(grid: Grid, settings: RunSettings, launch: Mapping[str, Any] | None = No
         console.print(f"{directory.path} holds a finished run: nothing to resume")
         return directory
     began = time.monotonic()
-    roster = meet_sites(grid, common)
-    _say_who_is_missing(roster, common.silos, console)
+    roster = meet_sites(grid, common, silo_count(common))
+    _say_who_is_missing(roster, common, console)
+    _say_what_is_odd(roster, console)
     new = not common.resume
     with only_writer(directory, new), _nothing_left_of_nothing(directory, new):
         strategy, recorders = _assemble(settings, roster, directory, console)
@@ -72,6 +80,9 @@ def run(grid: Grid, settings: RunSettings, launch: Mapping[str, Any] | None = No
             )
         seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
         _write_end(directory, settings, strategy, recorders, seconds)
+        if draw:
+            draw_curves(directory)
+            draw_pictures(directory, strategy.pictures)
     _show(directory, strategy, recorders, console)
     return directory
 
@@ -95,16 +106,34 @@ class _Recorders:
     progress: ProgressHook
 
 
-def _say_who_is_missing(roster: Roster, silos: int, console: Console) -> None:
-    absent = [site for site in silo_names(silos) if site not in roster.facts]
+def _warn(console: Console, line: str) -> None:
+    console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+
+
+def _say_who_is_missing(roster: Roster, common: CommonSettings, console: Console) -> None:
+    silos = silo_count(common)
+    absent = [site for site in silo_names(common) if site not in roster.facts] if silos else []
     if absent:
-        console.print(
+        _warn(
+            console,
             f"{len(roster.facts)} of {silos} silos take part: {', '.join(roster.sites())}; "
-            f"no SuperNode for {', '.join(absent)}",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
+            f"{'not' if roster.refused else 'no SuperNode for'} {', '.join(absent)}",
         )
+
+
+def _say_what_is_odd(roster: Roster, console: Console) -> None:
+    """Name who is left out, and what a site's data cannot give: it takes part all the same."""
+    for reason in roster.refused:
+        _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
+    if not any(facts.sizes()["test"] for facts in roster.facts.values()):
+        _warn(console, "no site has test samples: there will be no test figures")
+    for site, facts in roster.facts.items():
+        if sum(1 for count in facts.label_counts["train"] if count) == 1:
+            _warn(console, f"site {site}: all training samples are of one class")
+        if not facts.sizes()["test"] and any(f.sizes()["test"] for f in roster.facts.values()):
+            _warn(console, f"site {site}: it has no test samples and no test figures")
+        if facts.dropped:
+            _warn(console, f"site {site}: {facts.dropped} rows with a missing value are left out")
 
 
 def _assemble(
@@ -173,10 +202,16 @@ def _write_end(
     method = settings.common.method
     if state.arrays:
         facts = {"method": method, "round": state.round, "extras": dict(state.extras)}
+        if figures := strategy.roster.figures():
+            facts["figures"] = {part: values.tolist() for part, values in vars(figures).items()}
         save_state(directory.path / "model.safetensors", state.arrays, facts)
-    privacy = privacy_document(method, strategy.leaves(), recorders.traffic.totals())
+    leaves = [*strategy.roster.leaves(), *strategy.leaves()]
+    privacy = privacy_document(method, leaves, recorders.traffic.totals())
     directory.write_json("privacy.json", privacy)
-    figures = _figures(strategy, state, recorders)
+    test = recorders.metrics.values(state.round, "test")
+    for name, document in strategy.documents(state, test).items():
+        directory.write_json(name, document)
+    found = _figures(strategy, state, recorders)
     cost = {
         "seconds": {
             **{name: round(value, 3) for name, value in seconds.items()},
@@ -185,8 +220,7 @@ def _write_end(
         "peak-memory-bytes": recorders.traffic.peak_memory,
         "bytes": recorders.traffic.totals(),
     }
-    directory.write_json("summary.json", {**figures, **cost, "privacy": privacy})
-    draw_curves(directory)
+    directory.write_json("summary.json", {**found, **cost, "privacy": privacy})
 
 
 def _figures(
@@ -227,7 +261,10 @@ def _show(
         console.print(why, highlight=False, soft_wrap=True)
     title = f"{strategy.title} on {common.dataset}, round {state.round}, seed {common.seed}"
     published = strategy.published()
-    print_table(console, result_table(values, _distribution_of(strategy), title, published))
+    shown = data_set(common.dataset).headline
+    if values:
+        table = result_table(values, _distribution_of(strategy), title, published, shown)
+        print_table(console, table)
     if published:
         console.print(
             "published: the paper's own numbers, measured in its own setting", highlight=False

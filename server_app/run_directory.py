@@ -152,13 +152,15 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 
 
 def silos_document(roster: Roster) -> dict[str, Any]:
-    """Return silos.json: per site its distribution, sizes, label counts and fingerprints."""
+    """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out."""
     return {
         site: {
             "distribution": facts.distribution,
             "sizes": facts.sizes(),
             "label_counts": facts.label_counts,
             "fingerprints": facts.fingerprints,
+            "dropped": facts.dropped,
+            "schema": facts.schema,
         }
         for site, facts in roster.facts.items()
     }

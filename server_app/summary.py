@@ -12,20 +12,24 @@ Values = Mapping[str, Mapping[str, float]]
 
 NO_PRIVACY = "no differential-privacy guarantee"
 ALWAYS_LEAVES = (
-    "at the start: the site's name, its label counts per class and split, image shape, and a "
-    "SHA-256 of each split",
-    "with each reply: the number of training samples, measurements (accuracy, loss, entropy and "
-    "the method's own) on training, validation and test data, seconds, peak memory",
-    "when something fails: the error's text",
+    "at the start: the site's name, its label counts per class and split, the shape of its inputs, "
+    "for tables the features' names, a SHA-256 of the schema and how many rows were left out, and "
+    "a SHA-256 of each split",
+    "with each reply: the number of training samples, measurements (accuracy, balanced accuracy, "
+    "AUC, calibration error, loss, entropy and the method's own) on training, validation and test "
+    "data, seconds, peak memory; of few samples these and the label counts tell of each of them",
+    "when something fails: the error's text, which names files, lines and columns, no values",
 )
-SHOWN = ("accuracy", "entropy", "loss", "perplexity")
 
 
 def means(values: Values) -> dict[str, float]:
-    """Return the unweighted mean over sites of every metric that all of them have."""
-    sites = list(values.values())
-    shared = [metric for metric in sites[0] if all(metric in site for site in sites)]
-    return {metric: sum(site[metric] for site in sites) / len(sites) for metric in shared}
+    """Return the unweighted mean of every metric over the sites that have it.
+
+    A site whose labels leave a metric undefined (AUC of one class) is no part of its mean.
+    """
+    metrics = dict.fromkeys(metric for site in values.values() for metric in site)
+    found = {m: [site[m] for site in values.values() if m in site] for m in metrics}
+    return {metric: sum(listed) / len(listed) for metric, listed in found.items()}
 
 
 def by_distribution(
@@ -52,10 +56,17 @@ def privacy_document(
 
 
 def result_table(
-    values: Values, distribution_of: Mapping[str, str], title: str, published: Values | None
+    values: Values,
+    distribution_of: Mapping[str, str],
+    title: str,
+    published: Values | None,
+    shown: Sequence[str],
 ) -> Table:
-    """Return the final table: a row per site, per distribution and for all, with the paper's."""
-    metrics = [metric for metric in SHOWN if all(metric in v for v in values.values())]
+    """Return the final table: a row per site, per distribution and for all, with the paper's.
+
+    Sites that are a distribution each have no second row.
+    """
+    metrics = [metric for metric in shown if any(metric in v for v in values.values())]
     compared = [
         metric
         for metric in metrics
@@ -69,9 +80,10 @@ def result_table(
         table.add_column(f"published {metric}", justify="right")
     groups = by_distribution(values, distribution_of)
     for site, row in values.items():
-        table.add_row(
-            f"{site} ({distribution_of[site]})", *_cells(row, metrics), *[""] * len(compared)
-        )
+        if distribution_of[site] != site:
+            table.add_row(
+                f"{site} ({distribution_of[site]})", *_cells(row, metrics), *[""] * len(compared)
+            )
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
         paper = (published or {}).get(name, {})
@@ -81,7 +93,7 @@ def result_table(
 
 def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
     return [
-        f"{row[m]:.1f}" if m == "perplexity" else f"{row[m]:.3f}" if m in row else ""
+        "" if m not in row else f"{row[m]:.1f}" if m == "perplexity" else f"{row[m]:.3f}"
         for m in metrics
     ]
 

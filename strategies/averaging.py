@@ -12,8 +12,12 @@ from models.contract import ARRAYS, METRICS, NUM_EXAMPLES
 from strategies.state import NDArray, SiteReply
 
 
-def weighted_mean(replies: Mapping[str, SiteReply], names: Iterable[str]) -> dict[str, NDArray]:
+def weighted_mean(
+    replies: Mapping[str, SiteReply], names: Iterable[str], equal: bool = False
+) -> dict[str, NDArray]:
     """Return the n_k-weighted mean of the arrays ``names`` over ``replies``, float32.
+
+    With ``equal`` each site weighs the same, however many samples it has.
 
     Flower's ``aggregate_arrayrecords`` adds up in the arrays' own type, so it is handed float64
     copies, sorted by site: the same replies give the same bits whatever order they came in.
@@ -23,7 +27,7 @@ def weighted_mean(replies: Mapping[str, SiteReply], names: Iterable[str]) -> dic
         RecordDict(
             {
                 ARRAYS: ArrayRecord({n: Array(reply.array(n).astype(np.float64)) for n in wanted}),
-                METRICS: MetricRecord({NUM_EXAMPLES: reply.examples()}),
+                METRICS: MetricRecord({NUM_EXAMPLES: 1 if equal else reply.examples()}),
             }
         )
         for _, reply in sorted(replies.items())

@@ -5,7 +5,8 @@ no method copies it. A method says what its state is, which phases a round has, 
 sent and how replies are combined.
 
 Messages: ``train`` to each recipient and phase, with ``config`` (models.contract.Instruction) and
-``arrays`` (float32, see the method); the reply holds ``metrics`` and the method's ``arrays``.
+``arrays`` (float32, see the method), for tables with pooled figures also ``figures`` (``mean`` and
+``std``, (features,), float64); the reply holds ``metrics`` and the method's ``arrays``.
 ``evaluate`` closes the run in the same form, its reply holds metrics only.
 """
 
@@ -24,16 +25,15 @@ from models.contract import (
     ARRAYS,
     CONFIG,
     EVALUATE,
-    INCOMING,
+    FIGURES,
     NUM_EXAMPLES,
     TRAIN,
-    TRAINED,
     Instruction,
-    measurement,
 )
-from models.errors import SiteError
 from models.networks import Task
+from models.schema import Value
 from models.settings import CommonSettings, NoSettings
+from strategies.account import Account
 from strategies.exchange import exchange
 from strategies.hooks import Hook
 from strategies.roster import Roster
@@ -47,12 +47,10 @@ from strategies.state import (
     record_bytes,
     to_record,
 )
-from strategies.validation import refusal
-
-Published = Mapping[str, Mapping[str, float]]
+from strategies.validation import needed_metrics, refusal, refuse_too_few
 
 
-class FederatedStrategy(Strategy):
+class FederatedStrategy(Account, Strategy):
     """A method's server side.
 
     Class attributes:
@@ -82,18 +80,13 @@ class FederatedStrategy(Strategy):
         self._asked: dict[str, int] = {}  # bytes sent in the current phase, by site
         self._errors: dict[str, str] = {}  # error replies of the current phase, by site
         self._packed: Packed = {}  # the current round's arrays, serialised once for all sites
+        figures = roster.figures()
+        self._figures: Mapping[str, NDArray] = vars(figures) if figures else {}
+        self._packed_figures: Packed = {}
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: Any) -> None:
         """Refuse settings that contradict each other, by a ``SettingError``."""
-
-    def leaves(self) -> list[str]:
-        """Return what this method makes leave each site, in words, for ``privacy.json``."""
-        return []
-
-    def published(self) -> Published:
-        """Return a paper's test numbers for this experiment: distribution -> metric -> value."""
-        return {}
 
     @abstractmethod
     def initial_state(self, task: Task) -> RoundState:
@@ -110,6 +103,10 @@ class FederatedStrategy(Strategy):
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the arrays that ``site`` is sent; may be empty."""
         return state.arrays
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+        """Return what else ``site`` is told (``Instruction.notes``)."""
+        return {}
 
     @abstractmethod
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
@@ -128,18 +125,6 @@ class FederatedStrategy(Strategy):
     def finished(self, state: RoundState) -> bool:
         """Tell whether no further round is wanted."""
         return state.round >= self.common.rounds
-
-    @classmethod
-    def marks(cls, state: RoundState) -> dict[int, str]:
-        """Return what happened in which round, for the round's line and the learning curves."""
-        return {}
-
-    def why_finished(self, state: RoundState) -> str:
-        """Say why the run ended before its last round; empty if it did not."""
-        return ""
-
-    def summary(self) -> None:
-        """Say nothing: the progress hook tells what runs."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -280,46 +265,21 @@ class FederatedStrategy(Strategy):
     def _why_unusable(self, round_: int, reply: SiteReply, state: RoundState) -> str | None:
         phase = self._phase
         expected = {} if phase == EVALUATE else self.expected(phase, reply.site, state)
-        reason = refusal(reply.content, expected, self._needed_metrics(round_))
+        sizes = self.roster.facts[reply.site].sizes()
+        held = [split for split, size in sizes.items() if size]
+        needed = needed_metrics(phase, self._measures_in(round_), held)
+        reason = refusal(reply.content, expected, needed)
         if reason:
             return reason
-        have = self.roster.facts[reply.site].sizes()["train"]
+        have = sizes["train"]
         if (told := reply.metric(NUM_EXAMPLES)) != have:
             return f"metric '{NUM_EXAMPLES}' is {told:g}; the site has {have} samples"
         return self.objection(phase, reply)
 
-    def _needed_metrics(self, round_: int) -> list[str]:
-        """Return the measurements without which a reply of the current phase is of no use."""
-        incoming = [
-            measurement(INCOMING, split, metric)
-            for split in ("val", "test")
-            for metric in ("accuracy", "entropy", "loss")
-        ]
-        if self._phase == EVALUATE:
-            return incoming
-        if self._phase != TRAIN:
-            return []
-        loss = measurement(TRAINED, "train", "loss")
-        return [loss, *incoming] if self._measures_in(round_) else [loss]
-
     def _apply_failure_policy(
         self, round_: int, good: Mapping[str, SiteReply], failed: Mapping[str, str]
     ) -> None:
-        # A phase that asks few sites cannot be held to more answers than it asked for.
-        asked = len(good) + len(failed)
-        least = min(self.common.min_sites or asked, asked)
-        if failed and len(good) < least:
-            sites_of: dict[str, list[str]] = {}
-            for site, reason in failed.items():
-                sites_of.setdefault(reason, []).append(f"site {site}")
-            told = "; ".join(
-                f"{', '.join(sites)}, round {round_}, phase {self._phase}: {reason}"
-                for reason, sites in sites_of.items()
-            )
-            raise SiteError(
-                f"{told} -- {len(good)} of {asked} sites answered and {least} are needed "
-                "('min-sites'): mend the site and resume or start again, or lower 'min-sites'"
-            )
+        refuse_too_few(round_, self._phase, len(good), failed, self.common.min_sites)
         for site, reason in failed.items():
             for hook in self.hooks:
                 hook.site_failed(round_, self._phase, site, reason)
@@ -338,10 +298,14 @@ class FederatedStrategy(Strategy):
             run_dir=self.run_dir if self.roster.facts[site].homeless else "",
             evaluate=kind == EVALUATE or measured,
             expects_state=site in self.current().keepers,
+            returns=kind == TRAIN and bool(self.expected(self._phase, site, self.current())),
+            notes=self.notes(self._phase, site, self.current()),
         )
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
         if arrays:
             content[ARRAYS] = to_record(arrays, self._packed)
+        if self._figures:
+            content[FIGURES] = to_record(self._figures, self._packed_figures)
         return Message(content, self.roster.nodes[site], kind, group_id=str(round_))
 
     def _measures_in(self, round_: int) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from models.networks import Task, build_classifier
+from strategies.account import Published
 from strategies.averaging import weighted_mean
-from strategies.base import FederatedStrategy, Published
+from strategies.base import FederatedStrategy
+from strategies.published import heart_disease
 from strategies.state import ArraySpec, RoundState, SiteReply, initial_weights
 
 # UEFL paper, table 3: nine silos
@@ -40,7 +42,9 @@ class FedAvg(FederatedStrategy):
         return ["all weights and batch-norm statistics of the network, each round"]
 
     def published(self) -> Published:
-        """Return table 3, if there are nine silos as there."""
+        """Return UEFL's table 3, if there are nine silos as there, or PICSR's table 1."""
+        if self.common.dataset == "heart":
+            return heart_disease("FedAvg", self.common, self.roster)
         return _PUBLISHED.get(self.common.dataset, {}) if self.common.silos == 9 else {}
 
     def initial_state(self, task: Task) -> RoundState:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from models.networks import Task
+from strategies.account import Published
 from strategies.base import FederatedStrategy
+from strategies.published import heart_disease
 from strategies.state import ArraySpec, RoundState, SiteReply
 
 
@@ -17,6 +19,10 @@ class Local(FederatedStrategy):
     """Asks each site to train alone and collects metrics."""
 
     title = "Local"
+
+    def published(self) -> Published:
+        """Return PICSR's table 1."""
+        return heart_disease("Local", self.common, self.roster)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights."""

@@ -11,8 +11,13 @@ if TYPE_CHECKING:
     from strategies.base import FederatedStrategy
 
 METHODS = {
+    "ensemble": "strategies.ensemble:Ensemble",
     "fedavg": "strategies.fedavg:FedAvg",
+    "fedavg-ft": "strategies.fedavg_ft:FedAvgFT",
+    "fedprox": "strategies.fedprox:FedProx",
     "local": "strategies.local:Local",
+    "mix": "strategies.mix:Mix",
+    "picsr": "strategies.picsr:PICSR",
     "uefl": "strategies.uefl:UEFL",
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -15,6 +16,7 @@ from models.contract import CONFIG, HELLO, SiteFacts
 from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings
+from models.standardisation import Figures, Sums, pooled_figures
 from strategies.exchange import exchange
 from strategies.state import record_bytes
 
@@ -25,39 +27,83 @@ HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
 class Roster:
     """Sites by name, sorted: what they said of themselves, and their node ids.
 
-    ``traffic`` holds the bytes of asking, down to the site and up from it.
+    ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
+    nodes that are left out could not take part.
     """
 
     facts: Mapping[str, SiteFacts]
     nodes: Mapping[str, int]
     traffic: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
 
     def sites(self) -> list[str]:
         """Return the site names, sorted."""
         return sorted(self.facts)
 
+    def leaves(self) -> list[str]:
+        """Return what else the sites said of themselves, in words."""
+        if self.figures() is None:
+            return []
+        return [
+            "at the start: for each feature of the table the number of values, their sum and the "
+            "sum of their squares over the site's training rows (its exact mean and variance, and "
+            "of a category the exact count); mean and standard deviation pooled from them go to "
+            "all sites"
+        ]
+
     def task(self) -> Task:
         """Return the task that all sites share.
 
         Raises:
-            SiteError: two sites hold images of different shape or different classes.
+            SiteError: two sites hold data of different shape, classes or features.
         """
         first, *others = self.sites()
         tasks = {
-            site: Task(self.facts[site].image_shape, self.facts[site].classes)
+            site: Task(self.facts[site].input_shape, self.facts[site].classes)
             for site in self.facts
         }
         for site in others:
             if tasks[site] != tasks[first]:
                 raise SiteError(
                     f"site {site} holds {tasks[site]}, site {first} {tasks[first]}: "
-                    "all sites of a run need the same image shape and classes"
+                    "all sites of a run need the same input shape and classes"
+                )
+            there, here = self.facts[site].features, self.facts[first].features
+            if there != here:
+                unlike = sorted(set(there) ^ set(here)) or "the same in another order"
+                raise SiteError(
+                    f"the features of sites {site} and {first} differ ({unlike}): give all sites "
+                    "the same schema"
+                )
+            if self.facts[site].schema != self.facts[first].schema:
+                raise SiteError(
+                    f"the schemas of sites {site} and {first} differ (levels, classes and their "
+                    "order, marks of missing values, policy or declared figures): give all sites "
+                    "the same schema"
                 )
         return tasks[first]
 
+    def figures(self) -> Figures | None:
+        """Return the figures pooled from the sites' sums, None where none were sent.
 
-def wait_for_nodes(grid: Grid, settings: CommonSettings) -> list[int]:
+        Raises:
+            SiteError: only some sites sent sums.
+        """
+        sums = {site: self.facts[site].sums for site in self.sites()}
+        if not any(sums.values()):
+            return None
+        if silent := [site for site, found in sums.items() if found is None]:
+            raise SiteError(
+                f"{', '.join(silent)} sent no sums to pool: all sites of a run need the same "
+                "'standardise'"
+            )
+        return pooled_figures([found for found in sums.values() if found is not None])
+
+
+def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
     """Return the connected nodes, waiting up to ``join-timeout`` for ``min-sites`` of them.
+
+    ``silos`` is how many there are, None if only the sites know.
 
     Raises:
         SiteError: fewer than ``min-sites``, or none, or more nodes than silos.
@@ -66,10 +112,10 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings) -> list[int]:
     limit = time.monotonic() + settings.join_timeout
     while len(nodes := sorted(grid.get_node_ids())) < least and time.monotonic() < limit:
         time.sleep(0.2)
-    if len(nodes) > settings.silos:
+    if silos is not None and len(nodes) > silos:
         raise SiteError(
-            f"{len(nodes)} SuperNodes are connected and 'silos' is {settings.silos}: "
-            "start fewer SuperNodes or raise 'silos'"
+            f"{len(nodes)} SuperNodes are connected and there are {silos} silos: "
+            "start fewer SuperNodes, or raise 'silos' where images are cut into silos"
         )
     if len(nodes) < least:
         raise SiteError(
@@ -79,22 +125,23 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings) -> list[int]:
     return nodes
 
 
-def meet_sites(grid: Grid, settings: CommonSettings) -> Roster:
-    """Ask every connected node who it is.
+def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -> Roster:
+    """Ask every connected node who it is; there cannot be more of them than ``silos``.
 
     Raises:
-        SiteError: a node cannot answer, or two nodes claim one site.
+        SiteError: fewer than ``min-sites`` (all) can take part, or two nodes claim one site.
     """
-    nodes = wait_for_nodes(grid, settings)
+    nodes = wait_for_nodes(grid, settings, silos)
     content = RecordDict({CONFIG: ConfigRecord({"hello": True})})
     messages = [Message(content, node, HELLO) for node in nodes]
     facts: dict[str, SiteFacts] = {}
     found: dict[str, int] = {}
     traffic: dict[str, tuple[int, int]] = {}
+    refused: list[str] = []
     for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
         if reply is None or reply.has_error():
-            reason = "no answer" if reply is None else reply.error.reason
-            raise SiteError(f"a SuperNode cannot take part: {reason}")
+            refused.append("no answer" if reply is None else reply.error.reason or "an error")
+            continue
         try:
             said = _facts(reply.content.config_records[CONFIG])
             said.sizes()["train"]  # what every reply's weight is held against
@@ -110,17 +157,43 @@ def meet_sites(grid: Grid, settings: CommonSettings) -> Roster:
             )
         facts[said.site], found[said.site] = said, node
         traffic[said.site] = (record_bytes(content), record_bytes(reply.content))
-    return Roster(dict(sorted(facts.items())), dict(sorted(found.items())), traffic)
+    if refused and len(facts) < (settings.min_sites or len(nodes)):
+        raise SiteError(
+            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts)} of {len(nodes)} "
+            f"can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
+        )
+    facts, found = dict(sorted(facts.items())), dict(sorted(found.items()))
+    return Roster(facts, found, traffic, tuple(refused))
 
 
 def _facts(config: Mapping[str, Any]) -> SiteFacts:
-    channels, height, width = (int(length) for length in config["image-shape"])
+    shape = tuple(int(length) for length in config["input-shape"])
+    features = tuple(str(feature) for feature in json.loads(config["features"]))
     return SiteFacts(
         site=str(config["site"]),
         distribution=str(config["distribution"]),
-        image_shape=(channels, height, width),
+        input_shape=shape,
         classes=int(config["classes"]),
         label_counts=json.loads(config["label-counts"]),
         fingerprints=json.loads(config["fingerprints"]),
         homeless=bool(config["homeless"]),
+        features=features,
+        sums=_sums(config, len(features)),
+        dropped=int(config["dropped"]),
+        schema=str(config["schema"]),
     )
+
+
+def _sums(config: Mapping[str, Any], features: int) -> Sums | None:
+    if "sums-count" not in config:
+        return None
+    parts = {
+        part: np.array([float(value) for value in config[f"sums-{part}"]])
+        for part in ("count", "total", "squares")
+    }
+    for part, values in parts.items():
+        if len(values) != features or not np.isfinite(values).all():
+            raise ValueError(f"'sums-{part}' are not {features} finite numbers")
+        if part != "total" and (values < 0).any():
+            raise ValueError(f"'sums-{part}' has a number below 0")
+    return Sums(**parts)

@@ -29,8 +29,9 @@ from models.uefl import (
     segment_dimension,
     uncertain_sites,
 )
+from strategies.account import Published
 from strategies.averaging import weighted_mean
-from strategies.base import FederatedStrategy, Published
+from strategies.base import FederatedStrategy
 from strategies.state import (
     ArraySpec,
     NDArray,
@@ -91,7 +92,12 @@ class UEFL(FederatedStrategy):
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
-        """Refuse a run that ends before a codebook could be extended."""
+        """Refuse a run without dropout, or one that ends before a codebook could be extended."""
+        if common.dropout == 0 or common.mc_passes == 0:
+            raise SettingError(
+                f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "
+                "must be above 0: UEFL's uncertainty is that of Monte Carlo dropout"
+            )
         if settings.max_iterations > 1 and common.rounds <= settings.iteration_rounds:
             raise SettingError(
                 f"setting 'rounds' is {common.rounds}, not more than 'iteration-rounds' "
@@ -100,7 +106,17 @@ class UEFL(FederatedStrategy):
             )
 
     def initial_state(self, task: Task) -> RoundState:
-        """Return initial weights and, if shared, the first book, Gaussian."""
+        """Return initial weights and, if shared, the first book, Gaussian.
+
+        Raises:
+            SettingError: uncertainty is to be judged, and a site has no validation samples.
+        """
+        for site, facts in self.roster.facts.items():
+            if self.settings.max_iterations > 1 and facts.sizes().get("val") == 0:
+                raise SettingError(
+                    f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
+                    "'val-folds', or set 'max-iterations' to 1 (DisFL)"
+                )
         network = build_classifier(self.common, task)
         arrays = initial_weights(network)
         dimension = segment_dimension(network.channels, self.settings.segments)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from models.contract import ARRAYS, METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS
+from models.contract import (
+    ARRAYS,
+    EVALUATE,
+    INCOMING,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    TRAIN,
+    TRAINED,
+    measurement,
+)
+from models.errors import SiteError
 from strategies.state import ArraySpec
 
 _ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
@@ -23,6 +35,55 @@ def refusal(
     have exactly the expected names, float32, the expected shapes and finite values.
     """
     return _bad_metrics(content, metrics) or _bad_arrays(content, expected)
+
+
+def needed_metrics(phase: str, measures: bool, held: Collection[str]) -> list[str]:
+    """Return the measurements without which a reply of ``phase`` is of no use.
+
+    Args:
+        phase: the phase asked for.
+        measures: whether its round measures the incoming model.
+        held: the splits of which the site has samples; of others it has no measurement.
+    """
+    incoming = [
+        measurement(INCOMING, split, metric)
+        for split in ("val", "test")
+        if split in held
+        for metric in ("accuracy", "entropy", "loss")
+    ]
+    if phase == EVALUATE:
+        return incoming
+    if phase != TRAIN:
+        return []
+    loss = measurement(TRAINED, "train", "loss")
+    return [loss, *incoming] if measures else [loss]
+
+
+def refuse_too_few(
+    round_: int, phase: str, answered: int, failed: Mapping[str, str], min_sites: int
+) -> None:
+    """Refuse to go on with fewer usable answers than ``min_sites``; 0 stands for all asked.
+
+    A phase that asks few sites cannot be held to more answers than it asked for.
+
+    Raises:
+        SiteError: each failed site is named with its reason.
+    """
+    asked = answered + len(failed)
+    least = min(min_sites or asked, asked)
+    if answered >= least:
+        return
+    sites_of: dict[str, list[str]] = {}
+    for site, reason in failed.items():
+        sites_of.setdefault(reason, []).append(f"site {site}")
+    told = "; ".join(
+        f"{', '.join(sites)}, round {round_}, phase {phase}: {reason}"
+        for reason, sites in sites_of.items()
+    )
+    raise SiteError(
+        f"{told} -- {answered} of {asked} sites answered and {least} are needed "
+        "('min-sites'): mend the site and resume or start again, or lower 'min-sites'"
+    )
 
 
 def _bad_metrics(content: RecordDict, wanted: Iterable[str]) -> str | None:

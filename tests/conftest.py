@@ -36,6 +36,8 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
         "centroid-min-count": 1,
         "stop-when-certain": False,
     },
+    "fedavg-ft": {"finetune-rounds": 1},
+    "picsr": {"expert-rounds": 1},
 }
 
 
@@ -65,9 +67,11 @@ def inline_run(tmp_path: Path) -> InlineRun:
     """Return a function that runs settings with the inline engine under ``tmp_path``."""
     from server_app.inline import run_inline
 
-    def run(values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path) -> RunDirectory:
+    def run(
+        values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path, draw: bool = False
+    ) -> RunDirectory:
         named = {"run-name": "run", "out": str(out)} | dict(values)
-        return run_inline(resolve(named), nodes)
+        return run_inline(resolve(named), nodes, draw)
 
     return run
 

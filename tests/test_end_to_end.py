@@ -26,6 +26,7 @@ METHODS = sorted(strategies.registry.METHODS)
 VARIANTS: dict[str, dict[str, Value]] = {method: {"method": method} for method in METHODS} | {
     "uefl-personal": {"method": "uefl", "codebooks": "personal"},
     "uefl-segments": {"method": "uefl", "segments": 2},
+    "picsr-all-trained": {"method": "picsr", "train-experts": True, "router-average": "equal"},
 }
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
@@ -54,7 +55,7 @@ def test_both_sides_know_the_same_methods() -> None:
 def test_a_run_writes_the_whole_run_directory(
     variant: str, tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    directory = inline_run(_values(tiny, variant))
+    directory = inline_run(_values(tiny, variant), draw=True)
     summary = directory.read_json("summary.json")
     assert summary["method"] == VARIANTS[variant]["method"]
     assert (summary["rounds"], summary["seed"], summary["dataset"]) == (2, 7, "digits")
@@ -168,7 +169,7 @@ def test_resuming_with_another_config_or_other_data_is_refused(
         inline_run(_values(tiny, "fedavg", resume=True), nodes=2)
 
 
-@pytest.mark.parametrize("variant", ["local", "uefl-personal"])
+@pytest.mark.parametrize("variant", ["local", "uefl-personal", "fedavg-ft"])
 def test_private_state_that_is_gone_stops_a_resumed_run(
     variant: str, tiny: Tiny, inline_run: InlineRun
 ) -> None:

@@ -55,6 +55,36 @@ def test_ray_and_inline_give_the_same_bytes(
     assert _result(RunDirectory(tmp_path / "ray" / "run")) == _result(inline)
 
 
+def test_ray_and_inline_give_the_same_bytes_for_picsr_on_tables(
+    inline_run: InlineRun, tmp_path: Path
+) -> None:
+    values: dict[str, Value] = {
+        "method": "picsr",
+        "dataset": "heart-synthetic",
+        "rounds": 3,
+        "expert-rounds": 2,
+        "local-steps": 2,
+        "dropout": 0.0,
+        "mc-passes": 0,
+        "device": "cpu",
+        "seed": 7,
+    }
+    file = tmp_path / "simulation.yaml"
+    file.write_text(json.dumps({"experiments": {"tables": {"config": values}}}))  # JSON is YAML
+    told = ("--file", str(file), "--name", "run", "--out", str(tmp_path / "ray"))
+    done = _fedsilo("simulate", "tables", "--engine", "ray", "--supernodes", "2", *told)
+    assert done.returncode == 0, done.stdout + done.stderr
+    by_ray = RunDirectory(tmp_path / "ray" / "run")
+    inline = inline_run(values, 2, tmp_path / "inline")
+    assert _result(by_ray) == _result(inline)
+    assert by_ray.read_json("routing.json") == inline.read_json("routing.json")
+    experts = sorted(by_ray.path.glob("sites/*/*"))
+    assert [path.read_bytes() for path in experts] == [
+        path.read_bytes() for path in sorted(inline.path.glob("sites/*/*"))
+    ]
+    assert {path.parent.name for path in experts} == {"cleveland", "hungary"}
+
+
 @pytest.fixture(scope="module")
 def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Yield the environment of a SuperLink that ``flwr run`` finds."""

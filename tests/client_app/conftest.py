@@ -12,7 +12,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from client_app.base import Request, SiteMethod
 from client_app.registry import method_class
 from client_app.state import SiteState
-from datasets.silos import Silo, load_silo
+from datasets.registry import load_silo
+from datasets.silos import Silo
 from models.contract import ARRAYS, CONFIG, Instruction
 from models.networks import build_classifier, exchanged_arrays
 from models.schema import build
@@ -97,7 +98,7 @@ def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[...
         settings = resolved(method, **(own or {}))
         cls = method_class(method)
         return cls(
-            Request(instruction, content_of(instruction, arrays)),
+            Request(instruction, content_of(instruction, arrays), bool(instruction.run_dir)),
             load_silo(site, settings.common),
             settings.common,
             build(cls.settings_class, settings.as_mapping()),

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import io
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,14 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
+from datasets.heart import HEART
+from datasets.registry import load_silo
 from datasets.silos import Silo
+from datasets.sources import Places
 from models.contract import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
+from models.schema import Value
+from models.settings import CommonSettings
+from server_app.config import resolve
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]
@@ -31,7 +40,7 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
     facts = reply.content[CONFIG]
     assert facts["site"] == "s1a"
     assert facts["distribution"] == "D1"
-    assert list(facts["image-shape"]) == [1, 16, 16]
+    assert list(facts["input-shape"]) == [1, 16, 16]
     assert facts["classes"] == 10
     counts = json.loads(facts["label-counts"])
     assert {split: sum(found) for split, found in counts.items()} == {
@@ -42,9 +51,68 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
     assert json.loads(facts["fingerprints"]) == silo.fingerprints
     assert facts["homeless"] is True
     assert set(facts) == {
-        *("site", "distribution", "image-shape", "classes", "label-counts", "fingerprints"),
-        "homeless",
+        *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
+        *("homeless", "features", "dropped", "schema"),
     }
+    assert (json.loads(facts["features"]), facts["dropped"], facts["schema"]) == ([], 0, "")
+
+
+def table_node(partition: int | str, method: str = "fedavg", **changes: Value) -> Context:
+    """Return the context of a made-up heart hospital: partition or name, settings."""
+    values = {"method": method, "dataset": "heart-synthetic"}
+    settings = resolve(values | {key.replace("_", "-"): v for key, v in changes.items()})
+    node = {"site" if isinstance(partition, str) else "partition-id": partition}
+    return Context(1, 1001, node, RecordDict(), settings.as_mapping())
+
+
+SUMS = {"sums-count", "sums-total", "sums-squares"}
+
+
+def test_the_hello_of_a_table_names_its_features_and_sends_sums_of_its_training_rows() -> None:
+    facts = app(Message(RecordDict(), 1001, HELLO), table_node(2)).content[CONFIG]
+    silo = load_silo("switzerland", CommonSettings(dataset="heart-synthetic"))
+    assert (facts["site"], facts["distribution"]) == ("switzerland", "switzerland")
+    assert list(facts["input-shape"]) == [13]
+    assert json.loads(facts["features"]) == list(silo.features)
+    assert facts["dropped"] == silo.dropped == 0
+    assert facts["schema"] == HEART.schema(Places(None, Path())).digest()
+    rows = silo.train.inputs.double()
+    assert list(facts["sums-count"]) == [30] * 13
+    assert list(facts["sums-total"]) == pytest.approx(rows.sum(dim=0).tolist())
+    assert list(facts["sums-squares"]) == pytest.approx(rows.square().sum(dim=0).tolist())
+    assert sum(len(value) > 13 for value in facts.values() if isinstance(value, list)) == 0
+
+
+@pytest.mark.parametrize(("standardise", "sent"), [("pooled", SUMS), ("site", set())])
+def test_sums_are_sent_where_figures_are_pooled_and_never_else(
+    standardise: str, sent: set[str]
+) -> None:
+    facts = app(Message(RecordDict(), 1001, HELLO), table_node(2, standardise=standardise))
+    assert {key for key in facts.content[CONFIG] if key.startswith("sums-")} == sent
+
+
+def test_a_table_of_too_few_rows_for_sums_is_an_error_reply_that_names_the_site() -> None:
+    reply = app(Message(RecordDict(), 1001, HELLO), table_node(2, sums_min_count=31))
+    told = reason_of(reply)
+    assert told.startswith("switzerland: site switzerland sends no sums: it has 30 training rows")
+
+
+@pytest.mark.parametrize("kind", [HELLO, TRAIN, EVALUATE])
+def test_a_method_refuses_a_site_before_anything_leaves_it(message: Make, kind: str) -> None:
+    node = table_node(2, "picsr")
+    assert app(Message(RecordDict(), 1001, HELLO), node).has_content()
+    node.run_config["prototype-min-count"] = 31  # which this server should have refused
+    reason = reason_of(app(message(kind, notes={"stage": "experts"}), node))
+    assert "site switzerland sends no prototype: it has 30 training samples" in reason
+    assert reason.startswith("switzerland: ") == (kind == HELLO)
+
+
+def test_the_hello_of_a_real_site_refuses_folds_by_its_name() -> None:
+    asked = Message(RecordDict(), 1001, HELLO)
+    reason = reason_of(app(asked, table_node("va", val_folds=5)))
+    assert reason.startswith("va: the run asks for folds of this site's rows")
+    assert "'allow-folds=true'" in reason
+    assert app(asked, table_node(3, val_folds=5)).has_content(), "a simulated site has no patients"
 
 
 def test_a_site_with_a_folder_of_its_own_says_so_and_not_where(context: Node) -> None:
@@ -78,7 +146,7 @@ def test_an_evaluation_measures_always_trains_nothing_and_sends_no_array(
     [
         ({"site": "s9z"}, "s9z: there is no silo 's9z'"),
         ({}, "partition unknown: the node config names no 'site'"),
-        ({"partition-id": 3}, "partition 3: SuperNode 4 has no silo: 'silos' is 3"),
+        ({"partition-id": 3}, "partition 3: SuperNode 4 has no silo: there are 3 (s1a, s2a, s3a)"),
     ],
 )
 def test_a_site_that_is_none_answers_with_one_line_that_says_who_it_claims_to_be(
@@ -97,7 +165,26 @@ def test_an_unknown_phase_is_an_error_reply_that_names_the_site(
 
 def test_an_unforeseen_error_names_its_type_and_does_not_end_the_app(context: Node) -> None:
     reply = app(Message(RecordDict(), 1001, TRAIN), context({"partition-id": 0}))
-    assert reason_of(reply).startswith("KeyError: ")
+    assert reason_of(reply) == "KeyError (its text stands in the site's own log)"
+
+
+@pytest.mark.parametrize("kind", [HELLO, TRAIN, EVALUATE])
+def test_the_text_of_a_foreign_error_stays_in_the_sites_own_log(
+    context: Node, message: Make, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("cannot convert '63,1,4,140'")
+
+    logged = io.StringIO()
+    handler, log = logging.StreamHandler(logged), logging.getLogger("flwr")
+    monkeypatch.setattr("client_app.site.open_site", fail)
+    log.addHandler(handler)
+    try:
+        reply = app(message(kind), context({"partition-id": 0}))
+    finally:
+        log.removeHandler(handler)
+    assert reason_of(reply) == "ValueError (its text stands in the site's own log)"
+    assert "ValueError: cannot convert '63,1,4,140'" in logged.getvalue()
 
 
 def test_weights_of_another_network_are_an_error_reply(context: Node, message: Make) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
+from torch import nn
 
 from client_app.base import Request, SiteMethod, peak_memory_bytes
+from client_app.device import Compute
+from datasets.silos import Split
 from models.contract import (
     ARRAYS,
     KEPT_STATE,
@@ -18,7 +22,8 @@ from models.contract import (
     SECONDS,
     Instruction,
 )
-from models.errors import SiteError
+from models.errors import SettingError, SiteError
+from models.networks import exchanged_arrays
 
 Opened = Callable[..., SiteMethod]
 ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}
@@ -67,9 +72,35 @@ def test_a_site_measures_when_it_is_told_to(
     measured = {
         f"{where}.{metric}"
         for where in ("incoming.val", "incoming.test", "trained.val")
-        for metric in ("accuracy", "loss", "entropy")
+        for metric in (
+            "accuracy",
+            "loss",
+            "entropy",
+            "balanced-accuracy",
+            "calibration-error",
+        )
     }
     assert metrics == {"trained.train.loss"} | (measured if evaluate else set())
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_without_samples_is_not_measured_and_the_other_is(
+    opened: Opened, weights: dict[str, Any], split: str
+) -> None:
+    method = opened("fedavg", weights)
+    empty = Split(torch.empty(0, 1, 16, 16), torch.empty(0, dtype=torch.int64))
+    method.silo = dataclasses.replace(method.silo, **{split: empty})  # type: ignore[arg-type]
+    for records in (method.answer(), method.measure_only()):
+        measured = {key.rpartition(".")[0] for key in records[METRICS] if "." in key}
+        assert not [place for place in measured if place.endswith(split)]
+        assert f"incoming.{'test' if split == 'val' else 'val'}" in measured
+
+
+def test_weights_stay_at_the_site_where_the_server_wants_none(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    assert ARRAYS not in opened("fedavg", weights, returns=False).answer()
+    assert ARRAYS in opened("fedavg", weights, returns=True).answer()
 
 
 def test_measuring_does_not_change_what_is_trained(opened: Opened, weights: dict[str, Any]) -> None:
@@ -119,3 +150,23 @@ def test_sites_train_differently_from_the_same_weights(
     first = opened("fedavg", weights, site="s1a").answer()[ARRAYS]["head.4.bias"].numpy()
     second = opened("fedavg", weights, site="s2a").answer()[ARRAYS]["head.4.bias"].numpy()
     assert not np.array_equal(first, second)
+
+
+def test_the_classifier_has_the_arrays_that_are_given_else_the_seeds(
+    opened: Opened, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, placed = opened("fedavg"), []
+
+    def place(_: Compute, network: nn.Module) -> nn.Module:
+        placed.append(network)
+        return network
+
+    monkeypatch.setattr(Compute, "place", place)
+    given = {name: torch.from_numpy(array) + 1 for name, array in weights.items()}
+    for arrays, expected in ((None, weights), (given, given)):
+        network = method.classifier(arrays)
+        assert placed.pop() is network
+        for name, tensor in exchanged_arrays(network).items():
+            np.testing.assert_array_equal(tensor, expected[name])
+    with pytest.raises(SettingError, match="weights do not fit the network"):
+        method.classifier({})

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.device import Compute
-from client_app.evaluation import measure, tokens_of
+from client_app.evaluation import measure, predict, tokens_of
 from datasets.silos import Split
 from models.settings import CommonSettings
 
@@ -79,7 +79,12 @@ def test_a_uniform_prediction_has_the_entropy_log_k() -> None:
 def test_a_sure_error_has_a_finite_loss() -> None:
     split = Split(torch.tensor([[1000.0, -1000.0]])[:, None, None], torch.tensor([1]))
     found = measure(FixedLogits(), split, SETTINGS, CPU, KEY)
-    assert found == {"accuracy": 0.0, "loss": pytest.approx(-math.log(1e-12)), "entropy": 0.0}
+    assert found == {
+        "accuracy": 0.0,
+        "loss": pytest.approx(-math.log(1e-12)),
+        "entropy": 0.0,
+        "calibration-error": 1.0,  # sure of it and never right; one class alone has nothing else
+    }
 
 
 def test_a_watch_sees_the_tokens_of_every_batch_and_adds_its_values() -> None:
@@ -124,6 +129,24 @@ def test_dropout_is_really_on_and_keyed_on_the_message() -> None:
     assert entropy(KEY, 1) != entropy(KEY, 30)
 
 
+def test_no_passes_mean_one_pass_without_dropout() -> None:
+    network, split = WithDropout(), dropout_split()
+    settings = CommonSettings(mc_passes=0, seed=7)
+    found = predict(network, split, settings, CPU, KEY)
+    expected = torch.softmax(split.inputs.flatten(1) / math.sqrt(1 + network.norm.eps), dim=1)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=0)
+    one = predict(network, split, CommonSettings(mc_passes=1, seed=7), CPU, KEY)
+    assert not torch.allclose(one, found, atol=1e-2), "one pass has dropout on"
+
+
+def test_measuring_has_auc_where_every_class_occurs() -> None:
+    split = split_of([[0.2, 0.8], [0.6, 0.4], [0.7, 0.3]], [1, 1, 0])
+    found = measure(FixedLogits(), split, SETTINGS, CPU, KEY)
+    assert found["auc"] == pytest.approx(1.0)
+    assert found["balanced-accuracy"] == pytest.approx(0.75)
+    assert found["accuracy"] == pytest.approx(2 / 3)
+
+
 def test_measuring_leaves_network_and_random_numbers_as_they_were() -> None:
     network = WithDropout()
     network.train()
@@ -147,4 +170,4 @@ def test_tokens_are_those_of_all_images_with_running_statistics() -> None:
     assert tokens.shape == (501, 3)
     assert not tokens.requires_grad
     # Untouched running statistics are mean 0 and variance 1.
-    torch.testing.assert_close(tokens, split.images.flatten(1) / math.sqrt(1 + network.norm.eps))
+    torch.testing.assert_close(tokens, split.inputs.flatten(1) / math.sqrt(1 + network.norm.eps))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from client_app.device import Compute
-from client_app.training import batches, train_epochs
+from client_app.training import batches, train_locally
 from datasets.silos import Silo, Split
 from models.errors import SiteError
-from models.networks import ImageClassifier, build_classifier
+from models.networks import TokenClassifier, build_classifier
 from models.settings import CommonSettings
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -78,14 +78,14 @@ def test_the_loss_is_the_mean_over_samples_not_over_batches(common: CommonSettin
     # 21 samples in batches of 16 and 5: a mean over batches would depend on their order.
     for epochs in (1, 3):
         settings = dataclasses.replace(common, local_epochs=epochs)
-        loss = train_epochs(Counting(), split_of(21), settings, CPU, (1, "s1a"))
+        loss = train_locally(Counting(), split_of(21), settings, CPU, (1, "s1a"))
         assert loss == pytest.approx(10.0)
 
 
 def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings) -> None:
     def seen(*key: int | str) -> list[int]:
         network = Counting()
-        train_epochs(network, split_of(20), common, CPU, key)
+        train_locally(network, split_of(20), common, CPU, key)
         return network.seen
 
     assert seen(1, "s1a") == seen(1, "s1a")
@@ -95,7 +95,7 @@ def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings)
 
 def test_each_epoch_shows_each_sample_once_in_another_order(common: CommonSettings) -> None:
     network = Counting()
-    train_epochs(network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a"))
+    train_locally(network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a"))
     epochs = [network.seen[i : i + 20] for i in range(0, 60, 20)]
     assert len(network.seen) == 60
     assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
@@ -107,19 +107,19 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
     # The server adds site and round.
     said = r"^training diverged, its loss is (nan|inf): lower 'learning-rate'$"
     with pytest.raises(SiteError, match=said):
-        train_epochs(Counting(factor), split_of(20), common, CPU, (17, "s2b"))
+        train_locally(Counting(factor), split_of(20), common, CPU, (17, "s2b"))
 
 
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
     network = build_classifier(common, silo.task)
     with pytest.raises(SiteError, match=r"^training diverged, its loss is .*'learning-rate'"):
-        train_epochs(network, silo.train, wild, CPU, (2, "s1a"))
+        train_locally(network, silo.train, wild, CPU, (2, "s1a"))
 
 
 def trained(common: CommonSettings, silo: Silo, key: tuple[Any, ...]) -> tuple[float, bytes]:
-    network: ImageClassifier = build_classifier(common, silo.task)
-    loss = train_epochs(network, silo.train, common, CPU, key)
+    network: TokenClassifier = build_classifier(common, silo.task)
+    loss = train_locally(network, silo.train, common, CPU, key)
     state = network.state_dict()
     return loss, b"".join(state[name].numpy().tobytes() for name in sorted(state))
 
@@ -150,6 +150,6 @@ def test_training_leaves_the_processes_random_numbers_alone(
 def test_training_lowers_the_loss(common: CommonSettings, silo: Silo) -> None:
     network = build_classifier(common, silo.task)
     losses = [
-        train_epochs(network, silo.train, common, CPU, (round_, "s1a")) for round_ in range(6)
+        train_locally(network, silo.train, common, CPU, (round_, "s1a")) for round_ in range(6)
     ]
     assert losses[-1] < losses[0]

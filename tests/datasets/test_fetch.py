@@ -130,6 +130,6 @@ def test_an_address_without_a_scheme_is_refused(source: Source, tmp_path: Path) 
         list(fetch(source, tmp_path, base_url="example/"))
 
 
-def test_an_embedded_data_set_has_nothing_to_fetch(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'digits' is embedded"):
-        list(fetch(SOURCES["digits"], tmp_path))
+def test_a_source_without_files_brings_nothing_and_asks_nobody(tmp_path: Path) -> None:
+    assert list(fetch(SOURCES["digits"], tmp_path / "new")) == []
+    assert not (tmp_path / "new").exists()

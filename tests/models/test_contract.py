@@ -20,6 +20,10 @@ from models.errors import SiteError
         run_dir=st.text(max_size=8),
         evaluate=st.booleans(),
         expects_state=st.booleans(),
+        returns=st.booleans(),
+        notes=st.dictionaries(
+            st.text(max_size=4), st.booleans() | st.integers() | st.text(max_size=4), max_size=3
+        ),
     )
 )
 def test_an_instruction_arrives_as_it_was_sent(instruction: Instruction) -> None:
@@ -32,6 +36,13 @@ def test_a_message_without_a_key_of_the_contract_is_refused_by_the_key(key: str)
     del config[key]
     with pytest.raises(SiteError, match=f"lacks '{key}'.*different versions"):
         Instruction.from_config(config)
+
+
+def test_notes_keep_their_names_whatever_an_instruction_has_of_its_own() -> None:
+    notes = {"round": 7, "note.x": "y", "": True}
+    config = Instruction(round=1, phase="train", notes=notes).to_config()
+    assert (config["round"], config["note.round"]) == (1, 7)
+    assert Instruction.from_config(config).notes == notes
 
 
 def test_measurements_are_read_back_sorted_and_other_metrics_are_left_out() -> None:

@@ -6,11 +6,12 @@ from torch import nn
 
 from models.errors import SettingError
 from models.networks import (
-    ImageClassifier,
     Task,
+    TokenClassifier,
     build_classifier,
     exchanged_arrays,
     load_exchanged,
+    network_kind,
 )
 from models.settings import CommonSettings
 
@@ -18,7 +19,7 @@ SMALL = CommonSettings(width=2, seed=3)
 TASK = Task((1, 16, 16), 10)
 
 
-def _network(settings: CommonSettings = SMALL) -> ImageClassifier:
+def _network(settings: CommonSettings = SMALL) -> TokenClassifier:
     return build_classifier(settings, TASK)
 
 
@@ -43,7 +44,7 @@ def test_a_token_is_the_channels_of_one_place_of_the_map() -> None:
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return torch.arange(8.0).reshape(1, 2, 2, 2)  # channel 0: 0..3, channel 1: 4..7
 
-    network = ImageClassifier(Fixed(), tokens=4, channels=2, hidden=2, classes=2, dropout=0.1)
+    network = TokenClassifier(Fixed(), nn.Identity(), tokens=4, channels=2)
     expected = [[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 7.0]]
     assert network.encode(torch.zeros(1)).squeeze(0).tolist() == expected
 
@@ -106,3 +107,73 @@ def test_colour_images_become_tokens_of_512_vgg_features() -> None:
         assert network(images).shape == (2, 4)
     with pytest.raises(SettingError, match="divides images by 32"):
         build_classifier(settings, Task((3, 28, 28), 4))
+
+
+ROWS = Task((5,), 3)
+
+
+def test_logistic_regression_is_one_linear_layer_of_the_features_as_they_are() -> None:
+    network = build_classifier(CommonSettings(network="logistic", seed=3), ROWS).eval()
+    rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(network.encode(rows), rows[:, None, :])
+    assert set(exchanged_arrays(network)) == {"head.1.weight", "head.1.bias"}
+    weights = network.state_dict()
+    expected = rows @ weights["head.1.weight"].T + weights["head.1.bias"]
+    torch.testing.assert_close(network(rows), expected)
+    assert (network.tokens, network.channels) == (1, 5)
+
+
+def test_an_mlp_has_one_hidden_layer_of_the_settings_width() -> None:
+    network = build_classifier(CommonSettings(network="mlp", width=6, seed=3), ROWS).eval()
+    rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    assert network.encode(rows).shape == (4, 1, 6)
+    assert network(rows).shape == (4, 3)
+    assert (network.tokens, network.channels) == (1, 6)
+    shapes = {name: tuple(array.shape) for name, array in exchanged_arrays(network).items()}
+    assert shapes == {
+        "encoder.layers.0.weight": (6, 5),
+        "encoder.layers.0.bias": (6,),
+        "head.1.weight": (3, 6),
+        "head.1.bias": (3,),
+    }
+    weights = network.state_dict()
+    hidden = nn.functional.gelu(
+        rows @ weights["encoder.layers.0.weight"].T + weights["encoder.layers.0.bias"]
+    )
+    expected = hidden @ weights["head.1.weight"].T + weights["head.1.bias"]
+    torch.testing.assert_close(network(rows), expected)
+
+
+@pytest.mark.parametrize("network", ["logistic", "mlp"])
+def test_all_dropout_of_a_row_network_is_in_its_head(network: str) -> None:
+    built = build_classifier(CommonSettings(network=network, dropout=0.35), ROWS)
+    dropouts = [part for part in built.modules() if isinstance(part, nn.Dropout)]
+    assert [part.p for part in dropouts] == [0.35]
+    assert dropouts[0] is next(iter(built.head))
+
+
+def test_auto_means_conv_for_images_and_logistic_regression_for_tables() -> None:
+    assert network_kind(CommonSettings(), TASK) == "conv"
+    assert network_kind(CommonSettings(), ROWS) == "logistic"
+    for task, name in ((TASK, "conv"), (ROWS, "logistic")):
+        auto, named = (build_classifier(CommonSettings(network=n), task) for n in ("auto", name))
+        arrays = exchanged_arrays(auto)
+        assert arrays.keys() == exchanged_arrays(named).keys()
+        assert all(torch.equal(arrays[k], v) for k, v in exchanged_arrays(named).items())
+
+
+@pytest.mark.parametrize("network", ["conv", "vgg16-bn"])
+def test_an_image_network_on_a_table_is_refused_with_those_that_take_it(network: str) -> None:
+    settings = CommonSettings(network=network, dataset="heart")
+    said = f"network '{network}' .*data set 'heart', which is a table: .*logistic or mlp"
+    for ask in (network_kind, build_classifier):
+        with pytest.raises(SettingError, match=said):
+            ask(settings, ROWS)
+
+
+@pytest.mark.parametrize("network", ["logistic", "mlp"])
+def test_a_row_network_on_images_is_refused_with_those_that_take_them(network: str) -> None:
+    settings = CommonSettings(network=network, dataset="digits")
+    said = f"network '{network}' .*data set 'digits', which is images: .*conv or vgg16-bn"
+    with pytest.raises(SettingError, match=said):
+        build_classifier(settings, TASK)

@@ -30,11 +30,15 @@ def test_every_setting_says_what_it_means_in_one_line(cls: type) -> None:
         ("seed", -1),
         ("batch-size", 1),  # batch norm has no variance over one image
         ("learning-rate", 0.0),
-        ("dropout", 0.0),  # without dropout every Monte Carlo pass is the same
+        ("dropout", -0.1),
         ("dropout", 1.0),
-        ("mc-passes", 0),
+        ("mc-passes", -1),
         ("network", "resnet"),
         ("pixel-scale", "unit"),
+        ("standardise", "none"),
+        ("sums-min-count", 0),
+        ("test-folds", -1),
+        ("val-fold", -1),
         ("precision", "fp16"),
         ("evaluate-every", -1),
         ("reply-timeout", 0.0),
@@ -43,6 +47,11 @@ def test_every_setting_says_what_it_means_in_one_line(cls: type) -> None:
 def test_a_common_setting_without_sense_is_refused(key: str, value: Value) -> None:
     with pytest.raises(SettingError, match=f"'{key}'"):
         build(CommonSettings, {key: value})
+
+
+@pytest.mark.parametrize(("key", "field"), [("dropout", "dropout"), ("mc-passes", "mc_passes")])
+def test_a_run_may_do_without_dropout_or_passes(key: str, field: str) -> None:
+    assert getattr(build(CommonSettings, {key: 0}), field) == 0
 
 
 def test_uefl_starts_from_the_weights_and_budget_of_the_paper() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.networks import ImageClassifier, Task, build_classifier
+from models.networks import Task, TokenClassifier, build_classifier
 from models.seeding import seeded
 from models.settings import CommonSettings
 from models.uncertainty import (
@@ -16,7 +16,7 @@ from models.uncertainty import (
 )
 
 
-def _network() -> ImageClassifier:
+def _network() -> TokenClassifier:
     return build_classifier(CommonSettings(width=2, dropout=0.5), Task((1, 8, 8), 3))
 
 
@@ -76,11 +76,24 @@ def test_batch_norm_statistics_are_untouched_by_dropout_passes() -> None:
     assert any(not torch.equal(before[name], now) for name, now in network.state_dict().items())
 
 
-def test_every_module_gets_its_own_mode_back_even_after_an_error() -> None:
+def test_dropout_rests_too_where_it_is_not_wanted() -> None:
+    network, images = _network().train(), _images()
+    with torch.no_grad(), only_dropout_active(network, dropout=False), seeded(0, "passes"):
+        assert not any(part.training for part in network.modules())
+        tokens = network.encode(images)
+        first = network.classify(tokens)
+        assert torch.equal(first, network.classify(tokens))
+    assert all(part.training for part in network.modules())
+    with torch.no_grad():
+        assert torch.equal(first, network.eval().classify(tokens))
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_every_module_gets_its_own_mode_back_even_after_an_error(dropout: bool) -> None:
     network = _network().train()
     network.encoder.eval()
     before = [part.training for part in network.modules()]
-    with pytest.raises(ZeroDivisionError), only_dropout_active(network):
+    with pytest.raises(ZeroDivisionError), only_dropout_active(network, dropout):
         raise ZeroDivisionError
     assert [part.training for part in network.modules()] == before
     assert True in before

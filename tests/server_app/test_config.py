@@ -17,6 +17,7 @@ from server_app.config import (
     read_toml,
     resolve,
 )
+from strategies.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,13 +37,23 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"rounds": 0}, "'rounds' is 0; it must be a whole number, at least 1"),
         ({"gamma": -0.1}, "'gamma' is -0.1; it must be a number, at least 0"),
         ({"gamma": float("nan")}, "'gamma' is nan"),
-        ({"dropout": 1.0}, "above 0 and below 1"),
-        ({"method": "uefll"}, "unknown method 'uefll': known are fedavg, local, uefl"),
+        ({"dropout": 1.0}, "at least 0 and below 1"),
+        (
+            {"method": "uefll"},
+            f"unknown method 'uefll': known are {', '.join(sorted(METHODS))}; did",
+        ),
+        ({"method": "uefll"}, "did you mean 'uefl'?"),
         ({"dataset": "minst"}, "did you mean 'mnist'"),
-        ({"network": "resnet"}, "one of conv, vgg16-bn"),
+        ({"network": "resnet"}, "one of auto, conv, vgg16-bn, logistic, mlp"),
         ({"method": "fedavg", "gamma": 0.9}, "'gamma' is not one of method 'fedavg'"),
         ({"silos": 3, "min-sites": 4}, "'min-sites' is 4, more than there are silos"),
         ({"device": "cuda:x"}, "it must be a text, auto, cpu, cuda or cuda:N"),
+        ({"dropout": 0}, "settings 'dropout' (0) and 'mc-passes' (20) must be above 0"),
+        ({"mc-passes": 0}, "settings 'dropout' (0.1) and 'mc-passes' (0) must be above 0"),
+        ({"standardise": "site"}, "'standardise' means nothing to data set 'digits': remove it"),
+        ({"dataset": "heart", "silos": 4}, "'silos' means nothing to data set 'heart'"),
+        ({"dataset": "heart", "test-folds": 1}, "'test-folds' is 1; it must be 0 or at least 2"),
+        ({"dataset": "heart", "min-sites": 5}, "more than there are silos (4)"),
         ({"rounds": 5, "iteration-rounds": 6}, "no codebook would ever be extended"),
     ],
 )

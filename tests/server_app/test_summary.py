@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from server_app.curves import draw_curves, series
 from server_app.run_directory import RunDirectory
@@ -20,24 +22,55 @@ VALUES = {
 OF = {"s1a": "D1", "s1b": "D1", "s2a": "D2"}
 
 
-def test_means_are_over_sites_and_only_of_metrics_that_all_have() -> None:
-    assert means(VALUES) == pytest.approx({"accuracy": 0.5, "entropy": 0.5})
+def _printed(table: Table) -> list[str]:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text().splitlines()
+
+
+def _cells_of(lines: list[str], first: str) -> list[str]:
+    row = next(line for line in lines if line.startswith(f"│ {first} "))
+    return [cell.strip() for cell in row.split("│")[1:-1]]
+
+
+def test_a_mean_is_over_the_sites_that_have_the_metric() -> None:
+    assert means(VALUES) == pytest.approx({"accuracy": 0.5, "entropy": 0.5, "extra": 1.0})
+    more = VALUES | {"s1a": {"extra": 0.5}}
+    assert means(more) == pytest.approx({"accuracy": 0.35, "entropy": 0.65, "extra": 0.75})
 
 
 def test_a_distributions_mean_is_over_its_own_sites() -> None:
     groups = by_distribution(VALUES, OF)
     assert groups["D1"] == pytest.approx({"accuracy": 0.7, "entropy": 0.3})
-    assert groups["D2"]["accuracy"] == 0.1
+    assert groups["D2"] == {"accuracy": 0.1, "entropy": 0.9, "extra": 1.0}
 
 
 def test_the_table_shows_every_site_each_distribution_and_the_published_number() -> None:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(result_table(VALUES, OF, "title", {"D1": {"accuracy": 0.951}}))
-    lines = console.export_text().splitlines()
-    row = next(line for line in lines if line.startswith("│ D1"))
-    assert row.split("│")[1:-1] != []
-    assert [cell.strip() for cell in row.split("│")[1:-1]] == ["D1", "0.700", "0.300", "0.951"]
+    paper = {"D1": {"accuracy": 0.951}}
+    lines = _printed(result_table(VALUES, OF, "title", paper, ("accuracy", "entropy")))
+    assert _cells_of(lines, "D1") == ["D1", "0.700", "0.300", "0.951"]
+    assert _cells_of(lines, "D2") == ["D2", "0.100", "0.900", ""]
     assert sum(line.startswith("│ s") for line in lines) == 3
+
+
+def test_the_table_shows_the_metrics_asked_for_in_that_order_and_none_that_nobody_has() -> None:
+    lines = _printed(result_table(VALUES, OF, "title", None, ("extra", "auc", "accuracy")))
+    header = next(line for line in lines if "site" in line)
+    assert [cell.strip() for cell in header.split("┃")[1:-1]] == [
+        "site",
+        "test extra",
+        "test accuracy",
+    ]
+    assert _cells_of(lines, "s1a (D1)") == ["s1a (D1)", "", "0.800"]
+    assert _cells_of(lines, "all") == ["all", "1.000", "0.500"]
+
+
+def test_a_site_that_is_a_distribution_of_its_own_has_one_row() -> None:
+    own = {site: site for site in VALUES}
+    lines = _printed(result_table(VALUES, own, "title", None, ("accuracy",)))
+    assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == [
+        *("s1a", "s1b", "s2a", "all"),
+    ]
 
 
 def test_privacy_says_what_leaves_and_promises_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from models.contract import (
     SiteFacts,
 )
 from models.schema import Value
+from models.settings import CommonSettings, NoSettings
 from server_app.inline import InlineGrid, flower_identity, partition_configs
 from strategies.base import FederatedStrategy
+from strategies.fedavg import FedAvg
 from strategies.hooks import Hook
 from strategies.roster import Roster, meet_sites
-from strategies.state import RoundState, SiteReply
+from strategies.state import RoundState, SiteReply, to_record
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
@@ -197,11 +200,56 @@ def roster() -> Roster:
     """Return the roster of three simulated sites behind the in-process grid's nodes."""
     facts = {
         site: SiteFacts(
-            site, f"D{site[1]}", (1, 16, 16), 10, {"train": [36]}, {"train": "a"}, homeless=True
+            site,
+            f"D{site[1]}",
+            (1, 16, 16),
+            10,
+            {"train": [36], "val": [4], "test": [10]},
+            {"train": "a"},
+            homeless=True,
         )
         for site in SITES
     }
     return Roster(facts, {site: 1001 + index for index, site in enumerate(SITES)})
+
+
+def sized(roster: Roster, sizes: Mapping[str, Mapping[str, int]]) -> Roster:
+    """Return the roster with as many samples at a site and split as ``sizes`` says."""
+    facts = {
+        site: dataclasses.replace(
+            found,
+            label_counts=found.label_counts
+            | {split: [size] for split, size in sizes.get(site, {}).items()},
+        )
+        for site, found in roster.facts.items()
+    }
+    return Roster(facts, roster.nodes)
+
+
+@pytest.fixture
+def started(
+    spy_grid: Any, fake_app: Any, roster: Roster, recorder: Any
+) -> Callable[..., tuple[SpyGrid, FedAvg]]:
+    """Return a function that runs FedAvg of one small array over fake sites."""
+
+    def start(
+        app: ClientApp | None = None,
+        silent: tuple[int, ...] = (),
+        state: RoundState | None = None,
+        timeout: float = 20,
+        sizes: Mapping[str, Mapping[str, int]] | None = None,
+        **common: Any,
+    ) -> tuple[Any, FedAvg]:
+        settings = CommonSettings(silos=3, run_name="run", **{"rounds": 2, **common})
+        strategy = FedAvg(
+            settings, NoSettings(), sized(roster, sizes or {}), [recorder], "/somewhere"
+        )
+        strategy.state = state
+        grid = spy_grid(app or fake_app(), silent=silent)
+        strategy.start(grid, to_record({"w": np.zeros(2, np.float32)}), settings.rounds, timeout)
+        return grid, strategy
+
+    return start
 
 
 @pytest.fixture

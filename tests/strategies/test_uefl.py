@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,18 @@ def test_the_first_book_is_gaussian_and_for_all_sites(uefl: Build) -> None:
     assert first.extras["access"] == {"0": ALL}
     with pytest.raises(SettingError, match="segments"):
         uefl(segments=3).initial_state(Task((1, 16, 16), 10))
+
+
+def test_a_site_without_validation_samples_is_refused_unless_nothing_is_judged(
+    roster: Roster,
+) -> None:
+    counts = {"train": [36], "val": [0], "test": [10]}
+    blind = {**roster.facts, "s2a": replace(roster.facts["s2a"], label_counts=counts)}
+    common, task = CommonSettings(silos=3), Task((1, 16, 16), 10)
+    there = Roster(blind, roster.nodes)
+    with pytest.raises(SettingError, match=r"^site s2a has no validation samples.*'val-folds'"):
+        UEFL(common, UEFLSettings(max_iterations=2), there).initial_state(task)
+    assert UEFL(common, UEFLSettings(max_iterations=1), there).initial_state(task).arrays
 
 
 def test_a_run_too_short_for_an_extension_is_refused_unless_it_is_disfl() -> None:

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, RecordDict
 
+from models.contract import EVALUATE, TRAIN
+from models.errors import SiteError
 from strategies.state import ArraySpec
-from strategies.validation import refusal
+from strategies.validation import needed_metrics, refusal, refuse_too_few
 
 Content = Callable[..., RecordDict]
 SPEC = {"w": ArraySpec((2, 3))}
@@ -129,3 +131,50 @@ def test_bytes_that_are_no_array_are_a_refusal_and_not_a_crash(
     assert reason is not None
     assert reason.startswith("array 'w' cannot be unpacked")
     assert "\n" not in reason
+
+
+ON_VAL = [f"incoming.val.{metric}" for metric in ("accuracy", "entropy", "loss")]
+ON_TEST = [f"incoming.test.{metric}" for metric in ("accuracy", "entropy", "loss")]
+LOSS = "trained.train.loss"
+
+
+@pytest.mark.parametrize(
+    ("phase", "measures", "held", "needed"),
+    [
+        (TRAIN, True, ["train", "val", "test"], [LOSS, *ON_VAL, *ON_TEST]),
+        (TRAIN, True, ["train", "test"], [LOSS, *ON_TEST]),
+        (TRAIN, True, ["train"], [LOSS]),
+        (TRAIN, False, ["train", "val", "test"], [LOSS]),
+        (EVALUATE, False, ["train", "val", "test"], [*ON_VAL, *ON_TEST]),
+        (EVALUATE, True, ["train", "val"], ON_VAL),
+        (EVALUATE, True, ["train"], []),
+        ("centroids", True, ["train", "val", "test"], []),
+    ],
+)
+def test_a_reply_owes_what_its_phase_measures_on_what_the_site_holds(
+    phase: str, measures: bool, held: list[str], needed: list[str]
+) -> None:
+    assert needed_metrics(phase, measures, held) == needed
+
+
+@pytest.mark.parametrize(
+    ("answered", "failed", "min_sites"),
+    [
+        (3, {}, 0),
+        (2, {"c": "gone"}, 2),
+        (1, {}, 3),  # a phase that asked a single site
+    ],
+)
+def test_enough_answers_are_enough(answered: int, failed: dict[str, str], min_sites: int) -> None:
+    refuse_too_few(4, TRAIN, answered, failed, min_sites)
+
+
+@pytest.mark.parametrize(("min_sites", "least"), [(0, 4), (3, 3), (9, 4)])
+def test_too_few_answers_are_refused_with_each_reason_once(min_sites: int, least: int) -> None:
+    failed = {"a": "gone", "b": "full", "c": "gone"}
+    told = (
+        "^site a, site c, round 4, phase train: gone; site b, round 4, phase train: full -- "
+        rf"1 of 4 sites answered and {least} are needed \('min-sites'\)"
+    )
+    with pytest.raises(SiteError, match=told):
+        refuse_too_few(4, TRAIN, 1, failed, min_sites)

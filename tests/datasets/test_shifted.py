@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets.silos import SPLITS, Silo, Split, distributions, load_silo, shift, silo_names
+from datasets.registry import load_silo
+from datasets.shifted import distributions, shift, silo_names
+from datasets.silos import SPLITS, Silo, Split
 from datasets.sources import Places
 from models.errors import DataError, SettingError
 from models.settings import CommonSettings
@@ -26,7 +28,7 @@ NOISY = dataclasses.replace(SMALL, dataset="fmnist")
 
 def _centres(split: Split) -> list[int]:
     """Return the middle pixel of each image, which no rotation of a flat image changes."""
-    return [round(value) for value in split.images[:, 0, 8, 8].tolist()]
+    return [round(value) for value in split.inputs[:, 0, 8, 8].tolist()]
 
 
 def test_nine_silos_are_three_of_each_distribution_with_the_names_of_the_paper() -> None:
@@ -62,8 +64,8 @@ def test_silos_take_disjoint_slices_in_file_order_and_the_last_tenth_validates(
 def test_a_silo_says_what_it_holds(small_places: Places) -> None:
     silo = load_silo("s2a", SMALL, small_places)
     assert (silo.name, silo.distribution) == ("s2a", "D2")
-    assert (silo.task.image_shape, silo.task.classes) == ((1, 16, 16), 10)
-    assert (silo.train.images.dtype, silo.train.labels.dtype) == (torch.float32, torch.int64)
+    assert (silo.task.input_shape, silo.task.classes) == ((1, 16, 16), 10)
+    assert (silo.train.inputs.dtype, silo.train.labels.dtype) == (torch.float32, torch.int64)
     # s2a is the fourth of five: its validation images are 114 and 115.
     assert silo.label_counts()["val"] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
     assert sum(silo.label_counts()["train"]) == 27
@@ -71,7 +73,7 @@ def test_a_silo_says_what_it_holds(small_places: Places) -> None:
 
 def test_standardised_pixels_have_the_published_mean_taken_off(small_places: Places) -> None:
     settings = dataclasses.replace(SMALL, pixel_scale="standard")
-    pixel = load_silo("s1a", settings, small_places).train.images[20, 0, 3, 3].item()
+    pixel = load_silo("s1a", settings, small_places).train.inputs[20, 0, 3, 3].item()
     assert pixel == pytest.approx((20 / 255 - 0.1307) / 0.3081, rel=1e-5)
 
 
@@ -117,11 +119,11 @@ def test_mnist_gets_no_noise_and_fashion_mnist_does_on_test_images_too(
 ) -> None:
     mnist, fashion = (load_silo("s3a", s, small_places) for s in (SMALL, NOISY))
     for split in SPLITS:
-        quiet = getattr(mnist, split).images
-        noise = getattr(fashion, split).images - quiet
+        quiet = getattr(mnist, split).inputs
+        noise = getattr(fashion, split).inputs - quiet
         assert torch.equal(quiet[:, :, 0, 0], torch.zeros(len(quiet), 1))
         assert noise.std().item() == pytest.approx(10.0, abs=1.0)
-    unrotated = [load_silo("s1a", s, small_places).train.images for s in (SMALL, NOISY)]
+    unrotated = [load_silo("s1a", s, small_places).train.inputs for s in (SMALL, NOISY)]
     assert torch.equal(*unrotated)
 
 
@@ -130,14 +132,14 @@ def test_the_noise_of_a_silo_does_not_depend_on_the_seed_of_the_run(small_places
     first = load_silo("s3a", NOISY, small_places)
     second = load_silo("s3a", dataclasses.replace(NOISY, seed=99), other)
     assert first.fingerprints == second.fingerprints
-    assert torch.equal(first.train.images, second.train.images)
+    assert torch.equal(first.train.inputs, second.train.inputs)
 
 
 def test_a_fingerprint_is_the_sha256_of_images_and_labels(small_places: Places) -> None:
     silo = load_silo("s2a", SMALL, small_places)
     for name in SPLITS:
         split = getattr(silo, name)
-        content = split.images.numpy().tobytes() + split.labels.numpy().tobytes()
+        content = split.inputs.numpy().tobytes() + split.labels.numpy().tobytes()
         assert silo.fingerprints[name] == hashlib.sha256(content).hexdigest()
     assert len(set(silo.fingerprints.values())) == 3
 
@@ -145,7 +147,7 @@ def test_a_fingerprint_is_the_sha256_of_images_and_labels(small_places: Places) 
 def _same(one: Silo, two: Silo) -> bool:
     pairs = [(getattr(one, name), getattr(two, name)) for name in SPLITS]
     return one.fingerprints == two.fingerprints and all(
-        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in pairs
+        torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels) for a, b in pairs
     )
 
 
@@ -230,8 +232,8 @@ def test_a_silo_without_test_data_is_refused(
 def test_nine_silos_of_the_real_mnist_have_the_sizes_of_the_paper(real_data: Path) -> None:
     settings = CommonSettings(dataset="mnist", silos=9, data_dir=str(real_data))
     silos = [load_silo(name, settings) for name in silo_names(9)]
-    assert {silo.task.image_shape for silo in silos} == {(1, 28, 28)}
+    assert {silo.task.input_shape for silo in silos} == {(1, 28, 28)}
     assert {tuple(len(getattr(s, name)) for name in SPLITS) for s in silos} == {(1800, 200, 500)}
     assert silos[0].train.labels[:5].tolist() == [5, 0, 4, 1, 9]
-    assert silos[0].train.images.mean().item() == pytest.approx(0.0, abs=0.02)
+    assert silos[0].train.inputs.mean().item() == pytest.approx(0.0, abs=0.02)
     assert len({silo.fingerprints["train"] for silo in silos}) == 9

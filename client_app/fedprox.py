@@ -1,0 +1,29 @@
+"""FedProx at a site: FedAvg with a proximal term in the loss."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from client_app.evaluation import SiteNetwork
+from client_app.fedavg import FedAvgSite
+from client_app.training import Penalty
+from models.fedprox import FedProxSettings, proximal_term
+
+
+class FedProxSite(FedAvgSite):
+    """Trains near the weights that came."""
+
+    settings_class = FedProxSettings
+    settings: FedProxSettings
+
+    def penalty(self, network: SiteNetwork) -> Penalty:
+        """Return the proximal term around the weights that ``network`` has now."""
+        weights = list(cast(nn.Module, network).parameters())
+        anchors = [weight.detach().clone() for weight in weights]
+
+        def term() -> Tensor:
+            return proximal_term(self.settings.proximal_mu, weights, anchors)
+
+        return term

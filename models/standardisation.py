@@ -1,0 +1,70 @@
+"""Standardising features by figures that are pooled from sums, never from rows.
+
+A site sends, per feature, how many values it has, their sum and the sum of their squares; pooled
+over sites they give the mean and standard deviation of all training rows (PICSR notes, step 1).
+With figures of its own for each site, the mean row of every site is exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Vector = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Per feature, (features,) float64: values that are there, their sum, and that of squares."""
+
+    count: Vector
+    total: Vector
+    squares: Vector
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Per feature, (features,) float64: mean and standard deviation; the latter is above 0."""
+
+    mean: Vector
+    std: Vector
+
+
+def sums_of(rows: Tensor) -> Sums:
+    """Return the sums over ``rows`` (n, features), in which NaN marks a missing value."""
+    values = rows.numpy().astype(np.float64)
+    there = np.where(np.isnan(values), 0.0, values)
+    return Sums((~np.isnan(values)).sum(axis=0), there.sum(axis=0), (there**2).sum(axis=0))
+
+
+def pooled_figures(sums: Sequence[Sums]) -> Figures:
+    """Return the figures of all rows behind ``sums``; added up in the order given.
+
+    The standard deviation is that of the rows themselves (divided by n). A feature that never
+    varies, or is nowhere known, gets 1: it is only shifted.
+    """
+    count, total, squares = (
+        np.sum([getattr(one, part) for one in sums], axis=0, dtype=np.float64)
+        for part in ("count", "total", "squares")
+    )
+    known = np.maximum(count, 1)
+    mean = total / known
+    variance = squares / known - mean**2
+    # Rounding leaves a constant feature a variance of about 1e-16 of its square
+    varies = variance > 1e-12 * np.maximum(squares / known, 1e-300)
+    return Figures(mean, np.sqrt(np.where(varies, variance, 1.0)))
+
+
+def standardised(rows: Tensor, figures: Figures) -> Tensor:
+    """Return ``rows`` (n, features) in standard deviations from the mean, float32.
+
+    A missing value becomes 0, the mean: that is how they are imputed.
+    """
+    values = (rows.numpy().astype(np.float64) - figures.mean) / figures.std
+    return torch.from_numpy(np.nan_to_num(values, nan=0.0).astype(np.float32))

@@ -1,0 +1,23 @@
+"""FedProx (Li et al. 2020): FedAvg whose sites stay near the global weights.
+
+Messages as FedAvg's. The server's side of FedProx is that of FedAvg; the proximal term is the
+sites' (``client_app/fedprox.py``).
+"""
+
+from __future__ import annotations
+
+from models.fedprox import FedProxSettings
+from strategies.account import Published
+from strategies.fedavg import FedAvg
+from strategies.published import heart_disease
+
+
+class FedProx(FedAvg):
+    """Averages what all sites trained with a proximal term."""
+
+    settings_class = FedProxSettings
+    title = "FedProx"
+
+    def published(self) -> Published:
+        """Return PICSR's table 1."""
+        return heart_disease("FedProx", self.common, self.roster)

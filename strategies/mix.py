@@ -1,0 +1,62 @@
+"""Mix, an oracle: one site of a simulation trains on the training data of all.
+
+Messages as FedAvg's, but only the trainer answers with weights. ``note.sites`` names the sites
+whose data it pools, one a line. In a deployment it is refused: no hospital could do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.contract import EVALUATE
+from models.errors import SettingError
+from models.networks import Task
+from models.schema import Value
+from strategies.account import Published
+from strategies.fedavg import FedAvg
+from strategies.state import ArraySpec, RoundState, SiteReply
+
+
+class Mix(FedAvg):
+    """Lets the first site train on everything."""
+
+    title = "Mix (oracle)"
+
+    def leaves(self) -> list[str]:
+        """Say that this is no federated method."""
+        return ["everything: the oracle reads the training data of all sites (simulation only)"]
+
+    def published(self) -> Published:
+        """Return nothing: the papers at hand publish no such row."""
+        return {}
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return initial weights.
+
+        Raises:
+            SettingError: a site is a real one.
+        """
+        if real := [site for site, facts in self.roster.facts.items() if not facts.homeless]:
+            raise SettingError(
+                f"method 'mix' pools the data of all sites, and {', '.join(real)} are no simulated "
+                "sites: choose a federated method"
+            )
+        return super().initial_state(task)
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+        """Name the sites whose data are pooled."""
+        return {} if phase == EVALUATE else {"sites": "\n".join(self.roster.sites())}
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect weights of the trainer alone."""
+        return super().expected(phase, site, state) if site == self._trainer() else {}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the trainer's weights, or the state as it was if it failed."""
+        trained = {site: reply for site, reply in replies.items() if site == self._trainer()}
+        return super().combine(phase, state, trained) if trained else state
+
+    def _trainer(self) -> str:
+        return self.roster.sites()[0]

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from datasets.registry import (
+    DATA_SETS,
+    check_data_settings,
+    data_fingerprint,
+    data_set,
+    load_silo,
+    silo_count,
+    silo_names,
+)
+from datasets.silos import DataSet
+from models.errors import SettingError
+from models.schema import Value, build, defaults
+from models.settings import CommonSettings
+
+TABLE = CommonSettings(dataset="table")
+IMAGES = ("digits", "mnist", "fmnist")
+TABLES = ("heart", "heart-synthetic", "table")
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_every_registered_data_set_is_loaded_under_its_own_name(name: str) -> None:
+    found = data_set(name)
+    assert isinstance(found, DataSet)
+    assert found.name == name
+    assert found.headline
+    assert found.settings <= defaults(CommonSettings).keys()
+
+
+def test_data_sets_with_public_files_can_be_fetched_and_the_others_have_none() -> None:
+    files = {name: data_set(name).files for name in DATA_SETS}
+    assert {name for name, found in files.items() if found} == {"mnist", "fmnist", "heart"}
+    assert all(found.name == name and found.files for name, found in files.items() if found)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("hart", "heart"), ("tabel", "table"), ("heart-syntetic", "heart-synthetic")]
+)
+def test_an_unknown_data_set_is_answered_with_the_known_ones_and_the_nearest(
+    name: str, near: str
+) -> None:
+    known = ", ".join(sorted(DATA_SETS))
+    said = f"unknown data set '{name}': known are {known}; did you mean '{near}'"
+    settings = dataclasses.replace(TABLE, dataset=name)
+    with pytest.raises(SettingError, match=said):
+        data_set(name)
+    with pytest.raises(SettingError, match=said):
+        silo_names(settings)
+    with pytest.raises(SettingError, match=said):
+        load_silo("s1a", settings)
+
+
+def test_images_have_as_many_silos_as_the_settings_say_and_heart_has_four() -> None:
+    assert silo_count(CommonSettings(dataset="digits", silos=5)) == 5
+    for name in ("heart", "heart-synthetic"):
+        settings = CommonSettings(dataset=name)
+        assert silo_names(settings) == ["cleveland", "hungary", "switzerland", "va"]
+        assert silo_count(settings) == 4
+
+
+def test_a_server_without_the_schema_does_not_know_how_many_sites_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSILO_DATA", raising=False)
+    assert silo_count(TABLE) is None
+    there = dataclasses.replace(TABLE, data_dir=str(tmp_path))
+    assert silo_count(there) is None
+    (tmp_path / "schema.yaml").write_text(
+        "columns: [{name: age}]\n"
+        "label: {column: sick, classes: {healthy: [0], ill: [1]}}\n"
+        "sites: {b: b.csv, a: a.csv, c: c.csv}\n"
+    )
+    assert silo_count(there) == 3
+    assert silo_names(there) == ["b", "a", "c"]
+
+
+SCHEMA = """\
+columns: [{name: age}, {name: stage, kind: categorical, levels: [1, 2]}]
+label: {column: sick, classes: {healthy: [0], ill: [1]}}
+sites: {b: b.csv, a: a.csv}
+"""
+
+
+@pytest.fixture
+def two_sites(tmp_path: Path) -> CommonSettings:
+    """Return the settings of two hospitals of twelve patients."""
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    for site, first in (("a", 30), ("b", 60)):
+        rows = "".join(f"{first + i},{1 + i // 6},{i % 2}\n" for i in range(12))
+        (tmp_path / f"{site}.csv").write_text("age,stage,sick\n" + rows)
+    return dataclasses.replace(TABLE, data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+
+
+def test_the_fingerprint_of_the_data_is_the_same_whatever_is_trained_on_them(
+    two_sites: CommonSettings, tmp_path: Path
+) -> None:
+    first = data_fingerprint(two_sites)
+    assert len(first) == 64
+    assert data_fingerprint(two_sites) == first, "from the cache"
+    other = dataclasses.replace(
+        two_sites, method="picsr", seed=99, standardise="site", cache_dir=str(tmp_path / "other")
+    )
+    assert data_fingerprint(other) == first
+
+
+@pytest.mark.parametrize("site", ["a", "b"])
+def test_a_changed_value_of_any_site_changes_the_fingerprint_of_the_data(
+    two_sites: CommonSettings, tmp_path: Path, site: str
+) -> None:
+    first, path = data_fingerprint(two_sites), tmp_path / f"{site}.csv"
+    path.write_text(path.read_text().replace("5,1,1\n", "5.5,1,1\n"))
+    assert data_fingerprint(two_sites) != first
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("{name: age}", "{name: age, mean: 40, std: 9}"), ("sites:", "policy: impute\nsites:")],
+)
+def test_a_changed_schema_changes_the_fingerprint_though_the_rows_are_the_same(
+    two_sites: CommonSettings, tmp_path: Path, old: str, new: str
+) -> None:
+    first, silo = data_fingerprint(two_sites), load_silo("a", two_sites)
+    (tmp_path / "schema.yaml").write_text(SCHEMA.replace(old, new))
+    assert load_silo("a", two_sites).fingerprints == silo.fingerprints
+    assert data_fingerprint(two_sites) != first
+
+
+def test_other_folds_change_the_fingerprint_of_the_data(two_sites: CommonSettings) -> None:
+    folds = dataclasses.replace(two_sites, test_folds=3)
+    cuts = [
+        two_sites,
+        folds,
+        dataclasses.replace(folds, test_fold=1),
+        dataclasses.replace(folds, fold_seed=1),
+        dataclasses.replace(folds, val_folds=2),
+        dataclasses.replace(folds, use_test=False),
+    ]
+    assert len({data_fingerprint(cut) for cut in cuts}) == len(cuts)
+
+
+def test_images_have_a_fingerprint_too() -> None:
+    images = CommonSettings(dataset="digits", silos=3, silo_train_size=40, silo_test_size=10)
+    first = data_fingerprint(images)
+    assert data_fingerprint(dataclasses.replace(images, rounds=9)) == first
+    assert data_fingerprint(dataclasses.replace(images, silos=2)) != first
+
+
+@pytest.mark.parametrize("kind", ["test", "val"])
+@pytest.mark.parametrize("dataset", TABLES)
+def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
+    def check(folds: int, fold: int) -> None:
+        values: dict[str, Value] = {
+            "dataset": dataset,
+            f"{kind}-folds": folds,
+            f"{kind}-fold": fold,
+        }
+        check_data_settings(build(CommonSettings, values))
+
+    with pytest.raises(SettingError, match=f"'{kind}-folds' is 1; it must be 0 or at least 2"):
+        check(1, 0)
+    with pytest.raises(SettingError, match=f"'{kind}-fold' is 3 .* counted from 0 to 2"):
+        check(3, 3)
+    with pytest.raises(SettingError, match=f"'{kind}-fold' is 1 and '{kind}-folds' is 0"):
+        check(0, 1)
+    check(0, 0)
+    check(2, 1)
+    check(3, 2)
+
+
+OF_TABLES: dict[str, Value] = {
+    "standardise": "site",
+    "sums-min-count": 11,
+    "test-folds": 5,
+    "test-fold": 1,
+    "val-folds": 5,
+    "val-fold": 1,
+    "fold-seed": 1,
+    "use-test": False,
+}
+OF_IMAGES: dict[str, Value] = {
+    "silos": 4,
+    "pixel-scale": "raw",
+    "silo-train-size": 50,
+    "silo-test-size": 50,
+}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "key", "value"),
+    [
+        *((name, key, value) for name in IMAGES for key, value in OF_TABLES.items()),
+        *((name, key, value) for name in TABLES for key, value in OF_IMAGES.items()),
+    ],
+)
+def test_a_setting_that_only_other_data_sets_read_is_refused_by_its_key(
+    dataset: str, key: str, value: Value
+) -> None:
+    settings = build(CommonSettings, {"dataset": dataset, key: value})
+    said = f"setting '{key}' means nothing to data set '{dataset}': remove it"
+    with pytest.raises(SettingError, match=said):
+        check_data_settings(settings)
+
+
+@pytest.mark.parametrize("dataset", TABLES)
+def test_a_tables_own_settings_pass(dataset: str) -> None:
+    check_data_settings(build(CommonSettings, {"dataset": dataset, **OF_TABLES}))
+
+
+@pytest.mark.parametrize("dataset", IMAGES)
+def test_the_images_own_settings_pass(dataset: str) -> None:
+    check_data_settings(build(CommonSettings, {"dataset": dataset, **OF_IMAGES}))

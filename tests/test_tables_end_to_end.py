@@ -1,0 +1,323 @@
+"""Every method on tables, from settings to run directory: the four made-up hospitals, odd sites."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+import server_app.inline
+import strategies.registry
+from models.errors import SettingError, SiteError
+from models.schema import Value
+from server_app.inline import InlineGrid
+from server_app.run_directory import RunDirectory
+
+SITES = ["cleveland", "hungary", "switzerland", "va"]
+HEART: dict[str, Value] = {
+    "dataset": "heart-synthetic",
+    "rounds": 2,
+    "local-steps": 2,
+    "dropout": 0.0,
+    "mc-passes": 0,
+    "batch-size": 16,
+    "device": "cpu",
+    "seed": 7,
+}
+# UEFL reads its uncertainty off validation rows with dropout, and codes need hidden units
+UEFL: dict[str, Value] = {
+    "method": "uefl",
+    "network": "mlp",
+    "width": 8,
+    "dropout": 0.1,
+    "mc-passes": 3,
+    "val-folds": 2,
+    "codes": 4,
+    "gamma": 0.0,
+    "iteration-rounds": 1,
+    "extension-rounds": 1,
+    "centroid-min-count": 1,
+    "stop-when-certain": False,
+}
+OWN: dict[str, dict[str, Value]] = {
+    "fedavg-ft": {"finetune-rounds": 1},
+    "picsr": {"expert-rounds": 1},
+    "uefl": UEFL,
+}
+VARIANTS: dict[str, dict[str, Value]] = {
+    method: {"method": method} | OWN.get(method, {})
+    for method in sorted(strategies.registry.METHODS)
+} | {
+    "picsr-finetuned": {
+        "method": "picsr",
+        "experts": "finetuned",
+        "rounds": 3,
+        "warmup-rounds": 1,
+        "expert-rounds": 1,
+    },
+    "local-own-figures": {"method": "local", "standardise": "site"},
+}
+InlineRun = Callable[..., RunDirectory]
+
+
+def _bytes(directory: RunDirectory) -> dict[str, bytes]:
+    """Return every file whose bytes the seed decides, by its path in the run directory."""
+    wanted = [directory.path / "metrics.csv", directory.path / "model.safetensors"]
+    wanted += sorted(directory.path.glob("sites/*/*"))
+    return {str(p.relative_to(directory.path)): p.read_bytes() for p in wanted if p.is_file()}
+
+
+@pytest.mark.parametrize("nodes", [4, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_on_tables_writes_figures_that_can_be(
+    variant: str, nodes: int, inline_run: InlineRun
+) -> None:
+    directory = inline_run(HEART | VARIANTS[variant], nodes)
+    summary = directory.read_json("summary.json")
+    assert list(summary["sites"]) == SITES[:nodes]
+    for site, values in summary["sites"].items():
+        assert 0 <= values["accuracy"] <= 1
+        assert 0 <= values["calibration-error"] <= 1
+        assert 0 <= values["entropy"] <= math.log(2) + 1e-6
+        assert values["loss"] > 0
+        ranks = {"auc", "balanced-accuracy"} & values.keys()
+        assert len(ranks) == (0 if site == "switzerland" else 2), "its test rows are of one class"
+        assert all(0 <= values[metric] <= 1 for metric in ranks)
+    accuracies = [values["accuracy"] for values in summary["sites"].values()]
+    assert summary["mean"]["accuracy"] == pytest.approx(sum(accuracies) / nodes)
+    of_both = [values for site, values in summary["sites"].items() if site != "switzerland"]
+    for metric in ("auc", "balanced-accuracy"):
+        mean = sum(values[metric] for values in of_both) / len(of_both)
+        assert summary["mean"][metric] == pytest.approx(mean)
+    assert summary["distributions"].keys() == summary["sites"].keys()
+    folded = "val-folds" in VARIANTS[variant]
+    assert list(summary["validation"]["distributions"]) == (SITES[:nodes] if folded else [])
+    assert summary["published"] is None, "the paper's patients are not these"
+    names = {path.name for path in directory.path.iterdir()}
+    assert {"config.toml", "silos.json", "metrics.csv", "traffic.csv", "privacy.json"} <= names
+    assert ("model.safetensors" in names) == (summary["method"] != "local")
+    assert ("routing.json" in names) == (summary["method"] == "picsr")
+    sizes = {site: facts["sizes"] for site, facts in directory.read_json("silos.json").items()}
+    train, val = (99, 100) if folded else (199, 0)
+    assert sizes["cleveland"] == {"train": train, "val": val, "test": 104}
+
+
+@pytest.mark.parametrize("nodes", [4, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_seed_gives_the_same_bytes_on_tables_and_another_does_not(
+    variant: str, nodes: int, inline_run: InlineRun, tmp_path: Path
+) -> None:
+    first, again, other = (
+        _bytes(inline_run(HEART | VARIANTS[variant] | {"seed": seed}, nodes, tmp_path / name))
+        for name, seed in (("first", 7), ("again", 7), ("other", 8))
+    )
+    assert first == again
+    assert first["metrics.csv"] != other["metrics.csv"]
+
+
+class _DyingGrid(InlineGrid):
+    """A grid that takes the whole process down, as it were, after ``lives`` answered messages."""
+
+    lives = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if type(self).lives == 0:
+            raise KeyboardInterrupt
+        type(self).lives -= 1
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize("variant", ["picsr", "picsr-finetuned"])
+def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
+    variant: str, inline_run: InlineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: dict[str, Value] = {"rounds": 4, "expert-rounds": 2}
+    values = HEART | VARIANTS[variant] | rounds
+    whole = _bytes(inline_run(values, 4, tmp_path / "whole"))
+    # Four messages to get acquainted, then four a round: in a round, and where two meet
+    for lives in (8, 9, 12, 13, 16, 20):
+        out = tmp_path / str(lives)
+        with monkeypatch.context() as patch:
+            patch.setattr(server_app.inline, "InlineGrid", _DyingGrid)
+            _DyingGrid.lives = lives
+            with pytest.raises(KeyboardInterrupt):
+                inline_run(values, 4, out)
+        resumed = inline_run({**values, "resume": True}, 4, out)
+        assert _bytes(resumed) == whole, f"died after {lives} messages"
+
+
+def test_picsr_tells_who_listens_to_whom_and_draws_it(inline_run: InlineRun) -> None:
+    directory = inline_run(HEART | VARIANTS["picsr"], 4, draw=True)
+    routing = directory.read_json("routing.json")
+    assert routing["experts"] == SITES
+    assert list(routing["sites"]) == SITES
+    for found in routing["sites"].values():
+        assert sum(found[expert]["mean"] for expert in SITES) == pytest.approx(1, abs=1e-5)
+        quantiles = [[found[e][q] for q in ("q05", "q25", "q50", "q75", "q95")] for e in SITES]
+        assert all(one == sorted(one) for one in quantiles)
+    for distances in routing["prototype distances"].values():
+        assert all(distances[i][i] == 0 for i in range(4))
+        assert distances[0][2] == pytest.approx(distances[2][0])
+        assert distances[0][2] > 0
+    for name in ("routing.png", "routing-matrix.png", "prototype-distances.png", "curves.png"):
+        assert (directory.path / name).read_bytes().startswith(b"\x89PNG"), name
+
+
+def test_what_leaves_the_sites_names_sums_and_prototypes(
+    inline_run: InlineRun, tmp_path: Path
+) -> None:
+    def leaves(out: str, **changes: Value) -> str:
+        named = {key.replace("_", "-"): value for key, value in changes.items()}
+        directory = inline_run(HEART | VARIANTS["picsr"] | named, 2, tmp_path / out)
+        return "\n".join(directory.read_json("privacy.json")["leaves each site"])
+
+    pooled = leaves("pooled")
+    assert "the sum of their squares over the site's training rows" in pooled
+    assert "the site's prototype, the mean of its standardised training samples" in pooled
+    assert "(without noise; none of fewer than 10 samples)" in pooled
+    declared = leaves("declared", standardise="declared", prototype_noise=0.5)
+    assert "squares" not in declared
+    assert "with Gaussian noise of sd 0.5" in declared
+
+
+TablesWriter = Callable[..., dict[str, Value]]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> TablesWriter:
+    """Return a writer of a ``table`` data set: per site the labels of its rows."""
+
+    def write(test_share: float = 0.25, **labels: Sequence[int]) -> dict[str, Value]:
+        folder = tmp_path / "tables"
+        folder.mkdir()
+        for site, found in labels.items():
+            rows = [f"{40 + index},{index % 2},{label}" for index, label in enumerate(found)]
+            (folder / f"{site}.csv").write_text("\n".join(["age,sex,sick", *rows]) + "\n")
+        files = "".join(f"  {site}: {site}.csv\n" for site in labels)
+        (folder / "schema.yaml").write_text(
+            "columns:\n  - {name: age, mean: 50, std: 10}\n  - {name: sex, mean: 0.5, std: 0.5}\n"
+            "label: {column: sick, classes: {'no': [0], 'yes': [1]}}\n"
+            f"test-share: {test_share}\nsites:\n{files}"
+        )
+        return HEART | {"dataset": "table", "data-dir": str(folder)}
+
+    return write
+
+
+@pytest.mark.parametrize("variant", ["fedavg", "local", "picsr"])
+def test_a_site_of_one_class_is_told_and_takes_part(
+    variant: str, tables: TablesWriter, inline_run: InlineRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = tables(mixed=[0, 1] * 12, sick=[1] * 16)
+    directory = inline_run(values | VARIANTS[variant], 2)
+    said = capsys.readouterr().out
+    assert "site sick: all training samples are of one class" in said
+    assert "site mixed" not in said
+    summary = directory.read_json("summary.json")
+    for metric in ("auc", "balanced-accuracy"):
+        assert metric in summary["sites"]["mixed"]
+        assert metric not in summary["sites"]["sick"]
+        assert summary["mean"][metric] == summary["sites"]["mixed"][metric]
+    counts = directory.read_json("silos.json")["sick"]["label_counts"]
+    assert counts == {"train": [0, 12], "val": [0, 0], "test": [0, 4]}
+
+
+@pytest.mark.parametrize("variant", ["fedavg", "local", "picsr"])
+def test_sites_without_test_rows_are_measured_on_validation_rows_only(
+    variant: str, tables: TablesWriter, inline_run: InlineRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = tables(0.0, one=[0, 1] * 12, two=[1, 0, 0] * 10)
+    directory = inline_run(values | VARIANTS[variant] | {"val-folds": 2}, 2, draw=True)
+    summary = directory.read_json("summary.json")
+    assert (summary["sites"], summary["mean"]) == ({}, {})
+    assert list(summary["validation"]["distributions"]) == ["one", "two"]
+    assert {row["split"] for row in directory.read_csv("metrics.csv")} == {"train", "val"}
+    assert (directory.path / "curves.png").is_file(), "of the validation figures"
+    said = capsys.readouterr().out
+    assert said.count("no site has test samples: there will be no test figures") == 1
+    assert "it has no test samples" not in said, "said once, not of every site"
+    assert "on table, round" not in said, "there is no table without figures"
+
+
+def test_sites_with_neither_test_nor_validation_rows_are_trained_and_never_measured(
+    tables: TablesWriter, inline_run: InlineRun
+) -> None:
+    values = tables(0.0, one=[0, 1] * 12, two=[1, 0, 0] * 10)
+    directory = inline_run(values | {"method": "fedavg"}, 2, draw=True)
+    rows = directory.read_csv("metrics.csv")
+    assert {(row["split"], row["metric"]) for row in rows} == {("train", "trained-loss")}
+    assert directory.read_json("summary.json")["mean"] == {}
+    assert not (directory.path / "curves.png").exists(), "there is nothing to draw"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"method": "fedavg"},
+            r"site few sends no sums: it has 9 training rows and at least 10 are needed "
+            r"\('sums-min-count'\)",
+        ),
+        (
+            VARIANTS["picsr"] | {"standardise": "declared"},
+            "site few sends no prototype: it has 9 training samples and at least 10 are needed",
+        ),
+    ],
+)
+def test_a_site_of_too_few_rows_is_refused_by_name_or_the_run_goes_on_without_it(
+    changes: dict[str, Value],
+    told: str,
+    tables: TablesWriter,
+    inline_run: InlineRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = tables(few=[0, 1] * 6, many=[0, 1] * 12)  # a quarter of 12 rows tests, 9 train
+    with pytest.raises(SiteError, match=rf"{told}.* 1 of 2 can and 2 are needed"):
+        inline_run(values | changes, 2)
+    assert not (tmp_path / "run").exists()
+    alone: dict[str, Value] = {"min-sites": 1}
+    directory = inline_run(values | changes | alone, 2)
+    said = capsys.readouterr().out
+    assert re.search(f"going on without a SuperNode that cannot take part: few: {told}", said)
+    assert list(directory.read_json("silos.json")) == ["many"]
+    summary = directory.read_json("summary.json")
+    assert (list(summary["sites"]), summary["failures"]) == (["many"], [])
+    assert {row["site"] for row in directory.read_csv("traffic.csv")} == {"many"}
+
+
+def test_uefl_without_validation_rows_says_what_to_set(
+    inline_run: InlineRun, tmp_path: Path
+) -> None:
+    values = HEART | UEFL | {"val-folds": 0}
+    with pytest.raises(SettingError, match=r"no validation samples.*set 'val-folds'"):
+        inline_run(values, 2)
+    assert not (tmp_path / "run").exists()
+    never_judged: dict[str, Value] = {"max-iterations": 1}
+    directory = inline_run(values | never_judged, 2)
+    assert list(directory.read_json("summary.json")["sites"]) == SITES[:2]
+
+
+def test_switzerlands_patients_are_routed_to_switzerlands_expert(
+    inline_run: InlineRun, real_data: Path
+) -> None:
+    values: dict[str, Value] = HEART | {
+        "dataset": "heart",
+        "data-dir": str(real_data),
+        "method": "picsr",
+        "rounds": 12,
+        "expert-rounds": 6,
+        "local-steps": 10,
+        "learning-rate": 0.01,
+        "router-average": "equal",
+        "evaluate-every": 0,
+    }
+    directory = inline_run(values, 4)
+    weights = directory.read_json("routing.json")["sites"]["switzerland"]
+    assert max(SITES, key=lambda expert: weights[expert]["mean"]) == "switzerland"
+    published = directory.read_json("summary.json")["published"]
+    assert published["switzerland"] == {"accuracy": 0.9, "accuracy-sd": 0.0306}
