@@ -160,7 +160,8 @@ def metric_table(rows: Sequence[Row], metric: str) -> Table:
     for group in groups:
         table.add_column(group, justify="right")
     for label, cells in _lines(chosen, groups):
-        table.add_row(label, *cells)
+        narrow = [cell.replace(" [", "\n[").replace(" p=", "\np=") for cell in cells]
+        table.add_row(label, *narrow, end_section=True)
     return table
 
 

@@ -159,7 +159,7 @@ def test_csv_and_the_terminals_table_hold_the_same() -> None:
     assert len(lines) == 6
     columns = {str(c.header): list(c.cells) for c in metric_table(TABLE, "accuracy").columns}
     assert columns["experiment"] == ["a", "b", "a less b"]
-    assert columns["all"] == ["0.750 [0.650, 0.850]", "", ""]
+    assert columns["all"] == ["0.750\n[0.650, 0.850]", "", ""], "an interval has its own line"
 
 
 SIMULATION = """
