@@ -21,10 +21,13 @@ from models.errors import DataError, SiteError
 from models.experts import expert_array, open_experts
 from models.networks import exchanged_arrays, load_exchanged
 from models.picsr import (
+    EXPERTS,
     OWN_EXPERT,
     OWN_PROTOTYPE,
     PROTOTYPE,
     ROUTER,
+    ROUTING_STAGE,
+    WARMUP,
     PICSRNetwork,
     PICSRSettings,
     arrays_below,
@@ -75,16 +78,16 @@ class PICSRSite(SiteMethod):
 
     def open_network(self) -> SiteNetwork:
         """Build the router with its experts, or this site's expert."""
-        if self.stage() == "router":
+        if self.stage() == ROUTING_STAGE:
             return cast(PICSRNetwork, self.compute.place(self._router_network()))
         return self.classifier(self.request.arrays() or self.state.before(self.request.instruction))
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the stage's weights; with an expert also the prototype."""
         arrays = exchanged_arrays(cast(nn.Module, network))
-        if self.stage() == "warmup":
+        if self.stage() == WARMUP:
             return arrays
-        if self.stage() == "experts":
+        if self.stage() == EXPERTS:
             return {f"{OWN_EXPERT}{name}": array for name, array in arrays.items()} | {
                 OWN_PROTOTYPE: self._prototype()
             }
@@ -92,11 +95,11 @@ class PICSRSite(SiteMethod):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the expert while it trains."""
-        return exchanged_arrays(cast(nn.Module, network)) if self.stage() == "experts" else {}
+        return exchanged_arrays(cast(nn.Module, network)) if self.stage() == EXPERTS else {}
 
     def training_settings(self) -> CommonSettings:
         """Train the router with a step size of its own."""
-        if self.stage() != "router":
+        if self.stage() != ROUTING_STAGE:
             return self.common
         own = self.settings
         return dataclasses.replace(
@@ -107,12 +110,12 @@ class PICSRSite(SiteMethod):
 
     def watch(self, network: SiteNetwork, split: str) -> RoutingWatch | None:
         """Return a watch of the routing, once there is a router."""
-        if self.stage() != "router":
+        if self.stage() != ROUTING_STAGE:
             return None
         return RoutingWatch(cast(PICSRNetwork, network).sites, self.settings.prototype_min_count)
 
     def explain(self, split: str, row: int) -> Explanation:
-        """Say which experts spoke for a patient, and which features made him close to whom.
+        """Say which experts spoke for a patient, and which features made the patient close to whom.
 
         Raises:
             DataError: the split has no such row.

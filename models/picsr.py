@@ -25,6 +25,7 @@ A = TypeVar("A")
 PROTOTYPE = "prototype/"
 ROUTER = "router/"
 ROUTING = "routing."
+WARMUP, EXPERTS, ROUTING_STAGE = "warmup", "experts", "router"  # the stages of a run, note 'stage'
 OWN_EXPERT, OWN_PROTOTYPE = "expert/", "prototype"  # in the reply of the site that made them
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

@@ -52,8 +52,9 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[st
     Raises:
         FedsiloError: a run failed; the finished ones stay and are used again.
     """
-    paths = {trial.key(): folder / f"{trial.key()}.json" for trial in trials}
-    waiting = {t.key(): t for t in trials if not paths[t.key()].is_file()}
+    keys = [trial.key() for trial in trials]  # once: each asks git for the revision
+    paths = {key: folder / f"{key}.json" for key in keys}
+    waiting = {k: trial for k, trial in zip(keys, trials, strict=True) if not paths[k].is_file()}
     parallel = min(jobs or os.cpu_count() or 1, max(len(waiting), 1))
     # Not fork: torch's threads do not survive it
     context = multiprocessing.get_context("spawn")
@@ -80,7 +81,7 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[st
         except BaseException:  # also Ctrl-C: what runs is finished, nothing new begins
             pool.shutdown(cancel_futures=True)
             raise
-    return [json.loads(paths[trial.key()].read_text()) for trial in trials]
+    return [json.loads(paths[key].read_text()) for key in keys]
 
 
 def _leave_interrupts() -> None:

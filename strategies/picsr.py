@@ -24,10 +24,13 @@ from models.errors import SettingError
 from models.experts import EXPERT
 from models.networks import Task, build_classifier, load_exchanged
 from models.picsr import (
+    EXPERTS,
     OWN_EXPERT,
     OWN_PROTOTYPE,
     PROTOTYPE,
     ROUTER,
+    ROUTING_STAGE,
+    WARMUP,
     PICSRSettings,
     arrays_below,
     build_router,
@@ -45,8 +48,6 @@ from strategies.state import ArraySpec, NDArray, RoundState, SiteReply, initial_
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-WARMUP, EXPERTS, ROUTING_STAGE = "warmup", "experts", "router"
 
 
 class PICSR(FederatedStrategy):
