@@ -60,7 +60,7 @@ def _hello(_: Message, context: Context) -> RecordDict:
     try:
         site = open_site(context)
         admit(site, context)
-        silo, sums = site.silo, site.sums()
+        silo, sums, backbone = site.silo, site.sums(), site.backbone()
     except FedsiloError as error:
         # The server does not know yet whom it asks: the name must be in the answer
         raise SiteError(f"{who_is(context)}: {error}") from None
@@ -75,6 +75,8 @@ def _hello(_: Message, context: Context) -> RecordDict:
         "features": json.dumps(silo.features),
         "dropped": silo.dropped,
         "schema": silo.schema,
+        "backbone": backbone,
+        "class-names": json.dumps(silo.classes),
     }
     if sums is not None:
         facts |= {f"sums-{part}": values.tolist() for part, values in vars(sums).items()}

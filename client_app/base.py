@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from client_app.device import choose_compute
 from client_app.evaluation import SiteNetwork, Watch, measure
 from client_app.state import SiteState
-from client_app.training import Penalty, train_locally
+from client_app.training import Objective, Penalty, passes_of, train_locally
+from datasets.backbones import load_backbone
 from datasets.silos import Silo, Split
 from models.contract import (
     ARRAYS,
@@ -35,6 +37,7 @@ from models.contract import (
     Instruction,
     measurement,
 )
+from models.dirichlet import annealing, evidences, skewed_prior
 from models.errors import SettingError, SiteError
 from models.networks import TokenClassifier, build_classifier, load_exchanged
 from models.settings import CommonSettings, NoSettings
@@ -106,6 +109,9 @@ class SiteMethod(ABC):
             self.compute,
             (self.request.instruction.round, self.silo.name),
             self.penalty(network),
+            objective=self.objective(network),
+            optimiser=self.optimiser(network),
+            pass_begins=lambda number: self.pass_begins(network, number),
         )
 
     def training_settings(self) -> CommonSettings:
@@ -119,6 +125,21 @@ class SiteMethod(ABC):
     def penalty(self, network: SiteNetwork) -> Penalty | None:
         """Return what is added to each batch's loss; None: nothing."""
         return None
+
+    def objective(self, network: SiteNetwork) -> Objective:
+        """Return the loss of a batch, as a function of inputs and labels."""
+        return network.loss
+
+    def optimiser(self, network: SiteNetwork) -> Optimizer | None:
+        """Return an optimiser to go on with; None: a fresh one each round."""
+        return None
+
+    def pass_begins(self, network: SiteNetwork, number: int) -> None:
+        """Weigh the KL term of evidential learning by the epochs of all rounds so far."""
+        each = passes_of(len(self.silo.train), self.training_settings())
+        before = (self.request.instruction.round - 1) * each
+        for evidence in evidences(cast(nn.Module, network)):
+            evidence.kl_weight = annealing(before + number)
 
     def answer(self) -> RecordDict:
         """Answer a phase: ``train`` here, other phases by the method named after them."""
@@ -148,10 +169,21 @@ class SiteMethod(ABC):
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
         """Return the network with ``arrays``, else with the seed's initial weights, placed."""
-        network = build_classifier(self.common, self.silo.task)
+        network = self.new_classifier()
         if arrays is not None:
             load_exchanged(network, arrays)
         return cast(TokenClassifier, self.compute.place(network))
+
+    def new_classifier(self) -> TokenClassifier:
+        """Return the network with the seed's initial weights, the backbone's and the site's prior.
+
+        Raises:
+            SettingError: the backbone's weights are missing or of another architecture.
+        """
+        network = build_classifier(self.common, self.silo.task)
+        load_backbone(network, self.common)
+        set_prior(network, self.silo)
+        return network
 
     def own_arrays(self) -> dict[str, Tensor]:
         """Return the site's own arrays of an earlier round.
@@ -231,6 +263,13 @@ class SiteMethod(ABC):
                 }
             )
         return records
+
+
+def set_prior(network: nn.Module, silo: Silo) -> None:
+    """Give an evidential network the prior of the silo's own training data."""
+    for evidence in evidences(network):
+        counts = torch.bincount(silo.train.labels, minlength=silo.task.classes)
+        evidence.prior.copy_(skewed_prior(counts))
 
 
 def peak_memory_bytes() -> int:

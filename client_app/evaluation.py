@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 from client_app.device import Compute
 from datasets.silos import Split
 from models.evidence import classification_evidence
+from models.networks import float_inputs
 from models.seeding import seeded
 from models.settings import CommonSettings
 from models.uncertainty import mc_dropout_probabilities, only_dropout_active, predictive_entropy
 
 _BATCH = 500
+_NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
 
 
 class SiteNetwork(Protocol):
@@ -77,6 +80,12 @@ def measure(
     return values | evidence | (watch.values() if watch else {})
 
 
+def in_batches(inputs: Tensor) -> Sequence[Tensor]:
+    """Return inputs (n, ...) in batches that bound the memory of measuring."""
+    each = max(inputs[:1].numel(), 1)
+    return torch.split(inputs, max(1, min(_BATCH, _NUMBERS // each)))
+
+
 def predict(
     network: SiteNetwork,
     split: Split,
@@ -98,8 +107,8 @@ def predict(
         only_dropout_active(module, settings.mc_passes > 0),
         compute.autocast(),
     ):
-        for inputs in torch.split(split.inputs, _BATCH):
-            tokens = network.encode(compute.bring(inputs))
+        for inputs in in_batches(split.inputs):
+            tokens = network.encode(float_inputs(compute.bring(inputs)))
             if watch:
                 watch.see(tokens)
             features = network.discretise(tokens)
@@ -110,11 +119,17 @@ def predict(
 
 def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
     """Return the tokens (n, l, c) of a whole split, in eval mode, float32 on the CPU."""
-    module = cast(nn.Module, network)
-    module.eval()
+    return over_batches(network, split.inputs, compute, network.encode)
+
+
+def over_batches(
+    network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return ``function`` of all inputs (n, ...), in eval mode, (n, ...) float32 on the CPU."""
+    cast(nn.Module, network).eval()
     with torch.no_grad(), compute.autocast():
         parts = [
-            network.encode(compute.bring(inputs)).float().cpu()
-            for inputs in torch.split(split.inputs, _BATCH)
+            function(float_inputs(compute.bring(batch))).float().cpu()
+            for batch in in_batches(inputs)
         ]
     return torch.cat(parts)

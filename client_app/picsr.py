@@ -19,7 +19,7 @@ from client_app.explanation import Explanation, explain_routing
 from datasets.silos import Silo
 from models.errors import DataError, SiteError
 from models.experts import expert_array, open_experts
-from models.networks import exchanged_arrays, load_exchanged
+from models.networks import exchanged_arrays, float_inputs, load_exchanged
 from models.picsr import (
     EXPERTS,
     OWN_EXPERT,
@@ -132,7 +132,8 @@ class PICSRSite(SiteMethod):
             f"probabilities are of '{names[-1]}'"
         )
         network = self._router_network()
-        return explain_routing(network, chosen.inputs[row], title, list(self.silo.features))
+        sample = float_inputs(chosen.inputs[row])
+        return explain_routing(network, sample, title, list(self.silo.features))
 
     def stage(self) -> str:
         """Return what the server says that this round is about."""
@@ -158,7 +159,7 @@ class PICSRSite(SiteMethod):
         return arrays
 
     def _prototype(self) -> Tensor:
-        mean = prototype(self.silo.train.inputs)
+        mean = prototype(float_inputs(self.silo.train.inputs))
         if not self.settings.prototype_noise:
             return mean
         # A server that knows the seed could take the noise away again: only a simulation is seeded

@@ -15,6 +15,7 @@ METHODS = {
     "fedavg": "client_app.fedavg:FedAvgSite",
     "fedavg-ft": "client_app.fedavg_ft:FedAvgFTSite",
     "fedprox": "client_app.fedprox:FedProxSite",
+    "fedevprompt": "client_app.fedevprompt:FedEvPromptSite",
     "local": "client_app.local:LocalSite",
     "mix": "client_app.mix:MixSite",
     "picsr": "client_app.picsr:PICSRSite",

@@ -1,8 +1,8 @@
 """Who this site is: its name, its silo, its folders, and the method that a message asks for.
 
 Node config wins over run config, because a hospital's own words about its own disk count:
-``site`` (else the ``partition-id`` picks the silo), ``data-dir``, ``cache-dir``, ``state-dir``
-and ``device``.
+``site`` (else the ``partition-id`` picks the silo), ``data-dir``, ``cache-dir``, ``state-dir``,
+``device`` and ``backbone-weights``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from client_app.base import Request, SiteMethod
 from client_app.registry import method_class
 from client_app.state import SiteState
+from datasets.backbones import backbone_digest
 from datasets.registry import load_silo, silo_names
 from datasets.silos import Silo, Split
 from models.contract import CONFIG, FIGURES, Instruction
@@ -24,7 +25,7 @@ from models.schema import build
 from models.settings import CommonSettings
 from models.standardisation import Figures, Sums, pooled_figures, standardised, sums_of
 
-_NODE_KEYS = ("data-dir", "cache-dir", "device")
+_NODE_KEYS = ("data-dir", "cache-dir", "device", "backbone-weights")
 _FLOOR = "sums-min-count"  # a hospital can raise it, and nobody else lower it
 
 
@@ -35,6 +36,14 @@ class Site:
     settings: CommonSettings
     silo: Silo
     simulated: bool
+
+    def backbone(self) -> str:
+        """Return the digest of this site's ViT weights, empty if the network is no ViT.
+
+        Raises:
+            SettingError: the weights are missing.
+        """
+        return backbone_digest(self.settings) if self.settings.network == "vit" else ""
 
     def sums(self) -> Sums | None:
         """Return what this site sends towards pooled figures; None: nothing.
@@ -72,7 +81,7 @@ def site_settings(context: Context) -> CommonSettings:
     if _FLOOR in context.node_config:
         least = max(settings.sums_min_count, floor.sums_min_count)
         settings = dataclasses.replace(settings, sums_min_count=least)
-    return dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # the three are texts
+    return dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
 
 
 def is_simulated(context: Context) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,12 @@ from client_app.device import Compute
 from client_app.evaluation import SiteNetwork
 from datasets.silos import Split
 from models.errors import SiteError
+from models.networks import float_inputs
 from models.seeding import derive_seed, seeded
 from models.settings import CommonSettings
 
 Penalty = Callable[[], Tensor]
+Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches(count: int, size: int, order: torch.Generator) -> list[Tensor]:
@@ -48,10 +50,32 @@ def schedule(
         yield chosen
 
 
-def _optimiser(module: nn.Module, settings: CommonSettings) -> torch.optim.Optimizer:
+def passes_of(count: int, settings: CommonSettings) -> int:
+    """Return how many passes over ``count`` samples, the last perhaps cut short, a round has."""
+    if not settings.local_steps:
+        return settings.local_epochs
+    order = torch.Generator().manual_seed(0)
+    return -(-settings.local_steps // len(batches(count, settings.batch_size, order)))
+
+
+def open_optimiser(module: nn.Module, settings: CommonSettings) -> torch.optim.Optimizer:
+    """Return a fresh optimiser of what ``module`` trains.
+
+    A module with ``slow_parameters`` trains those at ``basic-learning-rate``.
+    """
+    slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    kind = torch.optim.Adam if settings.optimiser == "adam" else torch.optim.SGD
-    return kind(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    groups: list[dict[str, Any]] = [{"params": [p for p in trained if p not in slow]}]
+    if slow:
+        rate = settings.basic_learning_rate
+        groups.append({"params": [p for p in trained if p in slow], "lr": rate})
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+    }
+    kind = kinds[settings.optimiser]
+    return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
 def train_locally(
@@ -61,10 +85,12 @@ def train_locally(
     compute: Compute,
     key: tuple[int | str, ...],
     penalty: Penalty | None = None,
+    *,
+    objective: Objective | None = None,
+    optimiser: torch.optim.Optimizer | None = None,
+    pass_begins: Callable[[int], None] = lambda number: None,
 ) -> float:
     """Train ``network`` in place and return its mean loss over the last pass.
-
-    A fresh optimiser each call: no optimiser state crosses the wire or waits at the site.
 
     Args:
         network: placed on the compute device.
@@ -73,24 +99,29 @@ def train_locally(
         compute: device and precision.
         key: round and site; every random number of the training is keyed on it.
         penalty: is added to each batch's loss.
+        objective: the loss of a batch's inputs and labels; None: the network's own.
+        optimiser: goes on where it was; None: a fresh one.
+        pass_begins: is told of each pass before it begins, from 0.
 
     Raises:
         SiteError: the loss is not finite.
     """
     module = cast(nn.Module, network)
     module.train()
-    optimiser = _optimiser(module, settings)
+    optimiser = optimiser or open_optimiser(module, settings)
+    objective = objective or network.loss
     inputs, labels = compute.bring(split.inputs), compute.bring(split.labels)
     order = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
     total = torch.zeros((), device=compute.device)
     with seeded(settings.seed, "training", *key, device=compute.device):
-        for chosen_batches in schedule(len(split), settings, order):
+        for number, chosen_batches in enumerate(schedule(len(split), settings, order)):
+            pass_begins(number)
             total.zero_()
             for indices in chosen_batches:
                 chosen = compute.bring(indices)
                 optimiser.zero_grad(set_to_none=True)
                 with compute.autocast():
-                    loss = network.loss(inputs[chosen], labels[chosen])
+                    loss = objective(float_inputs(inputs[chosen]), labels[chosen])
                 if penalty:
                     loss = loss + penalty()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped

@@ -18,7 +18,7 @@ from client_app.base import SiteMethod
 from client_app.evaluation import SiteNetwork, measure, tokens_of
 from models.contract import INCOMING, measurement
 from models.federated_kmeans import Centroids, local_centroids
-from models.networks import build_classifier, exchanged_arrays, load_exchanged
+from models.networks import exchanged_arrays, load_exchanged
 from models.seeding import derive_seed
 from models.uefl import (
     CODEBOOK,
@@ -65,7 +65,7 @@ class UEFLSite(SiteMethod):
     def open_network(self) -> UEFLNetwork:
         """Build the network from the message and, if they are personal, the site's own books."""
         arrays = self.request.arrays()
-        classifier = build_classifier(self.common, self.silo.task)
+        classifier = self.new_classifier()
         books = {
             name.removeprefix(CODEBOOK): arrays.pop(name)
             for name in sorted(arrays)

@@ -26,7 +26,11 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Split:
-    """``inputs`` (n, *input_shape) float32 and ``labels`` (n,) int64; n may be 0."""
+    """``inputs`` (n, *input_shape) and ``labels`` (n,) int64; n may be 0.
+
+    Inputs are float32 as networks take them, or 8-bit images (uint8), scaled a batch at a time
+    (``models.networks.float_inputs``).
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -48,9 +52,10 @@ class Silo:
         features: a table's features in order, empty for images. A table's inputs are as they were
             read, NaN where a value is missing, until they are standardised.
         classes: the names of the classes, if they have some.
-        dropped: rows left out because a value was missing.
+        dropped: rows left out because a value was missing, or images that could not be decoded.
         declared: figures to standardise by that the data's schema gives.
-        schema: a digest of a table's schema, which all sites of a run must share.
+        schema: a digest of a table's schema, or of images' classes and size, which all sites of a
+            run must share.
     """
 
     name: str
@@ -118,11 +123,16 @@ class DataSet(ABC):
     def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
         """Refuse settings that cannot be, by a ``SettingError``."""
 
+    def notices(self, settings: CommonSettings) -> list[str]:
+        """Return what a user must be told of the data on this machine, a sentence each."""
+        return []
+
 
 def fingerprint(split: Split) -> str:
     """Return a SHA-256 of a split's bytes."""
-    digest = hashlib.sha256(split.inputs.numpy().tobytes())
-    digest.update(split.labels.numpy().tobytes())
+    digest = hashlib.sha256()
+    for tensor in (split.inputs, split.labels):
+        digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1))  # no copy: it may be large
     return digest.hexdigest()
 
 

@@ -114,7 +114,8 @@ class SiteFacts:
     ``homeless`` sites are simulated ones without a folder of their own: they keep their private
     state in the run directory, and only they are told where that is. ``features`` names a table's
     features, ``schema`` is the digest of its schema, ``sums`` are those of its training rows, where
-    figures are pooled; ``dropped`` rows were left out for a missing value.
+    figures are pooled; ``dropped`` samples were left out. ``backbone`` is the digest of a ViT's
+    weights.
     """
 
     site: str
@@ -128,6 +129,8 @@ class SiteFacts:
     sums: Sums | None = None
     dropped: int = 0
     schema: str = ""
+    backbone: str = ""
+    class_names: tuple[str, ...] = ()
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models.dirichlet import Evidence
 from models.errors import SettingError
+from models.schema import as_mapping, defaults
 from models.seeding import seeded
 from models.settings import CommonSettings
 
-_IMAGE_NETWORKS = ("conv", "vgg16-bn")  # the first is the one that 'auto' means
+_IMAGE_NETWORKS = ("conv", "vgg16-bn", "vit")  # the first is the one that 'auto' means
 _ROW_NETWORKS = ("logistic", "mlp")
 
 
@@ -109,15 +111,28 @@ class RowEncoder(nn.Module):
         return hidden[:, :, None, None]
 
 
-class TokenClassifier(nn.Module):
-    """Encoder, tokens and a head that holds all dropout."""
+class FrozenPart(nn.Module):
+    """Weights that every site has from elsewhere and none trains: they are never exchanged."""
 
-    def __init__(self, encoder: nn.Module, head: nn.Module, *, tokens: int, channels: int) -> None:
+
+class TokenClassifier(nn.Module):
+    """Encoder, tokens and a head that holds all dropout; with ``evidence`` it is evidential."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        *,
+        tokens: int,
+        channels: int,
+        evidence: Evidence | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.tokens = tokens
         self.channels = channels
         self.head = head
+        self.evidence = evidence
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to tokens z (batch, l, c)."""
@@ -129,13 +144,22 @@ class TokenClassifier(nn.Module):
         return tokens
 
     def classify(self, features: Tensor) -> Tensor:
-        """Map what the head reads, (batch, l, c), to logits (batch, classes)."""
+        """Map what the head reads, (batch, l, c), to logits (batch, classes).
+
+        Of an evidential network they are log alpha: its expected probabilities are their softmax.
+        """
         logits: Tensor = self.head(features.flatten(1))
-        return logits
+        return self.evidence(logits) if self.evidence else logits
+
+    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy, or the evidential loss, of a batch's logits."""
+        if self.evidence:
+            return self.evidence.loss(logits, labels)
+        return nn.functional.cross_entropy(logits, labels)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of a batch."""
-        return nn.functional.cross_entropy(self(inputs), labels)
+        """Return the criterion of a batch."""
+        return self.criterion(self(inputs), labels)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to logits (batch, classes)."""
@@ -159,6 +183,35 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
     return kind
 
 
+def check_network_settings(settings: CommonSettings) -> None:
+    """Refuse settings of a ViT where there is none, and of evidence where it is not evidential.
+
+    Raises:
+        SettingError: such a key has not its default.
+    """
+    values, usual = as_mapping(settings), defaults(CommonSettings)
+    of_vit = ("backbone", "train-backbone", "prompt-", "basic-")
+    evidential = settings.loss == "evidential" or settings.network == "vit"
+    for key, value in values.items():
+        if value == usual[key]:
+            continue
+        if key.startswith(of_vit) and settings.network != "vit":
+            raise SettingError(
+                f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
+                "set 'network' to 'vit'"
+            )
+        if key == "evidence" and (settings.loss == "cross-entropy" or not evidential):
+            raise SettingError(
+                "setting 'evidence' means nothing to cross-entropy: remove it, or set 'loss' to "
+                "'evidential'"
+            )
+
+
+def float_inputs(inputs: Tensor) -> Tensor:
+    """Return inputs as networks take them: 8-bit images scaled to -1..1, others as they are."""
+    return inputs.float() / 127.5 - 1 if inputs.dtype == torch.uint8 else inputs
+
+
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     """Build the network of ``settings`` for ``task``, with initial weights keyed on the seed.
 
@@ -169,13 +222,26 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     with seeded(settings.seed, "initial-weights"):
         if len(task.input_shape) == 1:
             return _row_classifier(settings, task, settings.width if kind == "mlp" else 0)
+        if kind == "vit":
+            from models.prompted_vit import build_prompted_vit  # imports timm, seconds
+
+            return build_prompted_vit(settings, task)
         return _image_classifier(settings, task, kind)
+
+
+def build_evidence(settings: CommonSettings, task: Task) -> Evidence | None:
+    """Return what makes the network of ``settings`` evidential, None if it is not."""
+    evidential = settings.loss == "evidential" or (
+        settings.loss == "auto" and network_kind(settings, task) == "vit"
+    )
+    return Evidence(task.classes, settings.evidence) if evidential else None
 
 
 def _row_classifier(settings: CommonSettings, task: Task, hidden: int) -> TokenClassifier:
     encoder = RowEncoder(features=task.input_shape[0], hidden=hidden)
     head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(encoder.channels, task.classes))
-    return TokenClassifier(encoder, head, tokens=1, channels=encoder.channels)
+    evidence = build_evidence(settings, task)
+    return TokenClassifier(encoder, head, tokens=1, channels=encoder.channels, evidence=evidence)
 
 
 def _image_classifier(settings: CommonSettings, task: Task, kind: str) -> TokenClassifier:
@@ -199,16 +265,24 @@ def _image_classifier(settings: CommonSettings, task: Task, kind: str) -> TokenC
         nn.Dropout(settings.dropout),
         nn.Linear(hidden, task.classes),
     )
-    return TokenClassifier(encoder, head, tokens=tokens, channels=encoder.channels)
+    evidence = build_evidence(settings, task)
+    channels = encoder.channels
+    return TokenClassifier(encoder, head, tokens=tokens, channels=channels, evidence=evidence)
 
 
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and float buffers of ``module`` by name, sorted.
+    """Return the parameters and float buffers of ``module`` by name, sorted, but no frozen part's.
 
     Integer buffers (batch norm's step counters) have no mean and no effect here: they stay home.
     """
+    parts = module.named_modules()
+    frozen = tuple(f"{name}." for name, part in parts if isinstance(part, FrozenPart))
     state = module.state_dict()
-    return {name: state[name] for name in sorted(state) if state[name].is_floating_point()}
+    return {
+        name: state[name]
+        for name in sorted(state)
+        if state[name].is_floating_point() and not name.startswith(frozen)
+    }
 
 
 def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:

@@ -24,13 +24,17 @@ class CommonSettings:
     )
     batch_size: int = setting(32, "samples per optimiser step", minimum=2)
     learning_rate: float = setting(1e-3, "step size of the optimiser", above=0.0)
-    optimiser: str = setting("adam", "optimiser of local training", choices=("adam", "sgd"))
-    weight_decay: float = setting(0.0, "L2 penalty of the optimiser", minimum=0.0)
+    optimiser: str = setting(
+        "adam", "optimiser of local training", choices=("adam", "adamw", "sgd")
+    )
+    weight_decay: float = setting(
+        0.0, "L2 penalty of the optimiser, of adamw decoupled decay", minimum=0.0
+    )
 
     network: str = setting(
         "auto",
         "auto: conv for images, logistic for tables",
-        choices=("auto", "conv", "vgg16-bn", "logistic", "mlp"),
+        choices=("auto", "conv", "vgg16-bn", "vit", "logistic", "mlp"),
     )
     width: int = setting(
         16, "channels of the first stage (128 is UEFL's) or hidden units of mlp", minimum=1
@@ -38,6 +42,57 @@ class CommonSettings:
     dropout: float = setting(0.1, "dropout rate of the head", minimum=0.0, below=1.0)
     mc_passes: int = setting(
         20, "Monte Carlo dropout passes of a measurement; 0: one pass without dropout", minimum=0
+    )
+
+    loss: str = setting(
+        "auto",
+        "auto: evidential for vit, else cross-entropy",
+        choices=("auto", "cross-entropy", "evidential"),
+    )
+    evidence: str = setting(
+        "softplus", "how logits become evidence, if evidential", choices=("softplus", "relu")
+    )
+
+    backbone: str = setting("vit_small_patch16_224", "timm name of the ViT that vit prompts")
+    backbone_weights: str = setting(
+        "", "its weights: a file (also in data-dir or cache-dir/backbones), timm, or random"
+    )
+    backbone_width: int = setting(0, "embedding channels of the ViT; 0: as named", minimum=0)
+    backbone_depth: int = setting(0, "blocks of the ViT; 0: as named", minimum=0)
+    backbone_heads: int = setting(0, "attention heads of the ViT; 0: as named", minimum=0)
+    backbone_patch: int = setting(0, "pixels of a patch's side; 0: as named", minimum=0)
+    train_backbone: bool = setting(False, "whether the ViT is trained and exchanged, not frozen")
+    prompt_sets: str = setting(
+        "b-t",
+        "prompts: b in the first layers and t in the rest, one set g, or none",
+        choices=("b-t", "g", "none"),
+    )
+    prompt_length: int = setting(50, "prefix keys and values per layer", minimum=1)
+    basic_layers: int = setting(3, "first layers, which take b-prompts", minimum=1)
+    basic_learning_rate: float = setting(2.5e-4, "step size of b- and g-prompts", above=0.0)
+
+    image_size: int = setting(
+        0, "pixels of an image's side; 0: the data set's own", minimum=0, maximum=4096
+    )
+    colour_constancy: bool = setting(False, "shades-of-grey colour constancy, power 6")
+    broken_images: str = setting(
+        "refuse",
+        "images that are missing or cannot be decoded: stop, or go on without them and say so",
+        choices=("refuse", "skip"),
+    )
+    target: str = setting(
+        "nevus",
+        "what dermoscopic images are classified into: nevus against all others, or diagnoses",
+        choices=("nevus", "diagnosis"),
+    )
+    sample_share: float = setting(
+        1.0, "share of each site's samples that is used", above=0.0, maximum=1.0
+    )
+    public_share: float = setting(
+        0.0,
+        "share of each site's lesions for pre-training, which no site holds",
+        minimum=0.0,
+        below=1.0,
     )
 
     pixel_scale: str = setting(

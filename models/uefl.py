@@ -144,7 +144,7 @@ class UEFLNetwork(nn.Module):
         tokens = self.encode(images)
         codewords = self.nearest(tokens).codewords
         logits = self.classify(straight_through(tokens, codewords))
-        task = nn.functional.cross_entropy(logits, labels)
+        task = self.classifier.criterion(logits, labels)
         return task + codebook_loss(
             tokens.float(),
             codewords,

@@ -17,6 +17,7 @@ import yaml
 
 from datasets.registry import check_data_settings, silo_count
 from models.errors import SettingError
+from models.networks import check_network_settings
 from models.schema import (
     Value,
     as_mapping,
@@ -92,6 +93,9 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     common = build(CommonSettings, values)
     cls = strategy_class(common.method)
     check_data_settings(common)
+    check_network_settings(common)
+    if common.network == "vit" and not cls.takes_vit:
+        raise SettingError(f"method '{common.method}' does not take network 'vit': choose another")
     _refuse_foreign_keys(values, common.method, known)
     own: Any = build(cls.settings_class, values)
     silos = silo_count(common)

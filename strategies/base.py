@@ -56,10 +56,12 @@ class FederatedStrategy(Account, Strategy):
     Class attributes:
         settings_class: the method's own settings.
         title: the method's name for people.
+        takes_vit: whether the network can be a ViT, of whose backbone the server knows nothing.
     """
 
     settings_class: ClassVar[type] = NoSettings
     title: ClassVar[str] = ""
+    takes_vit: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class Ensemble(FederatedStrategy):
     """Collects the sites' own models once."""
 
     title = "Ensemble"
+    takes_vit = False
 
     def leaves(self) -> list[str]:
         """Name the weights."""

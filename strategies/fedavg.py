@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.networks import Task, build_classifier
+from models.networks import Task
 from strategies.account import Published
 from strategies.averaging import weighted_mean
 from strategies.base import FederatedStrategy
+from strategies.dermoscopy import dermoscopy, with_prompts
 from strategies.published import heart_disease
-from strategies.state import ArraySpec, RoundState, SiteReply, initial_weights
+from strategies.state import (
+    ArraySpec,
+    RoundState,
+    SiteReply,
+    initial_weights,
+    starting_network,
+)
 
 # UEFL paper, table 3: nine silos
 _PUBLISHED: dict[str, Published] = {
@@ -42,14 +49,16 @@ class FedAvg(FederatedStrategy):
         return ["all weights and batch-norm statistics of the network, each round"]
 
     def published(self) -> Published:
-        """Return UEFL's table 3, if there are nine silos as there, or PICSR's table 1."""
+        """Return UEFL's table 3 (nine silos), PICSR's table 1 or FedEvPrompt's tables."""
         as_there = _PUBLISHED if self.common.silos == 9 else {}
         heart = heart_disease("FedAvg", self.common, self.roster)
-        return heart or as_there.get(self.common.dataset, {})
+        row = with_prompts("FedAvg", self.common)
+        skin = dermoscopy(row, self.common, self.roster)
+        return heart or skin or as_there.get(self.common.dataset, {})
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the network's initial weights, keyed on the seed."""
-        return RoundState(0, initial_weights(build_classifier(self.common, task)))
+        return RoundState(0, initial_weights(starting_network(self.common, task)))
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect what was sent, trained."""

@@ -12,6 +12,7 @@ from models.errors import SettingError
 from models.fedavg_ft import FedAvgFTSettings
 from models.settings import CommonSettings
 from strategies.account import Published
+from strategies.dermoscopy import dermoscopy
 from strategies.fedavg import FedAvg
 from strategies.published import heart_disease
 from strategies.state import ArraySpec, NDArray, RoundState, SiteReply
@@ -42,8 +43,9 @@ class FedAvgFT(FedAvg):
         ]
 
     def published(self) -> Published:
-        """Return PICSR's table 1."""
-        return heart_disease("FedAvg+FT", self.common, self.roster)
+        """Return PICSR's table 1 or FedEvPrompt's tables."""
+        heart = heart_disease("FedAvg+FT", self.common, self.roster)
+        return heart or dermoscopy("FedAvgPers", self.common, self.roster)
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the global weights to all that have no personal model yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from models.fedprox import FedProxSettings
 from strategies.account import Published
+from strategies.dermoscopy import dermoscopy
 from strategies.fedavg import FedAvg
 from strategies.published import heart_disease
 
@@ -19,5 +20,6 @@ class FedProx(FedAvg):
     title = "FedProx"
 
     def published(self) -> Published:
-        """Return PICSR's table 1."""
-        return heart_disease("FedProx", self.common, self.roster)
+        """Return PICSR's table 1 or FedEvPrompt's tables."""
+        heart = heart_disease("FedProx", self.common, self.roster)
+        return heart or dermoscopy("FedProx", self.common, self.roster)

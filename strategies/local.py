@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from models.networks import Task
 from strategies.account import Published
 from strategies.base import FederatedStrategy
+from strategies.dermoscopy import dermoscopy, with_prompts
 from strategies.published import heart_disease
 from strategies.state import ArraySpec, RoundState, SiteReply
 
@@ -21,8 +22,9 @@ class Local(FederatedStrategy):
     title = "Local"
 
     def published(self) -> Published:
-        """Return PICSR's table 1."""
-        return heart_disease("Local", self.common, self.roster)
+        """Return PICSR's table 1 or FedEvPrompt's tables."""
+        heart = heart_disease("Local", self.common, self.roster)
+        return heart or dermoscopy(with_prompts("Local", self.common), self.common, self.roster)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights."""

@@ -56,6 +56,7 @@ class PICSR(FederatedStrategy):
     settings_class = PICSRSettings
     settings: PICSRSettings
     title = "PICSR"
+    takes_vit = False
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:

@@ -15,6 +15,7 @@ METHODS = {
     "fedavg": "strategies.fedavg:FedAvg",
     "fedavg-ft": "strategies.fedavg_ft:FedAvgFT",
     "fedprox": "strategies.fedprox:FedProx",
+    "fedevprompt": "strategies.fedevprompt:FedEvPrompt",
     "local": "strategies.local:Local",
     "mix": "strategies.mix:Mix",
     "picsr": "strategies.picsr:PICSR",

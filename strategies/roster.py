@@ -81,6 +81,12 @@ class Roster:
                     "order, marks of missing values, policy or declared figures): give all sites "
                     "the same schema"
                 )
+            if self.facts[site].backbone != self.facts[first].backbone:
+                raise SiteError(
+                    f"the backbones of sites {site} and {first} differ "
+                    f"({self.facts[site].backbone}; {self.facts[first].backbone}): give all sites "
+                    "the same 'backbone-weights'"
+                )
         return tasks[first]
 
     def figures(self) -> Figures | None:
@@ -181,6 +187,8 @@ def _facts(config: Mapping[str, Any]) -> SiteFacts:
         sums=_sums(config, len(features)),
         dropped=int(config["dropped"]),
         schema=str(config["schema"]),
+        backbone=str(config["backbone"]),
+        class_names=tuple(str(name) for name in json.loads(config["class-names"])),
     )
 
 

@@ -11,8 +11,10 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
+from datasets.backbones import load_backbone
 from models.contract import ARRAYS, KEPT_STATE, METRICS, NUM_EXAMPLES
-from models.networks import exchanged_arrays
+from models.networks import Task, TokenClassifier, build_classifier, exchanged_arrays
+from models.settings import CommonSettings
 
 NDArray = npt.NDArray[Any]
 Packed = dict[int, tuple[NDArray, Array]]
@@ -76,6 +78,18 @@ class SiteReply:
 def initial_weights(network: nn.Module) -> dict[str, NDArray]:
     """Return the exchanged arrays of a new network; for one seed the same for every method."""
     return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
+
+
+def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
+    """Return the network that a run starts from; a ViT's backbone only if it is exchanged.
+
+    Raises:
+        SettingError: its weights are missing or of another architecture.
+    """
+    network = build_classifier(common, task)
+    if common.train_backbone:
+        load_backbone(network, common)
+    return network
 
 
 def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:

@@ -72,6 +72,7 @@ class UEFL(FederatedStrategy):
     settings_class = UEFLSettings
     settings: UEFLSettings
     title = "UEFL"
+    takes_vit = False
 
     def leaves(self) -> list[str]:
         """Name the weights and, unless they are personal, codebooks and centroids."""

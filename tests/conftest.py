@@ -37,6 +37,18 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
         "stop-when-certain": False,
     },
     "fedavg-ft": {"finetune-rounds": 1},
+    "fedevprompt": {
+        "network": "vit",
+        "backbone-weights": "random",
+        "backbone-width": 16,
+        "backbone-depth": 2,
+        "backbone-heads": 2,
+        "backbone-patch": 4,
+        "prompt-length": 3,
+        "basic-layers": 1,
+        "distillation-weight": 1.0,
+        "buffer-maps": 2,
+    },
     "picsr": {"expert-rounds": 1},
 }
 

@@ -52,7 +52,7 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
     assert facts["homeless"] is True
     assert set(facts) == {
         *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
-        *("homeless", "features", "dropped", "schema"),
+        *("homeless", "features", "dropped", "schema", "backbone", "class-names"),
     }
     assert (json.loads(facts["features"]), facts["dropped"], facts["schema"]) == ([], 0, "")
 

@@ -41,6 +41,8 @@ def _hello(message: Message, context: Context) -> Message:
         "features": json.dumps([]),
         "dropped": 0,
         "schema": str(config.get("schema", "")),
+        "backbone": str(config.get("backbone", "")),
+        "class-names": json.dumps([]),
     }
     facts |= json.loads(str(config.get("says", "{}")))
     if "lacks" in config:
@@ -153,7 +155,7 @@ def test_with_min_sites_the_others_go_on_and_the_roster_says_who_could_not(min_s
     "key",
     [
         *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
-        *("homeless", "features", "dropped", "schema"),
+        *("homeless", "features", "dropped", "schema", "backbone", "class-names"),
     ],
 )
 def test_a_hello_that_lacks_a_key_stops_the_run_and_names_the_key(key: str) -> None:
@@ -186,6 +188,15 @@ def test_sites_of_another_input_shape_or_classes_are_refused(other: dict[str, in
     roster = meet_sites(grid_of({"site": "s1a"}, {"site": "s2a", **other}), COMMON)
     with pytest.raises(SiteError, match=r"site s2a holds .* site s1a .*same input shape"):
         roster.task()
+
+
+def test_sites_with_another_backbone_are_refused_by_both_names() -> None:
+    nodes = [{"site": "s1a", "backbone": "ab"}, {"site": "s2a", "backbone": "cd"}]
+    roster = meet_sites(grid_of(*nodes), COMMON)
+    with pytest.raises(SiteError, match=r"^the backbones of sites s2a and s1a differ \(cd; ab\)"):
+        roster.task()
+    alike = meet_sites(grid_of(nodes[0], {"site": "s2a", "backbone": "ab"}), COMMON)
+    assert alike.task().classes == 10
 
 
 def test_sites_of_another_schema_are_refused_by_both_names() -> None:

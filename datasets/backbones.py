@@ -1,0 +1,142 @@
+"""Backbone weights at rest: found, checked, and put into a network; never silently random."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from datasets.sources import find_places
+from models.errors import SettingError
+from models.settings import CommonSettings
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+
+FOLDER = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
+
+
+def weights_file(settings: CommonSettings) -> Path | None:
+    """Return the file that ``backbone-weights`` names; None where it names none.
+
+    Raises:
+        SettingError: there is no such file, or the setting is empty.
+    """
+    named = settings.backbone_weights
+    if not named:
+        raise SettingError(
+            "network 'vit' needs weights for its backbone: set 'backbone-weights' to a file "
+            "(safetensors or a PyTorch state dict), to 'timm' to take those of the name in "
+            "'backbone', or, to go without any, to 'random'; 'fedsilo pretrain' makes a file"
+        )
+    if named in ("timm", "random"):
+        return None
+    places = find_places(settings.data_dir, settings.cache_dir)
+    folders = [places.cache / FOLDER] + ([places.data] if places.data else [])
+    given = Path(named).expanduser()
+    tried = [given] if given.is_absolute() else [folder / given for folder in folders]
+    for path in tried:
+        if path.is_file():
+            return path
+    raise SettingError(
+        f"setting 'backbone-weights' is '{named}', and there is no {' or '.join(map(str, tried))}: "
+        "give an absolute path, put the file there, or make it with 'fedsilo pretrain'"
+    )
+
+
+def backbone_digest(settings: CommonSettings) -> str:
+    """Return what tells backbones apart: all sites of a run must have the same."""
+    path = weights_file(settings)
+    if path is None:
+        return f"{settings.backbone}, {settings.backbone_weights}"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
+    """Fill the backbone of a prompted ViT; other networks are left as they are.
+
+    Raises:
+        SettingError: the weights are missing, unreadable or of another architecture.
+    """
+    if not hasattr(network, "vit") or settings.backbone_weights == "random":
+        return
+    path = weights_file(settings)
+    vit = cast("VisionTransformer", network.vit)
+    if path is None:
+        state = _timm_state(settings)
+        where = f"timm's weights of '{settings.backbone}'"
+    else:
+        state, where = _file_state(path), str(path)
+    _fill(vit, state, where)
+
+
+def _file_state(path: Path) -> dict[str, Any]:
+    from timm.models import load_state_dict
+
+    try:
+        found: dict[str, Any] = load_state_dict(str(path))
+    except Exception as error:  # a damaged file fails in any way
+        raise SettingError(
+            f"setting 'backbone-weights': {path} is cut short or no weights file "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from None
+    return found
+
+
+def _timm_state(settings: CommonSettings) -> dict[str, Tensor]:
+    import timm
+
+    try:
+        model = timm.create_model(settings.backbone, pretrained=True, num_classes=0)
+    except Exception as error:  # no network, no such weights, no such name
+        raise SettingError(
+            f"timm's weights of '{settings.backbone}' cannot be had "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): check the network, "
+            "or name a file in 'backbone-weights'"
+        ) from None
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+def _sum_colours(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Let a patch embedding of colour images take grey ones, the same in all three channels."""
+    name = "patch_embed.proj.weight"
+    if found[name].ndim == 4 and found[name].shape[1] == 3 and wanted[name][1] == 1:
+        found[name] = found[name].sum(dim=1, keepdim=True)
+
+
+def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
+    """Put weights into ``vit``, with position and patch embeddings resampled to its sizes."""
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
+    other = f"setting 'backbone-weights': {where} is of another architecture than the run's ViT"
+    advice = "set 'backbone' and 'backbone-...' to those of the weights, or name other weights"
+    try:
+        found = checkpoint_filter_fn(state, vit)
+    except Exception as error:  # resampling fails on what is no ViT's
+        raise SettingError(f"{other} ({type(error).__name__}): {advice}") from None
+    missing = sorted(wanted.keys() - found.keys())
+    surplus = sorted(n for n in found.keys() - wanted.keys() if not n.startswith("head"))
+    if missing or surplus:
+        raise SettingError(
+            f"{other}: {len(missing)} arrays are missing ({', '.join(missing[:3])}), "
+            f"{len(surplus)} too many ({', '.join(surplus[:3])}); {advice}"
+        )
+    _sum_colours(found, wanted)
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
+            raise SettingError(
+                f"{other}: '{name}' is {tuple(found[name].shape)}, not {tuple(shape)}; {advice}"
+            )
+    trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
+    values = {name: torch.as_tensor(found[name]).float().contiguous() for name in wanted}
+    if not all(value.isfinite().all() for value in values.values()):
+        raise SettingError(f"setting 'backbone-weights': {where} holds values that are not finite")
+    vit.load_state_dict(values, assign=True)
+    for name, parameter in vit.named_parameters():
+        parameter.requires_grad_(trained[name])

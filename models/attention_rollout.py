@@ -1,0 +1,129 @@
+"""Attention rollout (Abnar and Zuidema 2020), differentiable and batched, and its distillation.
+
+FedEvPrompt (papers/fedevprompt), eq. 7: the distance of a sample's map to those of its class in the
+buffer, at image resolution. Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and
+the sum over a buffer needs only its mean and its mean square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def head_mean_without_prefix(attention: Tensor, prefix: int) -> Tensor:
+    """Average heads, drop the prefix columns and renormalise rows.
+
+    Args:
+        attention: (batch, heads, tokens, prefix + tokens), rows summing to 1.
+        prefix: number of prompt columns, the first ones.
+
+    Returns:
+        (batch, tokens, tokens), rows summing to 1.
+    """
+    mean = attention.mean(dim=1)[..., prefix:]
+    return mean / mean.sum(dim=-1, keepdim=True)
+
+
+def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
+    """Return the class token's attention to patches through all layers, summing to 1.
+
+    The class token's row of the product of (A + I) / 2 over layers, taken from the last layer
+    backwards: a vector times a matrix each, never a product of matrices.
+
+    Args:
+        attentions: of each layer, first to last, (batch, tokens, tokens), rows summing to 1.
+        prefix_tokens: class and register tokens, the class token first.
+
+    Returns:
+        (batch, tokens - prefix_tokens).
+    """
+    row = torch.zeros_like(attentions[-1][:, :1])
+    row[..., 0] = 1.0
+    for attention in reversed(attentions):
+        row = (row @ attention + row) / 2
+    patches = row[:, 0, prefix_tokens:]
+    return patches / patches.sum(dim=-1, keepdim=True)
+
+
+def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """Return U^T U of the bilinear upsampling U from ``grid`` to ``size``, float64.
+
+    Args:
+        grid: height and width of a map.
+        size: height and width of an image.
+
+    Returns:
+        (cells, cells) with cells = height * width of the grid, row by row.
+    """
+    cells = grid[0] * grid[1]
+    basis = torch.eye(cells, dtype=torch.float64).reshape(cells, 1, *grid)
+    upsampled = torch.nn.functional.interpolate(
+        basis, size=size, mode="bilinear", align_corners=False
+    ).flatten(1)
+    return upsampled @ upsampled.T
+
+
+@dataclass(frozen=True)
+class BufferMoments:
+    """What distillation needs of a buffer: its maps' count, mean and mean square per class.
+
+    Attributes:
+        gram: U^T U, (cells, cells).
+        counts: (classes,) maps of other sites; 0 where there is none.
+        means: (classes, cells); zero where there is none.
+        squares: (classes,) mean of |U a|^2.
+    """
+
+    gram: Tensor
+    counts: Tensor
+    means: Tensor
+    squares: Tensor
+
+    def to(self, device: torch.device) -> BufferMoments:
+        """Return it in float32 on ``device``."""
+        parts = (self.gram, self.counts, self.means, self.squares)
+        return BufferMoments(*(part.float().to(device) for part in parts))
+
+
+def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
+    """Return the moments, float64, of other sites' maps: class -> (n, cells).
+
+    Args:
+        maps: by class; a class may be missing or empty.
+        classes: number of classes.
+        gram: U^T U, (cells, cells).
+    """
+    counts = torch.zeros(classes, dtype=torch.float64)
+    means = torch.zeros(classes, len(gram), dtype=torch.float64)
+    squares = torch.zeros(classes, dtype=torch.float64)
+    for label, found in maps.items():
+        if len(found):
+            chosen = found.double()
+            counts[label] = len(chosen)
+            means[label] = chosen.mean(dim=0)
+            squares[label] = ((chosen @ gram) * chosen).sum(dim=1).mean()
+    return BufferMoments(gram.double(), counts, means, squares)
+
+
+def distillation_loss(
+    maps: Tensor, labels: Tensor, moments: BufferMoments, per_site: int
+) -> Tensor:
+    """Return the batch mean of eq. 7 in closed form.
+
+    sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean of |U b_j|^2 - |U mean|^2).
+
+    Args:
+        maps: rollout maps a, (batch, cells).
+        labels: (batch,) int64: a map is held against those of its own class.
+        moments: of the other sites' maps.
+        per_site: M, the maps that a site sends of a class; the sum is divided by it.
+    """
+    gram = moments.gram
+    spread = moments.squares - ((moments.means @ gram) * moments.means).sum(dim=1)
+    away = maps.float() - moments.means[labels]
+    distances = ((away @ gram) * away).sum(dim=1) + spread[labels]
+    return (moments.counts[labels] / per_site * distances).mean()
