@@ -20,12 +20,14 @@ from torch.optim import Optimizer
 
 from client_app.device import choose_compute
 from client_app.evaluation import SiteNetwork, Watch, measure
+from client_app.evidence_watch import EvidenceWatch
 from client_app.state import SiteState
 from client_app.training import Objective, Penalty, passes_of, train_locally
 from datasets.backbones import load_backbone
 from datasets.silos import Silo, Split
 from models.contract import (
     ARRAYS,
+    EVALUATE,
     INCOMING,
     KEPT_STATE,
     METRICS,
@@ -38,12 +40,13 @@ from models.contract import (
     measurement,
 )
 from models.dirichlet import annealing, evidences, skewed_prior
-from models.errors import SettingError, SiteError
+from models.errors import DataError, SettingError, SiteError
 from models.networks import TokenClassifier, build_classifier, load_exchanged
 from models.settings import CommonSettings, NoSettings
 
 if TYPE_CHECKING:
-    from client_app.explanation import Explanation
+    from client_app.explanation import Told
+    from models.prompted_vit import PromptedViT
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,17 @@ class SiteMethod(ABC):
         return own
 
     def keep(self, arrays: dict[str, Tensor]) -> None:
-        """Store private state for this phase; the reply will say that there is some."""
+        """Store private state for this phase; the reply will say that there is some.
+
+        Raises:
+            SiteError: the last step of training left values that are not finite.
+        """
+        for name, array in arrays.items():
+            if not array.isfinite().all():
+                raise SiteError(
+                    f"training diverged, '{name}' holds values that are not finite: lower "
+                    "'learning-rate'; nothing of it was kept"
+                )
         self.state.store(self.request.instruction, arrays)
         self.kept_state = True
 
@@ -230,16 +243,45 @@ class SiteMethod(ABC):
         return found
 
     def watch(self, network: SiteNetwork, split: str) -> Watch | None:
-        """Return what the method itself measures on ``split``; None: nothing."""
-        return None
+        """Return what the method itself measures on ``split``; None: nothing.
 
-    def explain(self, split: str, row: int) -> Explanation:
+        An evidential network is asked for its vacuity, and at the end, of enough test samples, for
+        how its accuracy goes with its certainty.
+        """
+        if not evidences(cast(nn.Module, network)):
+            return None
+        labels = self.silo.splits()[split].labels
+        final = self.request.instruction.phase == EVALUATE and split == "test"
+        enough = len(labels) >= self.common.sums_min_count
+        return EvidenceWatch(network, labels, final and enough)
+
+    def explain(self, split: str, row: int) -> Told:
         """Say why the model that came answers as it does for one sample of this silo.
+
+        A prompted ViT's answer is explained by where it looked.
 
         Raises:
             SettingError: the method explains nothing.
+            DataError: the split has no such row.
         """
-        raise SettingError(f"method '{self.common.method}' does not explain its answers")
+        if self.common.network != "vit":
+            raise SettingError(f"method '{self.common.method}' does not explain its answers")
+        from client_app.attention import look
+
+        chosen = self.silo.splits()[split]
+        self.refuse_row(split, row)
+        names = self.silo.class_names()
+        title = f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}"
+        return look(cast("PromptedViT", self.open_network()), chosen, row, title, names)
+
+    def refuse_row(self, split: str, row: int) -> None:
+        """Refuse a row that ``split`` does not have, by a ``DataError``."""
+        count = len(self.silo.splits()[split])
+        if not 0 <= row < count:
+            raise DataError(
+                f"site {self.silo.name} has {count} {split} rows, counted from 0: there is no row "
+                f"{row}"
+            )
 
     def reply(
         self, metrics: dict[str, float], arrays: dict[str, Tensor] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,23 @@ from models.picsr import PICSRNetwork, feature_contributions
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+class Told(Protocol):
+    """An explanation, whatever the method."""
+
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        ...
+
+    def figure(self) -> Figure:
+        """Draw it."""
+        ...
+
 
 LISTED, DRAWN = 3, 30  # features in a line of text, and in a picture
 

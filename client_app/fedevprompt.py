@@ -24,6 +24,7 @@ from models.attention_rollout import (
 from models.dirichlet import vacuity
 from models.errors import SiteError
 from models.fedevprompt import (
+    BUFFER,
     MAPS,
     FedEvPromptSettings,
     any_of_class,
@@ -48,7 +49,8 @@ class FedEvPromptSite(SiteMethod):
     def open_network(self) -> PromptedViT:
         """Build the network from the seed's start, the site's own state and what came."""
         network = cast(PromptedViT, self.new_classifier())
-        shared = {n: a for n, a in self.request.arrays().items() if not n.startswith(MAPS)}
+        foreign = (MAPS, BUFFER)  # a finished run's model is read with the buffer in it
+        shared = {n: a for n, a in self.request.arrays().items() if not n.startswith(foreign)}
         arrays = exchanged_arrays(network) | self._own(_NETWORK) | shared
         load_exchanged(network, arrays)
         return cast(PromptedViT, self.compute.place(network))
@@ -118,8 +120,10 @@ class FedEvPromptSite(SiteMethod):
             if not name.startswith(MAPS):
                 continue
             site, _, label = name.removeprefix(MAPS).rpartition("/")
-            if maps.ndim != 2 or maps.shape[1] != vit.map_size():
-                fault: str | None = f"it is {tuple(maps.shape)}, not (any, {vit.map_size()})"
+            if not label.isdecimal() or int(label) >= self.silo.task.classes:
+                fault: str | None = "there is no such class"
+            elif maps.ndim != 2 or maps.shape[1] != vit.map_size():
+                fault = f"it is {tuple(maps.shape)}, not (any, {vit.map_size()})"
             else:
                 fault = map_fault(maps)
             if fault:

@@ -17,7 +17,7 @@ from client_app.base import SiteMethod
 from client_app.evaluation import SiteNetwork
 from client_app.explanation import Explanation, explain_routing
 from datasets.silos import Silo
-from models.errors import DataError, SiteError
+from models.errors import SiteError
 from models.experts import expert_array, open_experts
 from models.networks import exchanged_arrays, float_inputs, load_exchanged
 from models.picsr import (
@@ -121,12 +121,8 @@ class PICSRSite(SiteMethod):
             DataError: the split has no such row.
         """
         chosen = self.silo.splits()[split]
-        if not 0 <= row < len(chosen):
-            raise DataError(
-                f"site {self.silo.name} has {len(chosen)} {split} rows, counted from 0: there is "
-                f"no row {row}"
-            )
-        names = self.silo.classes or tuple(str(c) for c in range(self.silo.task.classes))
+        self.refuse_row(split, row)
+        names = self.silo.class_names()
         title = (
             f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}; "
             f"probabilities are of '{names[-1]}'"

@@ -51,9 +51,19 @@ def backbone_digest(settings: CommonSettings) -> str:
     """Return what tells backbones apart: all sites of a run must have the same."""
     path = weights_file(settings)
     if path is None:
-        return f"{settings.backbone}, {settings.backbone_weights}"
+        return f"{settings.backbone}, {_origin(settings)}"
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _origin(settings: CommonSettings) -> str:
+    """Return where weights without a file of ours come from."""
+    if settings.backbone_weights == "random":
+        return "random"
+    import timm
+
+    published = timm.get_pretrained_cfg(settings.backbone)
+    return f"timm {timm.__version__}, {published.hf_hub_id if published else 'unknown'}"
 
 
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
@@ -91,7 +101,8 @@ def _timm_state(settings: CommonSettings) -> dict[str, Tensor]:
     import timm
 
     try:
-        model = timm.create_model(settings.backbone, pretrained=True, num_classes=0)
+        # With the head: without it timm would take a file that lacks arrays, and leave them random
+        model = timm.create_model(settings.backbone, pretrained=True)
     except Exception as error:  # no network, no such weights, no such name
         raise SettingError(
             f"timm's weights of '{settings.backbone}' cannot be had "

@@ -19,6 +19,9 @@ DATA_SETS = {
     "heart": "datasets.heart:HEART",
     "heart-synthetic": "datasets.heart:HEART_SYNTHETIC",
     "table": "datasets.table_silos:TABLE",
+    "isic2019": "datasets.isic2019:ISIC2019",
+    "dermoscopy-phantom": "datasets.phantom:DERMOSCOPY_PHANTOM",
+    "images": "datasets.manifests:IMAGES",
 }
 
 

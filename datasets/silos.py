@@ -75,6 +75,10 @@ class Silo:
         """Return the splits by name."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes, their numbers where they have none."""
+        return self.classes or tuple(str(label) for label in range(self.task.classes))
+
     def label_counts(self) -> dict[str, list[int]]:
         """Return, per split, how many samples each class has."""
         return {
@@ -132,7 +136,8 @@ def fingerprint(split: Split) -> str:
     """Return a SHA-256 of a split's bytes."""
     digest = hashlib.sha256()
     for tensor in (split.inputs, split.labels):
-        digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1))  # no copy: it may be large
+        # Hashed as it lies, without a copy: it may be large
+        digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1).data)
     return digest.hexdigest()
 
 

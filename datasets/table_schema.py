@@ -33,21 +33,36 @@ def read_schema(path: Path) -> TableSchema:
     Raises:
         DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
     """
+    return Reading(str(path)).schema(read_yaml(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """Return a YAML file's content.
+
+    Raises:
+        DataError: the file is missing or no YAML.
+    """
     try:
-        content = yaml.safe_load(read_text(path))
+        return yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise DataError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
-    return _Reading(str(path)).schema(content)
 
 
-class _Reading:
+class Reading:
+    """The reading of one YAML file, named ``where`` in errors; each method returns what it checked.
+
+    Each raises a ``DataError`` for what cannot be.
+    """
+
     def __init__(self, where: str) -> None:
         self.where = where
 
     def fail(self, what: str) -> DataError:
+        """Return the error for what is wrong in the file."""
         return DataError(f"{self.where}: {what}")
 
     def schema(self, content: Any) -> TableSchema:
+        """Return a table's schema."""
         found = self.mapping(content, "the schema", _KEYS, ("columns", "label", "sites"))
         label = self.mapping(found["label"], "'label'", ("column", "classes"))
         columns = tuple(self.column(one) for one in self.list_of(found["columns"], "columns"))
@@ -74,6 +89,7 @@ class _Reading:
         return schema
 
     def column(self, content: Any) -> Column:
+        """Return a column."""
         found = self.mapping(content, "a column", _COLUMN_KEYS, ("name",))
         name = str(found["name"])
         kind = self.one_of(found.get("kind", "numeric"), f"kind of '{name}'", KINDS)
@@ -100,6 +116,7 @@ class _Reading:
         )
 
     def classes(self, content: Any) -> dict[str, tuple[str, ...]]:
+        """Return each class's label values by its name, in order."""
         if not isinstance(content, dict) or len(content) < 2:
             raise self.fail("'classes' must map at least two class names to lists of label values")
         found = {
@@ -115,6 +132,7 @@ class _Reading:
         return found
 
     def sites(self, content: Any) -> dict[str, str]:
+        """Return each site's file by its name, in order."""
         if not isinstance(content, dict) or not content:
             raise self.fail("'sites' must map each site's name to its CSV file")
         for name in content:
@@ -128,6 +146,7 @@ class _Reading:
     def mapping(
         self, content: Any, what: str, keys: tuple[str, ...], needed: tuple[str, ...] | None = None
     ) -> Mapping[str, Any]:
+        """Check that it is a mapping of known keys, with the needed ones (all)."""
         if not isinstance(content, dict):
             raise self.fail(f"{what} must be a mapping with the keys {', '.join(keys)}")
         for key in content:
@@ -141,6 +160,7 @@ class _Reading:
         return content
 
     def text(self, value: Any, what: str) -> str:
+        """Return a scalar as text, unless YAML made something else of it."""
         if isinstance(value, bool) or value is None or isinstance(value, list | dict):
             raise self.fail(
                 f"'{what}' has {value!r}, which YAML makes of words such as yes, no and null: "
@@ -149,21 +169,25 @@ class _Reading:
         return str(value)
 
     def whole(self, value: Any, what: str) -> int:
+        """Check a whole number."""
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise self.fail(f"'{what}' is {value!r}; it must be a whole number from 0 to 2^32 - 1")
         return value
 
     def list_of(self, content: Any, what: str) -> list[Any]:
+        """Check a list."""
         if not isinstance(content, list):
             raise self.fail(f"'{what}' is {content!r}; it must be a list")
         return content
 
     def one_of(self, value: Any, what: str, allowed: tuple[Any, ...]) -> Any:
+        """Check one of some values."""
         if value not in allowed:
             raise self.fail(f"'{what}' is {value!r}; it must be one of {list(allowed)}")
         return value
 
     def number(self, value: Any, what: str, least: float, most: float) -> float:
+        """Return a number of a range as float."""
         fits = isinstance(value, int | float) and not isinstance(value, bool)
         if not fits or not least <= value <= most:
             raise self.fail(f"'{what}' is {value!r}; it must be a number from {least} to {most}")

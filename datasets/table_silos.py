@@ -13,33 +13,22 @@ import torch
 
 from datasets.silos import DataSet, Silo, Split, no_such_silo, open_silo, save_silo
 from datasets.sources import Places, find_places
-from datasets.splits import split_rows
+from datasets.splits import SPLIT_KEYS, check_folds, split_rows
 from datasets.storage import build_folder
 from datasets.table_schema import read_schema
 from datasets.tables import Table, TableSchema, parse_table, read_text
-from models.errors import DataError, SettingError
+from models.errors import DataError
+from models.schema import as_mapping
 from models.settings import CommonSettings
 
 SCHEMA_FILE = "schema.yaml"
-_CUT = ("test_folds", "test_fold", "val_folds", "val_fold", "fold_seed", "use_test")
 _MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
 
 
 class TableDataSet(DataSet):
     """A data set whose sites are tables of one schema."""
 
-    settings = frozenset(
-        {
-            "standardise",
-            "sums-min-count",
-            "test-folds",
-            "test-fold",
-            "val-folds",
-            "val-fold",
-            "fold-seed",
-            "use-test",
-        }
-    )
+    settings = frozenset({"standardise", "sums-min-count", *SPLIT_KEYS})
     headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
 
     @abstractmethod
@@ -52,16 +41,7 @@ class TableDataSet(DataSet):
 
     def check(self, settings: CommonSettings) -> None:
         """Refuse folds that are not there."""
-        for kind in ("test", "val"):
-            folds = getattr(settings, f"{kind}_folds")
-            fold = getattr(settings, f"{kind}_fold")
-            if folds == 1:
-                raise SettingError(f"setting '{kind}-folds' is 1; it must be 0 or at least 2")
-            if fold and fold >= folds:
-                raise SettingError(
-                    f"setting '{kind}-fold' is {fold} and '{kind}-folds' is {folds}; folds are "
-                    f"counted from 0 to {max(folds - 1, 0)}"
-                )
+        check_folds(settings)
 
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return the schema's sites, in its order."""
@@ -73,7 +53,7 @@ class TableDataSet(DataSet):
         if name not in schema.sites:
             raise no_such_silo(name, list(schema.sites))
         text, where = self.text_of(name, schema, places)
-        cut = [getattr(settings, key) for key in _CUT]
+        cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
         facts = [_MAKER, self.name, name, dataclasses.asdict(schema), cut, text]
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         target = places.cache / f"{self.name}-silos" / f"{name}-{key}"

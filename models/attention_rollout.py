@@ -2,7 +2,7 @@
 
 FedEvPrompt (papers/fedevprompt), eq. 7: the distance of a sample's map to those of its class in the
 buffer, at image resolution. Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and
-the sum over a buffer needs only its mean and its mean square.
+the sum over a buffer needs only its mean and its spread around it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def head_mean_without_prefix(attention: Tensor, prefix: int) -> Tensor:
     Returns:
         (batch, tokens, tokens), rows summing to 1.
     """
-    mean = attention.mean(dim=1)[..., prefix:]
-    return mean / mean.sum(dim=-1, keepdim=True)
+    return _normalised(attention.mean(dim=1)[..., prefix:])
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
@@ -43,10 +42,16 @@ def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
     """
     row = torch.zeros_like(attentions[-1][:, :1])
     row[..., 0] = 1.0
-    for attention in reversed(attentions):
-        row = (row @ attention + row) / 2
-    patches = row[:, 0, prefix_tokens:]
-    return patches / patches.sum(dim=-1, keepdim=True)
+    with torch.autocast(row.device.type, enabled=False):  # a map's variation is small for bf16
+        for attention in reversed(attentions):
+            row = (row @ attention + row) / 2
+    return _normalised(row[:, 0, prefix_tokens:])
+
+
+def _normalised(rows: Tensor) -> Tensor:
+    """Make rows (..., n) sum to 1; one without any mass, all on the prompts, becomes uniform."""
+    least = 1e-12
+    return (rows + least) / (rows.sum(dim=-1, keepdim=True) + least * rows.shape[-1])
 
 
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -75,17 +80,18 @@ class BufferMoments:
         gram: U^T U, (cells, cells).
         counts: (classes,) maps of other sites; 0 where there is none.
         means: (classes, cells); zero where there is none.
-        squares: (classes,) mean of |U a|^2.
+        spreads: (classes,) mean of |U a|^2 less |U mean|^2; taken in float64, as both are large
+            beside it.
     """
 
     gram: Tensor
     counts: Tensor
     means: Tensor
-    squares: Tensor
+    spreads: Tensor
 
     def to(self, device: torch.device) -> BufferMoments:
         """Return it in float32 on ``device``."""
-        parts = (self.gram, self.counts, self.means, self.squares)
+        parts = (self.gram, self.counts, self.means, self.spreads)
         return BufferMoments(*(part.float().to(device) for part in parts))
 
 
@@ -99,14 +105,15 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
     """
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)
-    squares = torch.zeros(classes, dtype=torch.float64)
+    spreads = torch.zeros(classes, dtype=torch.float64)
     for label, found in maps.items():
         if len(found):
             chosen = found.double()
             counts[label] = len(chosen)
             means[label] = chosen.mean(dim=0)
-            squares[label] = ((chosen @ gram) * chosen).sum(dim=1).mean()
-    return BufferMoments(gram.double(), counts, means, squares)
+            away = chosen - means[label]
+            spreads[label] = ((away @ gram) * away).sum(dim=1).mean()
+    return BufferMoments(gram.double(), counts, means, spreads)
 
 
 def distillation_loss(
@@ -122,8 +129,7 @@ def distillation_loss(
         moments: of the other sites' maps.
         per_site: M, the maps that a site sends of a class; the sum is divided by it.
     """
-    gram = moments.gram
-    spread = moments.squares - ((moments.means @ gram) * moments.means).sum(dim=1)
-    away = maps.float() - moments.means[labels]
-    distances = ((away @ gram) * away).sum(dim=1) + spread[labels]
+    with torch.autocast(maps.device.type, enabled=False):
+        away = maps.to(moments.means.dtype) - moments.means[labels]
+        distances = ((away @ moments.gram) * away).sum(dim=1) + moments.spreads[labels]
     return (moments.counts[labels] / per_site * distances).mean()

@@ -11,6 +11,25 @@ from torch import Tensor
 CALIBRATION_BINS = 15
 
 
+def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
+    """Return, per bin of 0..1, ``<bin>.count``, ``<bin>.right`` and ``<bin>.mean`` of values.
+
+    Args:
+        values: (n,), 0 to 1; the last bin holds 1.
+        right: (n,) bool, whether the prediction is right.
+        bins: how many, of equal width.
+    """
+    places = (values * bins).long().clamp(0, bins - 1)
+    found = {}
+    for place in range(bins):
+        inside = places == place
+        count = int(inside.sum())
+        found[f"{place}.count"] = float(count)
+        found[f"{place}.right"] = float(right[inside].sum())
+        found[f"{place}.mean"] = values[inside].double().mean().item() if count else 0.0
+    return found
+
+
 def classification_evidence(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """Return ``calibration-error`` and, where they are defined, ``balanced-accuracy`` and ``auc``.
 

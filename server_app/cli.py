@@ -108,6 +108,12 @@ def _add_small_commands(commands: Commands) -> None:
     fetch.add_argument("--base-url", default="", help="another place with the same files")
     fetch.set_defaults(handler=_fetch)
 
+    pre = commands.add_parser("pretrain", help="train an experiment's ViT on public images")
+    pre.add_argument("experiment")
+    _add_settings_options(pre)
+    pre.add_argument("--weights", type=Path, help="file (default: what backbone-weights names)")
+    pre.set_defaults(handler=_pretrain, supernodes=None)
+
     plot = commands.add_parser("plot", help="draw the learning curves of a finished run again")
     plot.add_argument("run_dir", type=Path)
     plot.set_defaults(handler=_plot)
@@ -118,9 +124,20 @@ def _add_small_commands(commands: Commands) -> None:
     explain.add_argument("--row", type=int, required=True, help="row of the split, from 0")
     explain.add_argument("--split", choices=("train", "val", "test"), default="test")
     explain.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
+    explain.add_argument("--state-dir", type=Path, help="the site's state (default: the run's)")
     explain.add_argument("--json", type=Path, help="also write it as JSON")
     explain.add_argument("--picture", type=Path, help="also draw it as PNG")
     explain.set_defaults(handler=_explain)
+
+    attention = commands.add_parser("attention", help="draw where a run's ViT looked, per site")
+    attention.add_argument("run_dir", type=Path)
+    attention.add_argument("--site", help="one site (default: all)")
+    attention.add_argument("--split", choices=("train", "val", "test"), default="test")
+    attention.add_argument("--images", type=int, default=5, help="images per class (default 5)")
+    attention.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
+    attention.add_argument("--state-dir", type=Path, help="the site's state (default: the run's)")
+    attention.add_argument("--out", type=Path, help="folder of the pictures (default: the run's)")
+    attention.set_defaults(handler=_attention)
 
     settings = commands.add_parser("settings", help="list every setting, its default and range")
     settings.add_argument(
@@ -224,6 +241,12 @@ def _at_least(options: argparse.Namespace, **bounds: int) -> None:
             )
 
 
+def _pretrain(options: argparse.Namespace) -> None:
+    from server_app.pretrain import pretrain
+
+    pretrain(options)
+
+
 def _fetch(options: argparse.Namespace) -> None:
     from datasets.fetch import fetch
     from datasets.registry import data_set
@@ -252,6 +275,12 @@ def _explain(options: argparse.Namespace) -> None:
     from server_app.explain import explain
 
     explain(options)
+
+
+def _attention(options: argparse.Namespace) -> None:
+    from server_app.explain import draw_attention
+
+    draw_attention(options)
 
 
 def _settings(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -29,6 +29,8 @@ from models.schema import (
 )
 from models.settings import CommonSettings
 from strategies.registry import METHODS, strategy_class
+
+S = TypeVar("S")
 
 SIMULATION_FILE = "simulation.yaml"
 
@@ -274,13 +276,22 @@ def read_tuning(path: Path) -> Tuning:
     Raises:
         SettingError: the file cannot be read, or the budget is malformed.
     """
-    raw = _read_yaml(path).get("tuning") or {}
+    return read_section(path, "tuning", Tuning)
+
+
+def read_section(path: Path, name: str, cls: type[S]) -> S:
+    """Return a section of a simulation file as ``cls``, its defaults if there is none.
+
+    Raises:
+        SettingError: the file cannot be read, or the section is malformed.
+    """
+    raw = _read_yaml(path).get(name) or {}
     if not isinstance(raw, dict):
-        raise SettingError(f"{path}: 'tuning' must be a mapping")
+        raise SettingError(f"{path}: '{name}' must be a mapping")
     for key in raw:
-        if key not in defaults(Tuning):
-            raise unknown_key(f"tuning: {key}", [f"tuning: {name}" for name in defaults(Tuning)])
-    return build(Tuning, raw)
+        if key not in defaults(cls):
+            raise unknown_key(f"{name}: {key}", [f"{name}: {known}" for known in defaults(cls)])
+    return build(cls, raw)
 
 
 _PARTS = ("config", "resources", "grid")

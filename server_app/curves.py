@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets.storage import write_atomically
+from server_app.evidence_pictures import draw_distribution, draw_evidence
 from server_app.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -83,11 +84,13 @@ def draw_curves(directory: RunDirectory) -> None:
 def draw_pictures(
     directory: RunDirectory, pictures: Callable[[Mapping[str, Any]], Mapping[str, Figure]]
 ) -> list[Path]:
-    """Draw a method's own pictures from the JSON files of its run; return where they lie."""
+    """Draw what the JSON files of a run hold, its method's own and all runs'; return the files."""
     documents = {
         path.name: directory.read_json(path.name) for path in directory.path.glob("*.json")
     }
-    drawn = pictures(documents)
+    drawn = dict(pictures(documents)) | draw_distribution(documents["silos.json"])
+    if "evidence.json" in documents:
+        drawn |= draw_evidence(documents["evidence.json"])
     for name, figure in drawn.items():
         write_picture(directory.path / name, figure)
     return [directory.path / name for name in drawn]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from client_app.base import Request
+from client_app.base import Request, SiteMethod
 from client_app.registry import method_class
 from client_app.site import ready_silo
 from client_app.state import SiteState
@@ -22,10 +22,13 @@ from datasets.registry import load_silo
 from datasets.storage import load_state, write_atomically
 from models.contract import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
 from models.errors import SettingError
-from server_app.config import resolve, run_values
+from server_app.config import RunSettings, resolve, run_values
 from server_app.curves import write_picture
 from server_app.run_directory import RunDirectory
 from strategies.state import to_record
+
+if TYPE_CHECKING:
+    from models.prompted_vit import PromptedViT
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -34,31 +37,99 @@ def explain(options: argparse.Namespace) -> None:
     Raises:
         FedsiloError: the run has not ended, its method explains nothing, or there is no such row.
     """
-    directory = RunDirectory(options.run_dir)
-    directory.read_json("summary.json")  # only a whole run has one
-    settings = resolve(run_values(directory.path / "config.toml"))
-    common = settings.common
-    if options.data_dir:
-        # The run may have been another machine's, and so its folder of decoded data
-        common = dataclasses.replace(common, data_dir=str(options.data_dir), cache_dir="")
-    path = directory.path / "model.safetensors"
-    if not path.is_file():
-        raise SettingError(f"{path} is not there: method '{common.method}' has no shared model")
-    arrays, facts = load_state(path)
-    instruction = Instruction(round=facts["round"], phase=EVALUATE)
-    content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
-    content[ARRAYS] = to_record(arrays)
-    if "figures" in facts:
-        figures = {part: np.array(values) for part, values in facts["figures"].items()}
-        content[FIGURES] = to_record(figures)
-    silo = ready_silo(load_silo(options.site, common), common, content)
-    with tempfile.TemporaryDirectory() as nowhere:
-        method = method_class(common.method)(
-            Request(instruction, content), silo, common, settings.own, SiteState(Path(nowhere))
-        )
-        explanation = method.explain(options.split, options.row)
+    method = finished_site(options.run_dir, options.site, options.data_dir, options.state_dir)
+    explanation = method.explain(options.split, options.row)
     print("\n".join(explanation.lines()))
     if options.json:
         write_atomically(options.json, json.dumps(explanation.document(), indent=2) + "\n")
     if options.picture:
         write_picture(options.picture, explanation.figure())
+
+
+def draw_attention(options: argparse.Namespace) -> None:
+    """Draw, per site, where the model looked on its most certain images of each class.
+
+    Raises:
+        FedsiloError: the run has not ended, or its network is no ViT.
+    """
+    from client_app.attention import draw_sheet
+
+    if options.images < 1:
+        raise SettingError(f"--images is {options.images}; it must be at least 1")
+    sites = [options.site] if options.site else list(_silos(options.run_dir))
+    for site in sites:
+        method = finished_site(options.run_dir, site, options.data_dir, options.state_dir)
+        if method.common.network != "vit":
+            raise SettingError(
+                f"{options.run_dir} is a run of network '{method.common.network}', which has no "
+                "attention to draw"
+            )
+        network = cast("PromptedViT", method.open_network())
+        title = f"{site}: most certain {options.split} images of each class, and where it looked"
+        split, names = method.silo.splits()[options.split], method.silo.class_names()
+        if not len(split):
+            print(f"site {site} has no {options.split} images")
+            continue
+        figure = draw_sheet(network, split, method.compute, names, title, options.images)
+        path = (options.out or options.run_dir) / f"attention-{site}.png"
+        write_picture(path, figure)
+        print(path)
+
+
+def _silos(run_dir: Path) -> dict[str, object]:
+    found: dict[str, object] = RunDirectory(run_dir).read_json("silos.json")
+    return found
+
+
+def finished_site(
+    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
+) -> SiteMethod:
+    """Return a site's method as it stands after a finished run, ready to open its network.
+
+    Args:
+        run_dir: the run directory.
+        site: the site; its data must be here.
+        data_dir: the data directory; None: the run's own.
+        state_dir: the folder of the site's private state; None: the run directory's.
+
+    Raises:
+        FedsiloError: the run has not ended, or nothing of its model is here.
+    """
+    directory = RunDirectory(run_dir)
+    directory.read_json("summary.json")  # only a whole run has one
+    settings = resolve(run_values(directory.path / "config.toml"))
+    common = settings.common
+    if data_dir:
+        # The run may have been another machine's, and so its folder of decoded data
+        common = dataclasses.replace(common, data_dir=str(data_dir), cache_dir="")
+        settings = RunSettings(common, settings.own)
+    state = SiteState(state_dir or directory.path / "sites" / site)
+    content, round_ = _last_message(directory, settings, state)
+    silo = ready_silo(load_silo(site, common), common, content)
+    instruction = Instruction(round=round_ + 1, phase=EVALUATE)
+    request = Request(instruction, content)
+    return method_class(common.method)(request, silo, common, settings.own, state)
+
+
+def _last_message(
+    directory: RunDirectory, settings: RunSettings, state: SiteState
+) -> tuple[RecordDict, int]:
+    """Return what the last round's model was sent as, and that round."""
+    content = RecordDict()
+    path = directory.path / "model.safetensors"
+    if not path.is_file():
+        prompted = settings.common.network == "vit"  # its explanation needs the site's state only
+        if not prompted or not any(state.folder.glob("*.safetensors")):
+            raise SettingError(
+                f"{path} is not there: method '{settings.common.method}' has no shared model, and "
+                f"{state.folder} holds no site's own"
+            )
+        content[CONFIG] = ConfigRecord({})
+        return content, settings.common.rounds
+    arrays, facts = load_state(path)
+    content[CONFIG] = ConfigRecord({})
+    content[ARRAYS] = to_record(arrays)
+    if "figures" in facts:
+        figures = {part: np.array(values) for part, values in facts["figures"].items()}
+        content[FIGURES] = to_record(figures)
+    return content, int(facts["round"])

@@ -62,6 +62,10 @@ class ProgressHook(Hook):
         if phase == EVALUATE:
             self.close()
 
+    def roster_changed(self, round_: int, roster: Roster, joined: list[str]) -> None:
+        """Say who has come."""
+        self._say(f"round {round_}: {', '.join(joined)} joined")
+
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Say which site is left out, and why."""
         self._say(f"round {round_}, {phase}: going on without site {site}: {reason}")

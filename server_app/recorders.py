@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.contract import EVALUATE, INCOMING, PEAK_MEMORY, SECONDS, TRAIN, TRAINED, measurements
-from server_app.run_directory import RunDirectory
+from server_app.run_directory import RunDirectory, silos_document
 from strategies.hooks import Hook
 from strategies.roster import Roster
 from strategies.state import RoundState, SiteReply
@@ -80,6 +80,12 @@ class TrafficHook(Hook):
         """Take what asking the sites for their names weighed."""
         for site, (down, up) in roster.traffic.items():
             self.rows.append([state.round, "hello", site, down, up, 0.0])
+
+    def roster_changed(self, round_: int, roster: Roster, joined: list[str]) -> None:
+        """Take what asking the new ones weighed, and write silos.json anew."""
+        for site in joined:
+            self.rows.append([round_ - 1, "hello", site, *roster.traffic[site], 0.0])
+        self.directory.write_json("silos.json", silos_document(roster))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Take what each reply weighed and cost."""

@@ -14,12 +14,14 @@ from rich.console import Console
 
 from datasets.registry import data_set, silo_count, silo_names
 from datasets.storage import save_state, write_atomically
+from models.contract import SiteFacts
 from models.errors import FedsiloError, RunDirectoryError
 from models.settings import CommonSettings
 from server_app.bars import make_console
 from server_app.checkpoints import CheckpointHook
 from server_app.config import RunSettings, differences, resolve, run_values
 from server_app.curves import draw_curves, draw_pictures
+from server_app.evidence_pictures import evidence_document, without_bins
 from server_app.progress import ProgressHook
 from server_app.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.run_directory import (
@@ -111,6 +113,8 @@ def _warn(console: Console, line: str) -> None:
 
 
 def _say_who_is_missing(roster: Roster, common: CommonSettings, console: Console) -> None:
+    for notice in data_set(common.dataset).notices(common):
+        _warn(console, notice)
     silos = silo_count(common)
     absent = [site for site in silo_names(common) if site not in roster.facts] if silos else []
     if absent:
@@ -133,7 +137,11 @@ def _say_what_is_odd(roster: Roster, console: Console) -> None:
         if not facts.sizes()["test"] and any(f.sizes()["test"] for f in roster.facts.values()):
             _warn(console, f"site {site}: it has no test samples and no test figures")
         if facts.dropped:
-            _warn(console, f"site {site}: {facts.dropped} rows with a missing value are left out")
+            _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
+
+
+def _why(facts: SiteFacts) -> str:
+    return "a value is missing" if facts.features else "they are missing or cannot be decoded"
 
 
 def _assemble(
@@ -209,7 +217,10 @@ def _write_end(
     privacy = privacy_document(method, leaves, recorders.traffic.totals())
     directory.write_json("privacy.json", privacy)
     test = recorders.metrics.values(state.round, "test")
-    for name, document in strategy.documents(state, test).items():
+    documents = dict(strategy.documents(state, test))
+    if evidence := evidence_document(test):
+        documents["evidence.json"] = evidence
+    for name, document in documents.items():
         directory.write_json(name, document)
     found = _figures(strategy, state, recorders)
     cost = {
@@ -229,7 +240,7 @@ def _figures(
     """Return what a run found: test figures, validation figures, and what happened on the way."""
     common = strategy.common
     distribution_of = _distribution_of(strategy)
-    test = recorders.metrics.values(state.round, "test")
+    test = without_bins(recorders.metrics.values(state.round, "test"))
     val = recorders.metrics.values(state.round, "val")
     return {
         "method": common.method,

@@ -161,6 +161,8 @@ def silos_document(roster: Roster) -> dict[str, Any]:
             "fingerprints": facts.fingerprints,
             "dropped": facts.dropped,
             "schema": facts.schema,
+            "classes": list(facts.class_names),
+            "backbone": facts.backbone,
         }
         for site, facts in roster.facts.items()
     }

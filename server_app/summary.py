@@ -17,7 +17,9 @@ ALWAYS_LEAVES = (
     "a SHA-256 of each split",
     "with each reply: the number of training samples, measurements (accuracy, balanced accuracy, "
     "AUC, calibration error, loss, entropy and the method's own) on training, validation and test "
-    "data, seconds, peak memory; of few samples these and the label counts tell of each of them",
+    "data, seconds, peak memory; of few samples these and the label counts tell of each of them; "
+    "of an evidential network also mean vacuity and, of enough test samples at the end, how many "
+    "fall into each tenth of confidence and of vacuity, how many of those are right",
     "when something fails: the error's text, which names files, lines and columns, no values",
 )
 

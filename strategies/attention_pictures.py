@@ -38,8 +38,7 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
                 panels[0, first].set_title(name, fontsize="small", loc="left")
             first += most[label]
     figure.suptitle(
-        "Attention buffer: rollout maps of each hospital's most certain training images "
-        "(each in its own colour range)",
+        "Attention buffer: rollout maps that each hospital chose to send (each in its own colours)",
         fontsize="medium",
     )
     return {"buffer.png": figure}

@@ -36,7 +36,7 @@ from models.settings import CommonSettings, NoSettings
 from strategies.account import Account
 from strategies.exchange import exchange
 from strategies.hooks import Hook
-from strategies.roster import Roster
+from strategies.roster import Roster, meet_latecomers
 from strategies.state import (
     ArraySpec,
     NDArray,
@@ -57,11 +57,13 @@ class FederatedStrategy(Account, Strategy):
         settings_class: the method's own settings.
         title: the method's name for people.
         takes_vit: whether the network can be a ViT, of whose backbone the server knows nothing.
+        welcomes: whether a site may join a run that has begun.
     """
 
     settings_class: ClassVar[type] = NoSettings
     title: ClassVar[str] = ""
     takes_vit: ClassVar[bool] = True
+    welcomes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -207,6 +209,8 @@ class FederatedStrategy(Account, Strategy):
         before = self.current()
         round_ = before.round + 1
         self._packed = {}
+        if self.welcomes:
+            self._welcome(grid, round_)
         for step, phase in enumerate(self.phases(before)):
             self._phase, self._step = phase, step
             messages = list(self.configure_train(round_, self._arrays(), config, grid))
@@ -216,6 +220,19 @@ class FederatedStrategy(Account, Strategy):
         self.state = replace(after, round=round_)
         for hook in self.hooks:
             hook.round_ended(self.state)
+
+    def _welcome(self, grid: Grid, round_: int) -> None:
+        """Let sites in that connected since the last round."""
+        roster, refused = meet_latecomers(grid, self.roster)
+        joined = [
+            site for site in roster.sites() if roster.nodes[site] != self.roster.nodes.get(site)
+        ]
+        self.roster = roster
+        for hook in self.hooks:
+            for reason in refused:
+                hook.site_failed(round_, "hello", "unknown", reason)
+            if joined:
+                hook.roster_changed(round_, roster, joined)
 
     def _exchange(self, grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
         """Send, wait, and return what came; a site that stayed silent is told of by its absence."""

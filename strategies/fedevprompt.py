@@ -49,6 +49,7 @@ class FedEvPrompt(FederatedStrategy):
     settings_class = FedEvPromptSettings
     settings: FedEvPromptSettings
     title = "FedEvPrompt"
+    welcomes = True
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedEvPromptSettings) -> None:

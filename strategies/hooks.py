@@ -21,6 +21,9 @@ class Hook:
     def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
         """Take note that the loop goes on after ``state.round``."""
 
+    def roster_changed(self, round_: int, roster: Roster, joined: list[str]) -> None:
+        """Take note that sites joined before ``round_``, or came back on another node."""
+
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
         """Take note that messages go to ``sites``."""
 

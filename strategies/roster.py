@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,14 @@ class Roster:
     """Sites by name, sorted: what they said of themselves, and their node ids.
 
     ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
-    nodes that are left out could not take part.
+    nodes that are left out could not take part; ``asked`` are all nodes that were asked.
     """
 
     facts: Mapping[str, SiteFacts]
     nodes: Mapping[str, int]
     traffic: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
+    asked: frozenset[int] = frozenset()
 
     def sites(self) -> list[str]:
         """Return the site names, sorted."""
@@ -138,11 +139,80 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
         SiteError: fewer than ``min-sites`` (all) can take part, or two nodes claim one site.
     """
     nodes = wait_for_nodes(grid, settings, silos)
-    content = RecordDict({CONFIG: ConfigRecord({"hello": True})})
-    messages = [Message(content, node, HELLO) for node in nodes]
     facts: dict[str, SiteFacts] = {}
     found: dict[str, int] = {}
     traffic: dict[str, tuple[int, int]] = {}
+    heard, refused = _ask(grid, nodes)
+    for node, said, weight in heard:
+        if said.site in facts:
+            raise SiteError(
+                f"two SuperNodes say that they are site '{said.site}': give each its "
+                "own 'site' in its node config"
+            )
+        facts[said.site], found[said.site], traffic[said.site] = said, node, weight
+    if refused and len(facts) < (settings.min_sites or len(nodes)):
+        raise SiteError(
+            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts)} of {len(nodes)} "
+            f"can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
+        )
+    facts, found = dict(sorted(facts.items())), dict(sorted(found.items()))
+    return Roster(facts, found, traffic, tuple(refused), frozenset(nodes))
+
+
+def meet_latecomers(grid: Grid, roster: Roster) -> tuple[Roster, list[str]]:
+    """Ask nodes that connected since; return the roster with them, and why others are refused.
+
+    A site whose SuperNode was started anew, and so has another node, is the same site.
+    """
+    connected = set(grid.get_node_ids())
+    new = sorted(connected - roster.asked - set(roster.nodes.values()))
+    if not new:
+        return roster, []
+    try:
+        heard, refused = _ask(grid, new)
+    except SiteError as error:
+        heard, refused = [], [str(error)]
+    asked = roster.asked | set(new)
+    for node, said, weight in heard:
+        joined = Roster(
+            dict(sorted({**roster.facts, said.site: said}.items())),
+            dict(sorted({**roster.nodes, said.site: node}.items())),
+            {**roster.traffic, said.site: weight},
+        )
+        if why := _why_not(said, roster, joined, connected):
+            refused.append(f"{said.site}: {why}")
+        else:
+            roster = joined
+    return replace(roster, refused=(*roster.refused, *refused), asked=asked), refused
+
+
+def _why_not(said: SiteFacts, roster: Roster, joined: Roster, connected: set[int]) -> str | None:
+    """Return why a latecomer cannot take part, None if it can."""
+    known = roster.facts.get(said.site)
+    if known is not None:
+        if roster.nodes[said.site] in connected:
+            return "another SuperNode is that site already: give it its own 'site'"
+        if known.fingerprints != said.fingerprints:
+            return "it comes back with other data: start a new run"
+    try:
+        joined.task()
+    except SiteError as error:
+        return str(error)
+    return None
+
+
+Heard = tuple[int, SiteFacts, tuple[int, int]]
+
+
+def _ask(grid: Grid, nodes: Iterable[int]) -> tuple[list[Heard], list[str]]:
+    """Ask nodes who they are; return what they said, by node, and why others cannot take part.
+
+    Raises:
+        SiteError: an answer cannot be read.
+    """
+    content = RecordDict({CONFIG: ConfigRecord({"hello": True})})
+    messages = [Message(content, node, HELLO) for node in nodes]
+    heard: list[Heard] = []
     refused: list[str] = []
     for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
         if reply is None or reply.has_error():
@@ -156,20 +226,8 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
                 f"a SuperNode's hello cannot be read ({type(error).__name__}: {error}): server "
                 "and site run different versions of fedsilo"
             ) from None
-        if said.site in facts:
-            raise SiteError(
-                f"two SuperNodes say that they are site '{said.site}': give each its "
-                "own 'site' in its node config"
-            )
-        facts[said.site], found[said.site] = said, node
-        traffic[said.site] = (record_bytes(content), record_bytes(reply.content))
-    if refused and len(facts) < (settings.min_sites or len(nodes)):
-        raise SiteError(
-            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts)} of {len(nodes)} "
-            f"can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
-        )
-    facts, found = dict(sorted(facts.items())), dict(sorted(found.items()))
-    return Roster(facts, found, traffic, tuple(refused))
+        heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
+    return heard, refused
 
 
 def _facts(config: Mapping[str, Any]) -> SiteFacts:

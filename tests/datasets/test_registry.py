@@ -22,6 +22,7 @@ from models.settings import CommonSettings
 TABLE = CommonSettings(dataset="table")
 IMAGES = ("digits", "mnist", "fmnist")
 TABLES = ("heart", "heart-synthetic", "table")
+PICTURES = ("isic2019", "dermoscopy-phantom", "images")
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
@@ -191,11 +192,33 @@ OF_IMAGES: dict[str, Value] = {
 }
 
 
+OF_PICTURES: dict[str, Value] = {
+    "image-size": 64,
+    "colour-constancy": True,
+    "broken-images": "skip",
+    "target": "diagnosis",
+    "sample-share": 0.5,
+    "public-share": 0.1,
+}
+FOLDS = {key: value for key, value in OF_TABLES.items() if "standard" not in key}
+FOLDS.pop("sums-min-count")
+NOT_OF = {"dermoscopy-phantom": {"broken-images"}, "images": {"target"}}  # of pictures
+
+
 @pytest.mark.parametrize(
     ("dataset", "key", "value"),
     [
         *((name, key, value) for name in IMAGES for key, value in OF_TABLES.items()),
         *((name, key, value) for name in TABLES for key, value in OF_IMAGES.items()),
+        *((name, key, value) for name in PICTURES for key, value in OF_IMAGES.items()),
+        *(
+            (name, key, OF_TABLES[key])
+            for name in PICTURES
+            for key in OF_TABLES
+            if key not in FOLDS
+        ),
+        *((name, key, value) for name in ("digits", "heart") for key, value in OF_PICTURES.items()),
+        *((name, key, OF_PICTURES[key]) for name, keys in NOT_OF.items() for key in keys),
     ],
 )
 def test_a_setting_that_only_other_data_sets_read_is_refused_by_its_key(
@@ -215,3 +238,17 @@ def test_a_tables_own_settings_pass(dataset: str) -> None:
 @pytest.mark.parametrize("dataset", IMAGES)
 def test_the_images_own_settings_pass(dataset: str) -> None:
     check_data_settings(build(CommonSettings, {"dataset": dataset, **OF_IMAGES}))
+
+
+@pytest.mark.parametrize("dataset", PICTURES)
+def test_the_pictures_own_settings_pass(dataset: str) -> None:
+    own = {k: v for k, v in OF_PICTURES.items() if k not in NOT_OF.get(dataset, ())}
+    check_data_settings(build(CommonSettings, {"dataset": dataset, **own, **FOLDS}))
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_a_data_set_says_nothing_of_data_that_are_not_here(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSILO_DATA", raising=False)
+    assert data_set(name).notices(CommonSettings(dataset=name)) == []

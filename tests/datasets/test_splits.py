@@ -227,3 +227,130 @@ def test_a_part_too_small_to_hold_each_class_is_refused_by_its_file(
 ) -> None:
     with pytest.raises(DataError, match=r"^a\.csv: "):
         shared_out(labels_of(*counts), share, 43, "a.csv")
+
+
+def grouped(
+    labels: Indices, groups: list[str], share: float = 0.25, seed: int = 0, **changes: int
+) -> RowSplit:
+    own = dataclasses.replace(PLAIN, **changes)  # type: ignore[arg-type]  # field by field
+    return split_rows(labels, own, share, seed, "a.csv", groups)
+
+
+@st.composite
+def grouped_rows(draw: st.DrawFn, least: int = 2) -> tuple[Indices, list[str]]:
+    """Return labels and groups of 1 to 4 rows each; a group's rows are of one class or two."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=least, max_size=40))
+    groups = [f"g{number}" for number, size in enumerate(sizes) for _ in range(size)]
+    labels = draw(st.lists(st.integers(0, 2), min_size=len(groups), max_size=len(groups)))
+    order = draw(st.permutations(range(len(groups))))
+    return np.array(labels)[order], [groups[row] for row in order]
+
+
+def groups_of(groups: list[str], rows: Indices) -> set[str]:
+    return {groups[row] for row in rows}
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=grouped_rows(), share=st.sampled_from([0.1, 0.25, 0.34, 0.5, 0.9]), seed=st.integers(0))
+def test_a_share_of_groups_is_test_data_and_no_group_is_on_both_sides(
+    rows: tuple[Indices, list[str]], share: float, seed: int
+) -> None:
+    labels, groups = rows
+    found = grouped(labels, groups, share, seed)
+    assert sorted([*found.train, *found.test]) == list(range(len(labels)))
+    assert groups_of(groups, found.train).isdisjoint(groups_of(groups, found.test))
+    assert len(found.train) > 0
+    assert len(found.test) > 0
+    # Off by less than the largest group and a row of each class, however few rows there are
+    assert abs(len(found.test) - share * len(labels)) <= 4 + 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=grouped_rows(least=8), seed=st.integers(0, 99), fold=st.integers(0, 2))
+def test_no_group_is_in_two_folds_or_in_training_and_validation(
+    rows: tuple[Indices, list[str]], seed: int, fold: int
+) -> None:
+    labels, groups = rows
+    assume(np.bincount(labels).max() >= 12)
+    held = []
+    for test_fold in range(3):
+        folds = {"test_folds": 3, "test_fold": test_fold, "val_folds": 2, "val_fold": fold % 2}
+        try:
+            found = grouped(labels, groups, fold_seed=seed, **folds)
+        except DataError as error:
+            assume("cannot be" not in str(error))
+            raise
+        assert sorted([*found.train, *found.val, *found.test]) == list(range(len(labels)))
+        names = [groups_of(groups, part) for part in (found.train, found.val, found.test)]
+        assert names[0].isdisjoint(names[1])
+        assert (names[0] | names[1]).isdisjoint(names[2])
+        held.append(found.test)
+    assert sorted(np.concatenate(held).tolist()) == list(range(len(labels)))
+
+
+def test_the_share_and_the_classes_of_many_groups_are_kept_closely() -> None:
+    labels = np.repeat([0, 1, 2], [900, 240, 60])
+    groups = [f"g{row // 6}" if row % 6 < 3 else f"h{row}" for row in range(len(labels))]
+    for share, seed in ((0.25, 0), (0.25, 1), (0.1, 2), (0.34, 3)):
+        test = grouped(labels, groups, share, seed).test
+        assert counts_of(labels, test, 3) == pytest.approx(
+            [900 * share, 240 * share, 60 * share], abs=3
+        )
+
+
+def test_classes_too_rare_for_the_share_still_make_up_its_test_rows() -> None:
+    labels = np.repeat(np.arange(8), 2)  # of no class a quarter is a row
+    assert len(grouped(labels, [str(row) for row in range(16)]).test) == 4
+
+
+def test_large_groups_are_no_more_often_test_data_than_small_ones() -> None:
+    groups = [f"large{n}" for n in range(40) for _ in range(4)] + [f"small{n}" for n in range(160)]
+    labels = np.zeros(len(groups), dtype=np.int64)
+    held = [grouped(labels, groups, seed=seed).test for seed in range(20)]
+    large = sum((test < 160).sum() for test in held) / sum(len(test) for test in held)
+    assert large == pytest.approx(0.5, abs=0.06)
+
+
+def test_the_seed_draws_the_groups_and_the_order_of_rows_does_not_matter() -> None:
+    labels, groups = labels_of(30, 20), [f"g{row // 2}" for row in range(50)]
+    first = grouped(labels, groups).test
+    assert grouped(labels, groups).test.tolist() == first.tolist()
+    assert grouped(labels, groups, seed=1).test.tolist() != first.tolist()
+    turned = grouped(labels[::-1], groups[::-1]).test
+    assert groups_of(groups[::-1], turned) == groups_of(groups, first)
+
+
+def test_two_groups_are_a_training_and_a_test_group_and_the_smaller_one_is_tested() -> None:
+    labels = np.array([0, 0, 1, 1, 1])
+    assert parts(grouped(labels, ["a", "a", "b", "b", "b"], 0.1)) == [[2, 3, 4], [], [0, 1]]
+    for large in (0.9, 0.99):
+        assert len(grouped(labels[1:], ["a", "a", "b", "b"], large).train) == 2
+    assert parts(grouped(labels, ["a", "a", "b", "b", "b"], 0)) == [[0, 1, 2, 3, 4], [], []]
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "said"),
+    [
+        (["a"] * 8, {}, r"8 samples of 1 group \(patient or lesion\) .* share of 0\.25: add"),
+        (list("aaaabbcc"), {"test_folds": 4}, "rows of 3 groups .* into 4 folds: take fewer"),
+        (list("aaaabbcc"), {"test_folds": 2, "val_folds": 3}, "rows of . groups? .* 3 folds"),
+    ],
+)
+def test_too_few_groups_are_refused_by_their_file(
+    groups: list[str], changes: dict[str, int], said: str
+) -> None:
+    with pytest.raises(DataError, match=rf"^a\.csv: {said}"):
+        grouped(np.array([0, 1] * 4 if "val_folds" not in changes else [0] * 8), groups, **changes)
+    with pytest.raises(DataError, match=r"^a\.csv: 0 samples of 0 group"):
+        grouped(np.zeros(0, dtype=np.int64), [])
+
+
+def test_rows_without_groups_are_split_as_ever() -> None:
+    # Read off the version that knew no groups
+    labels = labels_of(6, 5)
+    assert parts(split(labels, val_folds=2)) == [[4, 9, 10], [1, 3, 5, 8], [0, 2, 6, 7]]
+    assert parts(split(labels, test_folds=3, test_fold=1, val_folds=2)) == [
+        [1, 2, 3],
+        [0, 7, 8, 10],
+        [4, 5, 6, 9],
+    ]

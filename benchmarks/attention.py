@@ -1,0 +1,228 @@
+"""What distillation by attention maps costs: the closed form, and a training step of a ViT.
+
+    python benchmarks/attention.py distance                    # closed form against upsampling
+    python benchmarks/attention.py steps [--batches 4 16 32]   # seconds and memory of a step
+    python benchmarks/attention.py throughput                  # images per second, on a GPU bf16
+
+``distance``: eq. 7 for a batch of maps against the buffer of five other sites (M = 5), once by
+U^T U and the buffer's moments, once by upsampling every map to 224x224. ``steps``: a whole training
+step of ViT-S/16 with prompts at 224x224 on the phantom, each in a process of its own, whose peak
+memory it is: without rollout, with it, and with distillation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from client_app.device import Compute, choose_compute
+from datasets.phantom import DERMOSCOPY_PHANTOM
+from datasets.sources import find_places
+from models.attention_rollout import (
+    BufferMoments,
+    buffer_moments,
+    distillation_loss,
+    upsampling_gram,
+)
+from models.networks import Task, build_classifier, float_inputs
+from models.prompted_vit import PromptedViT
+from models.schema import build
+from models.settings import CommonSettings
+
+_GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
+_VALUES = {
+    "method": "fedevprompt",
+    "dataset": "dermoscopy-phantom",
+    "network": "vit",
+    "backbone-weights": "random",  # time and memory do not depend on the values
+    "sample-share": 0.02,
+}
+_KINDS = ("plain", "rollout", "distillation")
+
+
+def random_maps(count: int, seed: int) -> Tensor:
+    """Return maps (count, cells) that sum to 1."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(count, _GRID[0] * _GRID[1], generator=draw).softmax(dim=1)
+
+
+def by_upsampling(maps: Tensor, buffer: Tensor, per_site: int) -> Tensor:
+    """Return the batch mean of eq. 7 as the paper writes it: every map at image resolution."""
+
+    def upsampled(cells: Tensor) -> Tensor:
+        images = cells.reshape(-1, 1, *_GRID)
+        return torch.nn.functional.interpolate(images, size=_IMAGE, mode="bilinear").flatten(1)
+
+    own, others = upsampled(maps), upsampled(buffer)
+    return (own[:, None] - others[None]).square().sum(dim=(1, 2)).mean() / per_site
+
+
+def seconds_of(work: Callable[[], object], repeats: int = 20) -> float:
+    """Return the least seconds of ``work``, which is run once before."""
+    work()
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def distance(console: Console, batch: int = 32) -> None:
+    """Compare value, gradient and time of both forms."""
+    torch.set_num_threads(1)
+    buffer = random_maps(_SITES * _PER_SITE, 1)
+    labels = torch.zeros(batch, dtype=torch.int64)
+    gram = upsampling_gram(_GRID, _IMAGE)
+    moments = buffer_moments({0: buffer}, 1, gram).to(torch.device("cpu"))
+    maps = random_maps(batch, 0).requires_grad_()
+
+    def closed() -> Tensor:
+        (grad,) = torch.autograd.grad(distillation_loss(maps, labels, moments, _PER_SITE), maps)
+        return grad
+
+    def written_out() -> Tensor:
+        (grad,) = torch.autograd.grad(by_upsampling(maps, buffer, _PER_SITE), maps)
+        return grad
+
+    values = [
+        distillation_loss(maps, labels, moments, _PER_SITE).item(),
+        by_upsampling(maps.double(), buffer.double(), _PER_SITE).item(),
+    ]
+    grads = (closed() - written_out()).norm() / written_out().norm()
+    fast, slow = seconds_of(closed), seconds_of(written_out, 5)
+    console.print(
+        f"batch {batch}, buffer {len(buffer)} maps, value and gradient, one thread: closed form "
+        f"{1e3 * fast:.3f} ms, upsampled {1e3 * slow:.1f} ms, {slow / fast:.0f} times; value "
+        f"differs by {abs(values[0] / values[1] - 1):.1e}, gradient by {grads.item():.1e}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def training_step(
+    settings: CommonSettings, batch: int, kind: str
+) -> tuple[Callable[[], None], Compute]:
+    """Return a training step on images of the phantom, as a site makes it."""
+    compute = choose_compute(settings.device, settings.precision, settings.threads)
+    silo = DERMOSCOPY_PHANTOM.load("vidir_molemax", settings, find_places("", ""))
+    images = silo.train.inputs[torch.arange(batch) % len(silo.train)]
+    labels = silo.train.labels[torch.arange(batch) % len(silo.train)]
+    task = Task(tuple(images.shape[1:]), silo.task.classes)
+    network = build_classifier(settings, task)
+    compute.place(network)
+    network.train()
+    assert isinstance(network, PromptedViT)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained)
+    moments = _moments(network, compute, task.classes)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        inputs, targets = float_inputs(compute.bring(images)), compute.bring(labels)
+        with compute.autocast():
+            if kind == "plain":
+                loss = network.loss(inputs, targets)
+            else:
+                tokens, maps = network.encode_with_rollout(inputs)
+                loss = network.criterion(network.classify(tokens), targets)
+                if kind == "distillation":
+                    loss = loss + 1e-6 * distillation_loss(maps, targets, moments, _PER_SITE)
+        loss.backward()
+        optimiser.step()
+
+    return step, compute
+
+
+def _moments(network: PromptedViT, compute: Compute, classes: int) -> BufferMoments:
+    gram = upsampling_gram(network.grid_size(), network.image_size())
+    cells = len(gram)
+    maps = {c: torch.full((_SITES * _PER_SITE, cells), 1 / cells) for c in range(classes)}
+    return buffer_moments(maps, classes, gram).to(compute.device)
+
+
+def one_step(batch: int, kind: str, threads: int) -> None:
+    """Print seconds and peak memory of a step; for a process of its own."""
+    settings = build(CommonSettings, {**_VALUES, "threads": threads})
+    step, compute = training_step(settings, batch, kind)
+    step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds = seconds_of(step, 3)
+    peak = max(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    if compute.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    print(f"{seconds} {peak}")
+
+
+def steps(console: Console, batches: list[int], threads: int) -> None:
+    """Print a table of steps, with the cost of distillation over the plain step."""
+    table = Table("batch", "step", "seconds", "over plain", "images / s", "peak MiB")
+    for batch in batches:
+        plain = 0.0
+        for kind in _KINDS:
+            command = [sys.executable, __file__, "one", str(batch), kind, "--threads", str(threads)]
+            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            seconds, peak = map(float, told.split())
+            plain = plain or seconds
+            over = f"{100 * (seconds / plain - 1):+.1f} %"
+            cells = (f"{seconds:.2f}", over, f"{batch / seconds:.1f}", f"{peak:,.0f}")
+            table.add_row(str(batch), kind, *cells)
+    console.print(table)
+
+
+def throughput(console: Console) -> None:
+    """Print images per second of training steps, fp32 and bf16, on the device there is."""
+    table = Table("precision", "batch", "step", "images / s", "peak MiB")
+    for precision in ("fp32", "bf16"):
+        for batch in (32, 128):
+            for kind in _KINDS:
+                settings = build(CommonSettings, {**_VALUES, "precision": precision})
+                step, compute = training_step(settings, batch, kind)
+                if compute.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
+                seconds = seconds_of(step, 10)
+                cuda = compute.device.type == "cuda"
+                peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0
+                row = (precision, str(batch), kind, f"{batch / seconds:.0f}", f"{peak:,.0f}")
+                table.add_row(*row)
+    console.print(table)
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True, dest="command")
+    commands.add_parser("distance")
+    table = commands.add_parser("steps")
+    table.add_argument("--batches", type=int, nargs="+", default=[4, 16, 32])
+    table.add_argument("--threads", type=int, default=2)
+    commands.add_parser("throughput")
+    one = commands.add_parser("one")
+    one.add_argument("batch", type=int)
+    one.add_argument("kind", choices=_KINDS)
+    one.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    console = Console()
+    if options.command == "distance":
+        distance(console)
+    elif options.command == "steps":
+        steps(console, options.batches, options.threads)
+    elif options.command == "throughput":
+        throughput(console)
+    else:
+        one_step(options.batch, options.kind, options.threads)
+
+
+if __name__ == "__main__":
+    main()

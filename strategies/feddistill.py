@@ -1,0 +1,79 @@
+"""FedDistill (Seo et al. 2022, after Jeong et al. 2018): sites exchange mean logits, never weights.
+
+Messages: ``train`` brings ``logits/<class>`` (classes,), the unweighted mean over all other sites
+that have the class, none in round 1; the reply holds ``logits/<class>`` (classes,), the site's mean
+over its training samples of that class, for each class that it has. ``evaluate`` brings nothing.
+Float32.
+
+The server keeps each site's logits until that site sends newer ones: a site that does not answer a
+round still counts for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from models.contract import EVALUATE
+from models.feddistill import LOGITS, FedDistillSettings
+from models.networks import Task
+from strategies.account import Published
+from strategies.base import FederatedStrategy
+from strategies.dermoscopy import dermoscopy
+from strategies.fedproto import fewest, held
+from strategies.state import ArraySpec, NDArray, RoundState, SiteReply
+
+
+class FedDistill(FederatedStrategy):
+    """Keeps each site's mean logits, ``logits/<site>/<class>``, and sends each the others' mean."""
+
+    settings_class = FedDistillSettings
+    settings: FedDistillSettings
+    title = "FedDistill"
+
+    def leaves(self) -> list[str]:
+        """Name the logits, of how few samples they are, and who gets them."""
+        sites = len(self.roster.sites())
+        goes = {1: "nobody gets them", 2: "the other site gets them as they are"}
+        return [
+            "each round: for each class that the site has training samples of, the mean logits of "
+            f"those samples, {fewest(self.roster)}; "
+            + goes.get(sites, "each site gets the mean over the other sites that have the class")
+        ]
+
+    def published(self) -> Published:
+        """Return FedEvPrompt's table 1."""
+        return dermoscopy("FedDistill", self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return an empty state: there are no logits before round 1."""
+        return RoundState(0, {})
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the others' mean logits of each class that ``site`` has, to train on."""
+        if phase == EVALUATE:
+            return {}
+        found: dict[str, NDArray] = {}
+        for label in held(self.roster, site):
+            names = [f"{LOGITS}{other}/{label}" for other in self.roster.sites() if other != site]
+            logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
+            if logits:
+                found[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
+        return found
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect mean logits of each class that the site has."""
+        classes = self.roster.task().classes
+        return {f"{LOGITS}{n}": ArraySpec((classes,)) for n in held(self.roster, site)}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Put what came in the place of what the same sites had sent."""
+        came = {
+            f"{LOGITS}{site}/{label}": reply.array(f"{LOGITS}{label}")
+            for site, reply in replies.items()
+            for label in held(self.roster, site)
+        }
+        return RoundState(state.round, {**state.arrays, **came}, state.extras)

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from models.errors import SettingError
+from models.feddistill import FedDistillSettings
+from models.schema import build
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
+def test_no_weight_at_all_would_be_local_and_is_refused(weight: float) -> None:
+    with pytest.raises(SettingError, match=r"'logit-weight' is .* above 0"):
+        build(FedDistillSettings, {"logit-weight": weight})
+
+
+def test_the_weight_is_one_unless_it_is_set() -> None:
+    assert build(FedDistillSettings, {}).logit_weight == 1.0
