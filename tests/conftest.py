@@ -6,11 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from models.schema import Value
 from server_app.config import resolve
 from server_app.run_directory import RunDirectory
+
+# Speed belongs in a benchmark, not in a test that fails on a busy machine
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Small enough for seconds: 3 silos (one per distribution) of 40 training and 10 test digits.
 TINY: dict[str, Value] = {
