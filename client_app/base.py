@@ -185,7 +185,7 @@ class SiteMethod(ABC):
         """
         network = build_classifier(self.common, self.silo.task)
         load_backbone(network, self.common)
-        set_prior(network, self.silo)
+        set_prior(network, self.silo.train.labels)
         return network
 
     def own_arrays(self) -> dict[str, Tensor]:
@@ -307,10 +307,10 @@ class SiteMethod(ABC):
         return records
 
 
-def set_prior(network: nn.Module, silo: Silo) -> None:
-    """Give an evidential network the prior of the silo's own training data."""
+def set_prior(network: nn.Module, labels: Tensor) -> None:
+    """Give an evidential network the prior of ``labels`` (n,), what it is trained on."""
     for evidence in evidences(network):
-        counts = torch.bincount(silo.train.labels, minlength=silo.task.classes)
+        counts = torch.bincount(labels, minlength=len(evidence.prior))
         evidence.prior.copy_(skewed_prior(counts))
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
+from typing import cast
 
 import torch
+from torch import nn
 
+from client_app.base import set_prior
 from client_app.evaluation import SiteNetwork, measure
 from client_app.fedavg import FedAvgSite
 from client_app.site import ready_silo
@@ -22,7 +26,11 @@ class MixSite(FedAvgSite):
     def fit(self, network: SiteNetwork) -> float:
         """Train on the pooled data, or return the loss on this site's own."""
         if self.request.instruction.returns:
-            return super().fit(network)
+            module = cast(nn.Module, network)
+            set_prior(module, self.training_data().labels)
+            loss = super().fit(network)
+            set_prior(module, self.silo.train.labels)  # it is measured as everywhere
+            return loss
         key = (self.request.instruction.round, self.silo.name, "train")
         return measure(network, self.silo.train, self.common, self.compute, key)["loss"]
 
@@ -38,6 +46,7 @@ class MixSite(FedAvgSite):
         sites = len(str(self.request.instruction.notes["sites"]).split("\n"))
         return dataclasses.replace(self.common, local_steps=sites * self.common.local_steps)
 
+    @lru_cache(maxsize=1)  # noqa: B019  # a method lives for one message
     def training_data(self) -> Split:
         """Return the training data of all sites that take part.
 

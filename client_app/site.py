@@ -125,15 +125,17 @@ def open_site(context: Context) -> Site:
     """Load this node's silo.
 
     Raises:
-        SiteError: the server asks a real hospital for folds. By sums over the same rows but one it
-            could learn that one.
+        SiteError: the server asks a real hospital for folds or a share of its samples. By sums
+            over the same ones but one it could learn that one.
     """
     settings, simulated = site_settings(context), is_simulated(context)
     folds = settings.test_folds or settings.val_folds
-    if folds and not simulated and context.node_config.get("allow-folds") is not True:
+    parts = folds or settings.sample_share < 1 or settings.public_share > 0
+    if parts and not simulated and context.node_config.get("allow-folds") is not True:
         raise SiteError(
-            "the run asks for folds of this site's rows, and sums over different rows tell of "
-            "single patients: set 'allow-folds=true' in the node config if that is wanted"
+            "the run asks for folds or a share of this site's samples, and sums over different "
+            "samples tell of single patients: set 'allow-folds=true' in the node config if that "
+            "is wanted"
         )
     return Site(settings, load_silo(site_name(context, settings), settings), simulated)
 

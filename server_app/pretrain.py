@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from client_app.device import Compute, choose_compute
+from client_app.device import choose_compute
+from client_app.evaluation import in_batches
 from datasets.backbones import FOLDER
 from datasets.image_silos import ImageDataSet
 from datasets.registry import data_set
@@ -60,38 +62,46 @@ def pretrain(options: argparse.Namespace) -> None:
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
     """
-    settings, _ = planned(options.experiment, options)
-    common = settings.common
+    common = planned(options.experiment, options)[0].common
     recipe = read_section(simulation_file(options.file), "pretraining", Pretraining)
     target = _target(common, options.weights)
-    chosen = data_set(common.dataset)
-    if common.network != "vit" or not isinstance(chosen, ImageDataSet):
-        raise SettingError(
-            f"experiment '{options.experiment}' is of network '{common.network}' on data set "
-            f"'{common.dataset}': there is no ViT to train on public images"
-        )
-    if "target" in chosen.settings:
-        common = dataclasses.replace(common, target=recipe.target)
-    places = find_places(common.data_dir, common.cache_dir)
-    public = chosen.public(common, places)
-    classes = len(chosen.classes(common, places))
+    public, classes = _public(options.experiment, common, recipe)
     console = make_console()
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     console.print(
         f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out",
         highlight=False,
     )
-    vit, score = _train(public, classes, common, recipe, console.print)
+    trainer = _Trainer(public, classes, common, recipe)
+    figures = trainer.run(lambda line: console.print(line, highlight=False, soft_wrap=True))
     facts = {
         "backbone": {k: v for k, v in as_mapping(common).items() if k.startswith("backbone")},
         "image-size": public.inputs.shape[-1],
         "data": [common.dataset, common.public_share, len(public)],
         "pretraining": as_mapping(recipe),
-        "held out": score,
+        "held out": figures,
     }
-    arrays = {name: tensor.cpu().numpy() for name, tensor in vit.state_dict().items()}
+    arrays = {name: tensor.cpu().numpy() for name, tensor in trainer.vit.state_dict().items()}
     save_state(target, arrays, facts)
     console.print(f"weights: {target}", highlight=False, soft_wrap=True)
+
+
+def _public(experiment: str, common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
+    """Return the public images and their number of classes.
+
+    Raises:
+        SettingError: the experiment has no ViT, or its data set no public part.
+    """
+    chosen = data_set(common.dataset)
+    if common.network != "vit" or not isinstance(chosen, ImageDataSet):
+        raise SettingError(
+            f"experiment '{experiment}' is of network '{common.network}' on data set "
+            f"'{common.dataset}': there is no ViT to train on public images"
+        )
+    if "target" in chosen.settings:
+        common = dataclasses.replace(common, target=recipe.target)
+    places = find_places(common.data_dir, common.cache_dir)
+    return chosen.public(common, places), len(chosen.classes(common, places))
 
 
 def _target(common: CommonSettings, given: Path | None) -> Path:
@@ -113,70 +123,91 @@ def _target(common: CommonSettings, given: Path | None) -> Path:
     return path if path.is_absolute() else folder / path
 
 
-def _train(
-    public: Split, classes: int, common: CommonSettings, recipe: Pretraining, say: Any
-) -> tuple[nn.Module, dict[str, float]]:
-    """Return the trained ViT and its figures on the held-out images."""
-    from models.prompted_vit import build_vit  # imports timm
+class _Trainer:
+    """A ViT with a linear head, its optimiser, and the images it sees."""
 
-    compute = choose_compute(common.device, common.precision, os.cpu_count() or 1)
-    order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
-    rows = torch.randperm(len(public), generator=order)
-    held, trained = rows[::_HELD_OUT], rows[torch.arange(len(rows)) % _HELD_OUT != 0]
-    task = Task(tuple(public.inputs.shape[1:]), classes)
-    with seeded(recipe.seed, "pretraining", "weights"):
-        vit = build_vit(common, task, drop_path_rate=recipe.drop_path)
-        network = compute.place(nn.Sequential(vit, nn.Linear(vit.num_features, classes)))
-    steps = -(-len(trained) // recipe.batch_size)
-    optimiser = torch.optim.AdamW(network.parameters(), weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser,
-        recipe.learning_rate,
-        total_steps=steps * recipe.epochs,
-        pct_start=max(min(recipe.warmup_epochs / recipe.epochs, 0.9), 1e-6),
-        cycle_momentum=False,
-    )
-    weights = compute.bring(class_weights(public.labels[trained], classes))
-    began, score = time.monotonic(), {}
-    with seeded(recipe.seed, "pretraining", "steps", device=compute.device):
-        for epoch in range(1, recipe.epochs + 1):
-            network.train()
-            loss = 0.0
-            shuffled = trained[torch.randperm(len(trained), generator=order)]
-            for chosen in torch.split(shuffled, recipe.batch_size):
-                images = augmented(public.inputs[chosen], order)
-                labels = public.labels[chosen]
-                loss += _step(network, images, labels, weights, recipe, compute, optimiser)
-                schedule.step()
-            if not loss < float("inf"):
-                raise FedsiloError("pre-training diverged: lower its 'learning-rate'")
-            if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
-                score = _score(network, public, held, compute)
-                figures = ", ".join(f"{key} {value:.3f}" for key, value in score.items())
-                seconds = time.monotonic() - began
-                say(f"epoch {epoch}: loss {loss / steps:.3f}; held out: {figures}; {seconds:.0f} s")
-    return vit, score
+    def __init__(
+        self, public: Split, classes: int, common: CommonSettings, recipe: Pretraining
+    ) -> None:
+        from models.prompted_vit import build_vit  # imports timm
 
-
-def _step(
-    network: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    recipe: Pretraining,
-    compute: Compute,
-    optimiser: torch.optim.Optimizer,
-) -> float:
-    optimiser.zero_grad(set_to_none=True)
-    with compute.autocast():
-        logits = network(float_inputs(compute.bring(images)))
-        loss = nn.functional.cross_entropy(
-            logits.float(), compute.bring(labels), weights, label_smoothing=recipe.smoothing
+        self.public, self.recipe = public, recipe
+        self.compute = choose_compute(common.device, common.precision, os.cpu_count() or 1)
+        self.order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
+        rows = torch.randperm(len(public), generator=self.order)
+        self.held = rows[::_HELD_OUT]
+        self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
+        task = Task(tuple(public.inputs.shape[1:]), classes)
+        with seeded(recipe.seed, "pretraining", "weights"):
+            self.vit = build_vit(common, task, drop_path_rate=recipe.drop_path)
+            head = nn.Linear(self.vit.num_features, classes)
+        self.network = self.compute.place(nn.Sequential(self.vit, head))
+        self.steps = -(-len(self.trained) // recipe.batch_size)
+        decay = recipe.weight_decay
+        self.optimiser = torch.optim.AdamW(self.network.parameters(), weight_decay=decay)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimiser,
+            recipe.learning_rate,
+            total_steps=self.steps * recipe.epochs,
+            pct_start=max(min(recipe.warmup_epochs / recipe.epochs, 0.9), 1e-6),
+            cycle_momentum=False,
         )
-    loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
-    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    optimiser.step()
-    return loss.item()
+        self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
+
+    def run(self, say: Callable[[str], None]) -> dict[str, float]:
+        """Train for all epochs and return the figures on the held-out images."""
+        began, recipe, found = time.monotonic(), self.recipe, {}
+        with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
+            for epoch in range(1, recipe.epochs + 1):
+                loss = self._epoch()
+                if not math.isfinite(loss):
+                    raise FedsiloError(
+                        f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
+                        "simulation file's 'pretraining'; no weights were written"
+                    )
+                if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
+                    found = self._figures()
+                    told = ", ".join(f"{key} {value:.3f}" for key, value in found.items())
+                    seconds = time.monotonic() - began
+                    say(f"epoch {epoch}: loss {loss:.3f}; held out: {told}; {seconds:.0f} s")
+        return found
+
+    def _epoch(self) -> float:
+        """Train for an epoch and return its mean loss."""
+        self.network.train()
+        loss = 0.0
+        shuffled = self.trained[torch.randperm(len(self.trained), generator=self.order)]
+        for chosen in torch.split(shuffled, self.recipe.batch_size):
+            images = augmented(self.public.inputs[chosen], self.order)
+            loss += self._step(images, self.public.labels[chosen])
+            self.schedule.step()
+        return loss / self.steps
+
+    def _step(self, images: Tensor, labels: Tensor) -> float:
+        self.optimiser.zero_grad(set_to_none=True)
+        smoothing = self.recipe.smoothing
+        with self.compute.autocast():
+            logits = self.network(float_inputs(self.compute.bring(images))).float()
+            targets = self.compute.bring(labels)
+            loss = nn.functional.cross_entropy(
+                logits, targets, self.weights, label_smoothing=smoothing
+            )
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimiser.step()
+        return loss.item()
+
+    def _figures(self) -> dict[str, float]:
+        """Return accuracy and its like on the held-out images."""
+        self.network.eval()
+        with torch.no_grad(), self.compute.autocast():
+            parts = [
+                self.network(float_inputs(self.compute.bring(batch))).float().softmax(1).cpu()
+                for batch in in_batches(self.public.inputs[self.held])
+            ]
+        probabilities, labels = torch.cat(parts), self.public.labels[self.held]
+        accuracy = (probabilities.argmax(1) == labels).float().mean().item()
+        return {"accuracy": accuracy} | classification_evidence(probabilities, labels)
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:
@@ -210,15 +241,3 @@ def augmented(images: Tensor, draw: torch.Generator) -> Tensor:
         lit = change.adjust_brightness(cropped, 0.8 + 0.4 * light)
         found.append(change.adjust_contrast(lit, 0.8 + 0.4 * contrast))
     return torch.stack(found)
-
-
-def _score(network: nn.Module, public: Split, held: Tensor, compute: Compute) -> dict[str, float]:
-    network.eval()
-    with torch.no_grad(), compute.autocast():
-        parts = [
-            network(float_inputs(compute.bring(public.inputs[chosen]))).float().softmax(1).cpu()
-            for chosen in torch.split(held, 250)
-        ]
-    probabilities, labels = torch.cat(parts), public.labels[held]
-    accuracy = (probabilities.argmax(1) == labels).float().mean().item()
-    return {"accuracy": accuracy} | classification_evidence(probabilities, labels)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.device import Compute
-from client_app.evaluation import measure, predict, tokens_of
+from client_app.evaluation import in_batches, measure, over_batches, predict, tokens_of
 from datasets.silos import Split
 from models.settings import CommonSettings
 
@@ -171,3 +171,53 @@ def test_tokens_are_those_of_all_images_with_running_statistics() -> None:
     assert not tokens.requires_grad
     # Untouched running statistics are mean 0 and variance 1.
     torch.testing.assert_close(tokens, split.inputs.flatten(1) / math.sqrt(1 + network.norm.eps))
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((1001, 3), [500, 500, 1]),
+        ((500, 1, 16, 16), [500]),
+        ((11, 3, 1024, 1024), [5, 5, 1]),  # 5 of 3 * 2**20 numbers are the most within 2**24
+        ((2, 3, 4096, 4096), [1, 1]),  # one image is beyond it, and is measured all the same
+        ((0, 3), [0]),
+    ],
+)
+def test_batches_of_measuring_are_bounded_in_samples_and_in_numbers(
+    shape: tuple[int, ...], sizes: list[int]
+) -> None:
+    inputs = torch.zeros((), dtype=torch.uint8).expand(shape)  # takes no memory
+    assert [len(part) for part in in_batches(inputs)] == sizes
+
+
+def test_images_of_8_bits_are_measured_as_their_float_version() -> None:
+    draw = torch.Generator().manual_seed(1)
+    bytes_ = torch.randint(0, 256, (40, 1, 1, 3), generator=draw, dtype=torch.uint8)
+    floats, labels = bytes_.float() / 127.5 - 1, torch.arange(40) % 3
+    assert (floats.min() >= -1, floats.max() <= 1) == (True, True)
+    found, expected = (
+        measure(WithDropout(), Split(inputs, labels), SETTINGS, CPU, KEY)
+        for inputs in (bytes_, floats)
+    )
+    assert found == expected
+    tokens, same = (
+        tokens_of(WithDropout(), Split(inputs, labels), CPU) for inputs in (bytes_, floats)
+    )
+    assert torch.equal(tokens, same)
+
+
+def test_a_function_over_batches_sees_all_inputs_once_in_eval_mode_and_without_gradient() -> None:
+    network, sizes = WithDropout(), []
+    network.train()
+
+    def doubled(inputs: Tensor) -> Tensor:
+        sizes.append(len(inputs))
+        assert not network.training
+        return inputs.double() * 2
+
+    inputs = torch.arange(501.0)[:, None].requires_grad_()
+    found = over_batches(network, inputs, CPU, doubled)
+    assert sizes == [500, 1]
+    assert found.dtype == torch.float32
+    assert not found.requires_grad
+    assert found.flatten().tolist() == [2.0 * number for number in range(501)]

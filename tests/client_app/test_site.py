@@ -169,7 +169,7 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
     message: Callable[..., Message], folds: dict[str, int], tmp_path: Path
 ) -> None:
     real = {"site": "va", "state-dir": str(tmp_path)}
-    said = r"sums over different rows tell of single patients: set 'allow-folds=true'"
+    said = r"sums over different samples tell of single patients: set 'allow-folds=true'"
     for node in (real, real | {"partition-id": 3}, real | {"allow-folds": False}):
         with pytest.raises(SiteError, match=said):
             open_site(heart_node(node, **folds))
@@ -178,6 +178,22 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
     plain = open_site(heart_node(real)).silo.fingerprints
     for node in (real | {"allow-folds": True}, {"partition-id": 3}):
         assert open_site(heart_node(node, **folds)).silo.fingerprints != plain
+
+
+@pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}])
+def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
+    share: dict[str, float], tmp_path: Path
+) -> None:
+    values = {"method": "fedavg", "dataset": "dermoscopy-phantom", "image-size": 16}
+    settings = resolve(values | {"sample-share": 0.02} | share).as_mapping()
+
+    def node(**more: str | bool) -> Context:
+        config = {"site": "vienna_dias", "state-dir": str(tmp_path), **more}
+        return Context(1, 1001, config, RecordDict(), settings)
+
+    with pytest.raises(SiteError, match="the run asks for folds or a share of this site's samples"):
+        open_site(node())
+    assert open_site(node(**{"allow-folds": True})).silo.name == "vienna_dias"
 
 
 def test_the_run_config_names_the_method_and_its_settings(

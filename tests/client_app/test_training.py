@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from client_app.device import Compute
-from client_app.training import batches, train_locally
+from client_app.training import batches, open_optimiser, passes_of, train_locally
 from datasets.silos import Silo, Split
 from models.errors import SiteError
 from models.networks import TokenClassifier, build_classifier
@@ -153,3 +153,148 @@ def test_training_lowers_the_loss(common: CommonSettings, silo: Silo) -> None:
         train_locally(network, silo.train, common, CPU, (round_, "s1a")) for round_ in range(6)
     ]
     assert losses[-1] < losses[0]
+
+
+class TwoRates(nn.Module):
+    """A module of a fast, a slow and a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast = nn.Parameter(torch.ones(1))
+        self.slow = nn.Parameter(torch.ones(1))
+        self.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def slow_parameters(self) -> list[nn.Parameter]:
+        return [self.slow]
+
+
+RATES = {"learning_rate": 0.5, "basic_learning_rate": 0.125, "weight_decay": 0.25}
+
+
+def test_slow_parameters_have_the_basic_learning_rate_and_frozen_ones_none() -> None:
+    module = TwoRates()
+    groups = open_optimiser(module, CommonSettings(**RATES)).param_groups  # type: ignore[arg-type]
+    assert [(len(group["params"]), group["lr"]) for group in groups] == [(1, 0.5), (1, 0.125)]
+    assert groups[0]["params"][0] is module.fast
+    assert groups[1]["params"][0] is module.slow
+    assert [group["weight_decay"] for group in groups] == [0.25, 0.25]
+
+
+def test_a_step_of_sgd_moves_the_slow_parameter_by_its_own_rate() -> None:
+    module = TwoRates()
+    settings = CommonSettings(optimiser="sgd", learning_rate=0.5, basic_learning_rate=0.125)
+    optimiser = open_optimiser(module, settings)
+    (module.fast + module.slow).sum().backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+    assert (module.fast.item(), module.slow.item(), module.frozen.item()) == (0.5, 0.875, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)],
+)
+def test_the_optimiser_is_that_of_the_settings_with_one_group_where_nothing_is_slow(
+    name: str, kind: type[torch.optim.Optimizer]
+) -> None:
+    optimiser = open_optimiser(nn.Linear(2, 1), CommonSettings(optimiser=name))
+    assert type(optimiser) is kind
+    assert [len(group["params"]) for group in optimiser.param_groups] == [2]
+
+
+def test_adamw_shrinks_a_weight_by_rate_times_decay_and_adam_takes_decay_for_a_gradient() -> None:
+    for name, expected in (("adamw", 1 - 0.5 * 0.25), ("adam", 1 - 0.5)):
+        weight = nn.Parameter(torch.ones(1))
+        settings = CommonSettings(optimiser=name, learning_rate=0.5, weight_decay=0.25)
+        optimiser = open_optimiser(nn.ParameterList([weight]), settings)
+        weight.grad = torch.zeros(1)
+        optimiser.step()
+        assert weight.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "epochs", "steps", "passes"),
+    [
+        (36, 3, 0, 3),
+        (36, 3, 1, 1),
+        (36, 3, 3, 1),  # 16, 16 and 4
+        (36, 3, 4, 2),
+        (36, 3, 7, 3),
+        (33, 3, 4, 2),  # 16 and 17: the last batch of one joins the one before
+        (2, 1, 5, 5),
+    ],
+)
+def test_passes_of_a_round_by_hand_and_each_is_told_before_it_begins(
+    count: int, epochs: int, steps: int, passes: int, common: CommonSettings
+) -> None:
+    settings = dataclasses.replace(common, local_epochs=epochs, local_steps=steps)
+    assert passes_of(count, settings) == passes
+    network, told = Counting(), []
+
+    def begins(number: int) -> None:
+        told.append((number, len(network.seen)))
+
+    train_locally(network, split_of(count), settings, CPU, (1, "s1a"), pass_begins=begins)
+    assert told == [(number, number * count) for number in range(passes)]
+
+
+def test_an_objective_replaces_the_networks_own_loss(common: CommonSettings) -> None:
+    network = Counting()
+
+    def objective(inputs: Tensor, labels: Tensor) -> Tensor:
+        return (labels.float() + inputs.flatten()).mean() + 0 * network.weight.sum()
+
+    loss = train_locally(network, split_of(21), common, CPU, (1, "s1a"), objective=objective)
+    assert loss == pytest.approx(20.0)  # twice the mean of 0..20
+    assert network.seen == []
+
+
+def test_a_penalty_is_no_part_of_an_objective_and_is_added_to_it(common: CommonSettings) -> None:
+    network = Counting()
+
+    def objective(inputs: Tensor, labels: Tensor) -> Tensor:
+        return 0 * network.weight.sum() + 2.0
+
+    def penalty() -> Tensor:
+        return torch.tensor(0.5)
+
+    loss = train_locally(network, split_of(20), common, CPU, (1, "a"), penalty, objective=objective)
+    assert loss == pytest.approx(2.5)
+
+
+def test_an_optimiser_that_is_given_goes_on_and_else_it_is_a_fresh_one(
+    common: CommonSettings,
+) -> None:
+    settings = dataclasses.replace(common, optimiser="sgd", learning_rate=0.1, local_epochs=1)
+
+    def weight_after_two_rounds(own: bool) -> float:
+        network = Counting()
+        kept = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9) if own else None
+        for round_ in (1, 2):
+            train_locally(
+                network,
+                split_of(2),
+                settings,
+                CPU,
+                (round_, "s1a"),
+                objective=lambda inputs, labels: network.weight.sum(),
+                optimiser=kept,
+            )
+        return network.weight.item()
+
+    # The gradient is 1: velocities 1 and then 1 + 0.9; a fresh one of the settings has none
+    assert weight_after_two_rounds(own=True) == pytest.approx(-0.1 * (1 + 1.9))
+    assert weight_after_two_rounds(own=False) == pytest.approx(-0.1 * 2)
+
+
+def test_images_of_8_bits_train_as_their_float_version_does(
+    common: CommonSettings, silo: Silo
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    bytes_ = torch.randint(0, 256, (36, 1, 16, 16), generator=draw, dtype=torch.uint8)
+    floats = bytes_.float() / 127.5 - 1
+    losses = []
+    for inputs in (bytes_, floats):
+        network = build_classifier(common, silo.task)
+        split = Split(inputs, silo.train.labels[:36])
+        losses.append(train_locally(network, split, common, CPU, (1, "s1a")))
+    assert losses[0] == losses[1]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.evidence import CALIBRATION_BINS, classification_evidence
+from models.evidence import CALIBRATION_BINS, bin_counts, classification_evidence
 
 
 def of(rows: list[list[float]], labels: list[int]) -> dict[str, float]:
@@ -116,3 +116,25 @@ def test_evidence_is_a_share_and_does_not_depend_on_the_order_of_samples(
     random.shuffle(order)
     again = classification_evidence(probabilities[order], labels[order])
     assert again == pytest.approx(found, abs=1e-6)
+
+
+def test_bins_hold_count_hits_and_mean_and_the_last_one_holds_one() -> None:
+    values = torch.tensor([0.0, 0.125, 0.25, 0.375, 0.875, 1.0])
+    right = torch.tensor([True, False, True, True, False, True])
+    # Bins of a quarter: 0 and 0.125; 0.25 begins the second; the third is empty; 0.875 and 1
+    assert bin_counts(values, right, 4) == {
+        **{"0.count": 2, "0.right": 1, "0.mean": 0.0625},
+        **{"1.count": 2, "1.right": 2, "1.mean": 0.3125},
+        **{"2.count": 0, "2.right": 0, "2.mean": 0.0},
+        **{"3.count": 2, "3.right": 1, "3.mean": 0.9375},
+    }
+
+
+def test_one_bin_holds_everything_and_its_mean_is_the_mean() -> None:
+    found = bin_counts(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([True, True, False]), 1)
+    assert found == {"0.count": 3, "0.right": 2, "0.mean": 0.5}
+
+
+def test_values_a_rounding_error_beyond_one_or_below_zero_stay_in_the_outer_bins() -> None:
+    found = bin_counts(torch.tensor([1.0000001, -1e-7]), torch.tensor([True, True]), 10)
+    assert (found["9.count"], found["0.count"]) == (1, 1)

@@ -6,10 +6,13 @@ from torch import nn
 
 from models.errors import SettingError
 from models.networks import (
+    FrozenPart,
     Task,
     TokenClassifier,
     build_classifier,
+    build_evidence,
     exchanged_arrays,
+    float_inputs,
     load_exchanged,
     network_kind,
 )
@@ -177,3 +180,76 @@ def test_a_row_network_on_images_is_refused_with_those_that_take_them(network: s
     said = f"network '{network}' .*data set 'digits', which is images: .*conv or vgg16-bn"
     with pytest.raises(SettingError, match=said):
         build_classifier(settings, TASK)
+
+
+def test_8_bit_images_are_scaled_to_minus_one_to_one_and_other_inputs_are_left() -> None:
+    found = float_inputs(torch.tensor([0, 51, 255], dtype=torch.uint8))
+    assert found.dtype == torch.float32
+    assert found.tolist() == pytest.approx([-1.0, -0.6, 1.0])
+    for rows in (torch.tensor([0.0, 255.0]), torch.tensor([3], dtype=torch.int64)):
+        assert float_inputs(rows) is rows
+
+
+class PartlyFrozen(nn.Module):
+    """A frozen part with a batch norm, and others whose names begin as its does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = FrozenPart()
+        self.backbone.inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.backbone2 = nn.Linear(2, 1, bias=False)
+        self.outer = nn.ModuleDict({"backbone": nn.Linear(1, 1, bias=False), "kept": FrozenPart()})
+        self.outer["kept"].register_buffer("scale", torch.ones(2))
+
+
+def test_no_array_of_a_frozen_part_is_exchanged_and_none_is_loaded() -> None:
+    module = PartlyFrozen()
+    assert list(exchanged_arrays(module)) == ["backbone2.weight", "outer.backbone.weight"]
+    before = {n: a.clone() for n, a in module.state_dict().items() if "inner" in n or "kept" in n}
+    assert len(before) == 8
+    given = {"backbone2.weight": torch.ones(1, 2), "outer.backbone.weight": torch.ones(1, 1)}
+    load_exchanged(module, given)
+    assert module.backbone2.weight.tolist() == [[1.0, 1.0]]
+    after = module.state_dict()
+    assert all(torch.equal(after[name], array) for name, array in before.items())
+    with pytest.raises(SettingError, match=r"surplus \['backbone.inner.0.bias'\]"):
+        load_exchanged(module, given | {"backbone.inner.0.bias": torch.ones(2)})
+
+
+def test_an_evidential_conv_network_answers_log_alpha_and_its_criterion_is_eq_4_by_hand() -> None:
+    settings = CommonSettings(width=2, seed=3, dropout=0.0, loss="evidential")
+    network = build_classifier(settings, Task((1, 16, 16), 2)).eval()
+    # alpha (3, 1) of class 0: p = (3/4, 1/4), error 2/16, variances 2 * (3/16) / 5
+    alpha = torch.tensor([[3.0, 1.0]])
+    found = network.criterion(alpha.log(), torch.tensor([0]))
+    assert found.item() == pytest.approx(2 / 16 + 2 * (3 / 16) / 5)
+    images = torch.randn(3, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = network.head(network.encode(images).flatten(1))
+        log_alpha = network(images)
+        expected = (nn.functional.softplus(plain) + 1).log()
+        assert network.loss(images, torch.tensor([0, 1, 1])).item() == pytest.approx(
+            network.criterion(log_alpha, torch.tensor([0, 1, 1])).item()
+        )
+    torch.testing.assert_close(log_alpha, expected)
+    assert list(exchanged_arrays(network)) == list(
+        exchanged_arrays(build_classifier(CommonSettings(width=2), Task((1, 16, 16), 2)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "network", "evidential"),
+    [
+        ("auto", "auto", False),
+        ("auto", "conv", False),
+        ("auto", "vit", True),
+        ("cross-entropy", "vit", False),
+        ("evidential", "conv", True),
+    ],
+)
+def test_auto_is_evidential_for_a_vit_alone(loss: str, network: str, evidential: bool) -> None:
+    settings = CommonSettings(loss=loss, network=network, evidence="relu")
+    found = build_evidence(settings, TASK)
+    assert (found is not None) is evidential
+    if found is not None:
+        assert (found.kind, found.prior.tolist()) == ("relu", [1.0] * 10)
