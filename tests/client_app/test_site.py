@@ -188,12 +188,12 @@ def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
     settings = resolve(values | {"sample-share": 0.02} | share).as_mapping()
 
     def node(**more: str | bool) -> Context:
-        config = {"site": "vienna_dias", "state-dir": str(tmp_path), **more}
+        config = {"site": "vidir_modern", "state-dir": str(tmp_path), **more}
         return Context(1, 1001, config, RecordDict(), settings)
 
     with pytest.raises(SiteError, match="the run asks for folds or a share of this site's samples"):
         open_site(node())
-    assert open_site(node(**{"allow-folds": True})).silo.name == "vienna_dias"
+    assert open_site(node(**{"allow-folds": True})).silo.name == "vidir_modern"
 
 
 def test_the_run_config_names_the_method_and_its_settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -153,7 +154,7 @@ def test_a_site_that_comes_back_with_other_data_is_refused() -> None:
     ("change", "said"),
     [
         ({"side": 28}, r"s2a: site s2a holds .*\(1, 28, 16\).*same input shape and classes"),
-        ({"backbone": "other"}, r"s2a: the backbones of sites s2a and s1a differ .*'backbone-we"),
+        ({"backbone": "other"}, r"s2a: the backbones of sites s2a and s1a differ .*the same 'backbone-weights'"),
     ],
 )
 def test_a_latecomer_of_another_task_or_backbone_is_refused_with_the_reason(
@@ -161,8 +162,7 @@ def test_a_latecomer_of_another_task_or_backbone_is_refused_with_the_reason(
 ) -> None:
     grid, roster = met({"site": "s1a"}, {"site": "s2a", **change}, {"site": "s3a"}, at_first=1)
     after, (reason,) = meet_latecomers(grid, roster)
-    with pytest.raises(AssertionError, match=said):
-        raise AssertionError(reason)
+    assert re.fullmatch(said, reason)
     assert after.sites() == ["s1a", "s3a"]
     assert meet_latecomers(grid, after) == (after, [])
 
@@ -254,16 +254,15 @@ def test_the_run_directory_names_a_latecomer_everywhere(
     silos = directory.read_json("silos.json")
     assert list(silos) == ["s1a", "s2a", "s3a"]
     assert silos["s3a"]["sizes"] == {"train": 36, "val": 4, "test": 10}
-    traffic = [(row["round"], row["phase"], row["site"]) for row in directory.read_csv("traffic.csv")]
+    rows = directory.read_csv("traffic.csv")
+    traffic = [(row["round"], row["phase"], row["site"]) for row in rows]
     hellos = [row for row in traffic if row[1] == "hello"]
     assert hellos == [("0", "hello", "s1a"), ("0", "hello", "s2a"), ("1", "hello", "s3a")]
     trained = [row[0] for row in traffic if row[1:] == ("train", "s3a")]
     assert trained == ["2", "3"]
     summary = directory.read_json("summary.json")
     assert list(summary["sites"]) == ["s1a", "s2a", "s3a"]
-    assert list(summary["distributions"]) == ["D1", "D2", "D3", "all"] or set(
-        summary["distributions"]
-    ) >= {"D1", "D2", "D3"}
+    assert {"D1", "D2", "D3"} <= summary["distributions"].keys()
     mean = np.mean([site["accuracy"] for site in summary["sites"].values()])
     assert summary["mean"]["accuracy"] == pytest.approx(mean)
     assert summary["failures"] == []
