@@ -3,6 +3,7 @@
     python benchmarks/attention.py distance                    # closed form against upsampling
     python benchmarks/attention.py steps [--batches 4 16 32]   # seconds and memory of a step
     python benchmarks/attention.py throughput                  # images per second, on a GPU bf16
+    python benchmarks/attention.py influence RUN-DIR           # norms of both gradients
 
 ``distance``: eq. 7 for a batch of maps against the buffer of five other sites (M = 5), once by
 U^T U and the buffer's moments, once by upsampling every map to 224x224. ``steps``: a whole training
@@ -13,11 +14,13 @@ memory it is: without rollout, with it, and with distillation.
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -27,16 +30,20 @@ from torch import Tensor
 from client_app.device import Compute, choose_compute
 from datasets.phantom import DERMOSCOPY_PHANTOM
 from datasets.sources import find_places
+from datasets.storage import load_state
 from models.attention_rollout import (
     BufferMoments,
     buffer_moments,
     distillation_loss,
     upsampling_gram,
 )
+from models.dirichlet import evidences
+from models.fedevprompt import BUFFER
 from models.networks import Task, build_classifier, float_inputs
 from models.prompted_vit import PromptedViT
 from models.schema import build
 from models.settings import CommonSettings
+from server_app.explain import finished_site
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {
@@ -199,6 +206,41 @@ def throughput(console: Console) -> None:
     console.print(table)
 
 
+def influence(console: Console, run_dir: Path) -> None:
+    """Print the norms of both gradients per site."""
+    table = Table("site", "evidential loss", "gradient", "distance", "its gradient", "ratio")
+    sites = json.loads((run_dir / "silos.json").read_text())
+    buffer, _ = load_state(run_dir / "model.safetensors")
+    for site in sites:
+        method = finished_site(run_dir, site, None, None)
+        network = method.open_network()
+        assert isinstance(network, PromptedViT)
+        network.train()
+        for evidence in evidences(network):
+            evidence.kl_weight = 1.0
+        others: dict[int, list[Tensor]] = {}
+        for name, maps in buffer.items():
+            if name.startswith(BUFFER) and not name.startswith(f"{BUFFER}{site}/"):
+                others.setdefault(int(name.rpartition("/")[2]), []).append(torch.from_numpy(maps))
+        gram = upsampling_gram(network.grid_size(), network.image_size())
+        joined = {label: torch.cat(found) for label, found in others.items()}
+        moments = buffer_moments(joined, method.silo.task.classes, gram)
+        train, prompts = method.silo.train, list(network.prompts.values())
+        tokens, maps = network.encode_with_rollout(float_inputs(train.inputs[:256]))
+        labels = train.labels[:256]
+        task = network.criterion(network.classify(tokens), labels)
+        away = distillation_loss(maps, labels, moments.to(maps.device), _PER_SITE)
+        norms = [
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, prompts, retain_graph=True)])
+            .norm()
+            .item()
+            for loss in (task, away)
+        ]
+        cells = (task.item(), norms[0], away.item(), norms[1], norms[1] / norms[0])
+        table.add_row(site, *(f"{cell:.3g}" for cell in cells))
+    console.print(table)
+
+
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -208,6 +250,7 @@ def main() -> None:
     table.add_argument("--batches", type=int, nargs="+", default=[4, 16, 32])
     table.add_argument("--threads", type=int, default=2)
     commands.add_parser("throughput")
+    commands.add_parser("influence").add_argument("run_dir", type=Path)
     one = commands.add_parser("one")
     one.add_argument("batch", type=int)
     one.add_argument("kind", choices=_KINDS)
@@ -220,6 +263,8 @@ def main() -> None:
         steps(console, options.batches, options.threads)
     elif options.command == "throughput":
         throughput(console)
+    elif options.command == "influence":
+        influence(console, options.run_dir)
     else:
         one_step(options.batch, options.kind, options.threads)
 

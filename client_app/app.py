@@ -77,6 +77,7 @@ def _hello(_: Message, context: Context) -> RecordDict:
         "schema": silo.schema,
         "backbone": backbone,
         "class-names": json.dumps(silo.classes),
+        "floor": site.settings.sums_min_count,
     }
     if sums is not None:
         facts |= {f"sums-{part}": values.tolist() for part, values in vars(sums).items()}

@@ -28,13 +28,14 @@ class Look:
     """What the model made of one image.
 
     Attributes:
-        title: names the image, the truth and the answer.
+        title: names the image and the truth.
         image: (3, height, width) or (1, height, width), -1..1.
         rollout: (rows, columns), summing to 1.
         classes: names of the classes.
         probabilities: expected probability of each class.
-        beliefs: belief mass of each class; with the vacuity they sum to 1.
-        vacuity: K / S.
+        beliefs: belief mass of each class; with the vacuity they sum to 1. Empty where the network
+            is not evidential.
+        vacuity: K / S; None where the network is not evidential.
     """
 
     title: str
@@ -43,7 +44,7 @@ class Look:
     classes: Sequence[str]
     probabilities: list[float]
     beliefs: list[float]
-    vacuity: float
+    vacuity: float | None
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON, without the image."""
@@ -52,12 +53,18 @@ class Look:
 
     def lines(self) -> list[str]:
         """Return it as text."""
-        per_class = zip(self.classes, self.probabilities, self.beliefs, strict=True)
+        answers = [
+            f"{name}: probability {p:.3f}"
+            for name, p in zip(self.classes, self.probabilities, strict=True)
+        ]
+        if self.vacuity is not None:
+            pairs = zip(answers, self.beliefs, strict=True)
+            answers = [f"{answer}, belief {b:.3f}" for answer, b in pairs]
+            answers.append(f"vacuity {self.vacuity:.3f} (1: no evidence at all)")
         row, column = divmod(int(self.rollout.argmax()), self.rollout.shape[1])
         return [
             self.title,
-            *(f"{name}: probability {p:.3f}, belief {b:.3f}" for name, p, b in per_class),
-            f"vacuity {self.vacuity:.3f} (1: no evidence at all)",
+            *answers,
             f"looked most at row {row + 1}, column {column + 1} of "
             f"{self.rollout.shape[0]} x {self.rollout.shape[1]} patches",
         ]
@@ -76,22 +83,27 @@ class Look:
         return figure
 
 
-def look(network: PromptedViT, split: Split, row: int, title: str, classes: Sequence[str]) -> Look:
-    """Return what ``network`` makes of one image of ``split``."""
-    network.eval()
-    image = float_inputs(split.inputs[row : row + 1])
-    with torch.no_grad():
-        tokens, maps = network.encode_with_rollout(image)
-        alpha = network.classify(tokens).exp()
-    prior = network.evidence.prior if network.evidence else torch.ones(alpha.shape[-1])
+def look(
+    network: PromptedViT,
+    split: Split,
+    compute: Compute,
+    row: int,
+    title: str,
+    classes: Sequence[str],
+) -> Look:
+    """Return what ``network``, placed on the compute device, makes of one image of ``split``."""
+    image = split.inputs[row : row + 1]
+    maps = over_batches(network, image, compute, lambda x: network.encode_with_rollout(x)[1])
+    logits = over_batches(network, image, compute, lambda x: network.classify(network.encode(x)))
+    alpha, evidence = logits.exp(), network.evidence
     return Look(
         title=title,
-        image=image[0],
+        image=float_inputs(image)[0],
         rollout=maps[0].reshape(network.grid_size()),
         classes=classes,
-        probabilities=(alpha / alpha.sum())[0].tolist(),
-        beliefs=belief(alpha, prior)[0].tolist(),
-        vacuity=vacuity(alpha)[0].item(),
+        probabilities=logits.softmax(dim=1)[0].tolist(),
+        beliefs=belief(alpha, evidence.prior.cpu())[0].tolist() if evidence else [],
+        vacuity=vacuity(alpha)[0].item() if evidence else None,
     )
 
 
@@ -106,11 +118,13 @@ def draw_sheet(
     """Return the most certain images of each class with their maps: a row of each per class."""
     from matplotlib.figure import Figure
 
-    def alphas(inputs: Tensor) -> Tensor:
-        return network.classify(network.encode(inputs)).exp()
+    def logits_of(inputs: Tensor) -> Tensor:
+        return network.classify(network.encode(inputs))
 
-    alpha = over_batches(network, split.inputs, compute, alphas)
-    uncertain, answers = vacuity(alpha), alpha.argmax(dim=1)
+    logits = over_batches(network, split.inputs, compute, logits_of)
+    sure = logits.softmax(dim=1).max(dim=1).values
+    uncertain = vacuity(logits.exp()) if network.evidence else 1 - sure
+    measure, answers = "vacuity" if network.evidence else "doubt", logits.argmax(dim=1)
     figure = Figure(figsize=(0.8 + 1.7 * count, 0.9 + 3.5 * len(classes)), layout="constrained")
     panels = figure.subplots(2 * len(classes), count, squeeze=False)
     for axes in panels.flatten():
@@ -128,7 +142,7 @@ def draw_sheet(
             upper.imshow(_pixels(image))
             draw_over(lower, image, maps[column].reshape(network.grid_size()))
             said = classes[int(answers[index])]
-            told = f"{name}: said {said}\nvacuity {uncertain[index]:.2f}"
+            told = f"{name}: said {said}\n{measure} {uncertain[index]:.2f}"
             upper.set_title(told, fontsize="x-small", color="black" if said == name else "tab:red")
     figure.suptitle(title, fontsize="medium")
     return figure

@@ -139,7 +139,7 @@ class SiteMethod(ABC):
 
     def pass_begins(self, network: SiteNetwork, number: int) -> None:
         """Weigh the KL term of evidential learning by the epochs of all rounds so far."""
-        each = passes_of(len(self.silo.train), self.training_settings())
+        each = passes_of(len(self.training_data()), self.training_settings())
         before = (self.request.instruction.round - 1) * each
         for evidence in evidences(cast(nn.Module, network)):
             evidence.kl_weight = annealing(before + number)
@@ -272,7 +272,8 @@ class SiteMethod(ABC):
         self.refuse_row(split, row)
         names = self.silo.class_names()
         title = f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}"
-        return look(cast("PromptedViT", self.open_network()), chosen, row, title, names)
+        network = cast("PromptedViT", self.open_network())
+        return look(network, chosen, self.compute, row, title, names)
 
     def refuse_row(self, split: str, row: int) -> None:
         """Refuse a row that ``split`` does not have, by a ``DataError``."""

@@ -40,12 +40,13 @@ class FedDistillSite(LocalSite):
         return loss
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the mean logits (classes,) of each class that the site has training samples of."""
+        """Return the mean logits (classes,) of each class that has enough training samples."""
         means = class_means(
             network,
             self.silo.train,
             self.silo.task.classes,
             self.compute,
             lambda inputs: network.classify(network.discretise(network.encode(inputs))),
+            max(self.settings.class_min_count, self.common.sums_min_count),
         )
         return {f"{LOGITS}{label}": mean for label, mean in means.items()}

@@ -120,8 +120,10 @@ class FedEvPromptSite(SiteMethod):
             if not name.startswith(MAPS):
                 continue
             site, _, label = name.removeprefix(MAPS).rpartition("/")
-            if not label.isdecimal() or int(label) >= self.silo.task.classes:
-                fault: str | None = "there is no such class"
+            if site == self.silo.name:
+                fault: str | None = "these are its own maps, which must not come back"
+            elif not label.isdecimal() or int(label) >= self.silo.task.classes:
+                fault = "there is no such class"
             elif maps.ndim != 2 or maps.shape[1] != vit.map_size():
                 fault = f"it is {tuple(maps.shape)}, not (any, {vit.map_size()})"
             else:

@@ -20,6 +20,7 @@ from models.fedproto import (
     NearestPrototype,
     class_sums,
     class_targets,
+    large_classes,
     matching_loss,
 )
 from models.networks import TokenClassifier, float_inputs
@@ -51,13 +52,14 @@ class FedProtoSite(LocalSite):
         return loss
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the prototype (l * c,) of each class that the site has training samples of."""
+        """Return the prototype (l * c,) of each class that has enough training samples."""
         means = class_means(
             network,
             self.silo.train,
             self.silo.task.classes,
             self.compute,
             lambda inputs: network.encode(inputs).flatten(1),
+            max(self.settings.class_min_count, self.common.sums_min_count),
         )
         return {f"{PROTOTYPE}{label}": mean for label, mean in means.items()}
 
@@ -91,8 +93,9 @@ def class_means(
     classes: int,
     compute: Compute,
     function: Callable[[Tensor], Tensor],
+    least: int,
 ) -> dict[int, Tensor]:
-    """Return the mean of ``function`` over the samples of each class that ``split`` has.
+    """Return the mean of ``function`` over the samples of each class that has enough of them.
 
     The network is put in eval mode: in training mode batch norm and dropout would make a sample's
     values depend on its batch and on chance. Batch by batch, so that no split's embeddings are ever
@@ -104,10 +107,15 @@ def class_means(
         classes: how many classes there are.
         compute: device and precision.
         function: maps inputs (batch, ...) to rows (batch, d).
+        least: samples that must be behind a mean.
 
     Returns:
         Class to mean (d,), float32 on the CPU.
     """
+    counts = torch.bincount(split.labels, minlength=classes).tolist()
+    large = large_classes(counts, least)
+    if not large:
+        return {}
     cast(nn.Module, network).eval()
     parts = in_batches(split.inputs)
     labels = torch.split(split.labels, [len(part) for part in parts])
@@ -119,5 +127,4 @@ def class_means(
             ),
             start=torch.zeros((), dtype=torch.float64),
         )
-    counts = torch.bincount(split.labels, minlength=classes).tolist()
-    return {label: (sums[label] / n).float() for label, n in enumerate(counts) if n}
+    return {label: (sums[label] / count).float() for label, count in large.items()}

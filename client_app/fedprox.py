@@ -20,7 +20,8 @@ class FedProxSite(FedAvgSite):
 
     def penalty(self, network: SiteNetwork) -> Penalty:
         """Return the proximal term around the weights that ``network`` has now."""
-        weights = list(cast(nn.Module, network).parameters())
+        trained = cast(nn.Module, network).parameters()
+        weights = [weight for weight in trained if weight.requires_grad]  # not a ViT's 22 million
         anchors = [weight.detach().clone() for weight in weights]
 
         def term() -> Tensor:

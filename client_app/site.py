@@ -10,22 +10,25 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 
 from client_app.base import Request, SiteMethod
 from client_app.registry import method_class
-from client_app.state import SiteState
-from datasets.backbones import backbone_digest
+from client_app.state import SiteState, promise_of
+from datasets.backbones import FOLDER, backbone_digest
 from datasets.registry import load_silo, silo_names
 from datasets.silos import Silo, Split
+from datasets.sources import find_places
 from models.contract import CONFIG, FIGURES, Instruction
 from models.errors import FedsiloError, SettingError, SiteError
-from models.schema import build
+from models.schema import build, key_of
 from models.settings import CommonSettings
 from models.standardisation import Figures, Sums, pooled_figures, standardised, sums_of
 
 _NODE_KEYS = ("data-dir", "cache-dir", "device", "backbone-weights")
+_CUTS = ("test_folds", "val_folds", "fold_seed", "sample_share", "public_share")
 _FLOOR = "sums-min-count"  # a hospital can raise it, and nobody else lower it
 
 
@@ -81,7 +84,30 @@ def site_settings(context: Context) -> CommonSettings:
     if _FLOOR in context.node_config:
         least = max(settings.sums_min_count, floor.sums_min_count)
         settings = dataclasses.replace(settings, sums_min_count=least)
-    return dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
+    settings = dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
+    if is_simulated(context) or "backbone-weights" in context.node_config:
+        return settings
+    return dataclasses.replace(settings, backbone_weights=_weights_by_name(settings))
+
+
+def _weights_by_name(settings: CommonSettings) -> str:
+    """Return the file of the weights that a server names to a real site: of its cache, by name.
+
+    A server that could name any path would learn by the digest what lies at a hospital.
+
+    Raises:
+        SettingError: it is more than a name.
+    """
+    name = settings.backbone_weights
+    if name in ("", "timm", "random"):
+        return name
+    if name != Path(name).name or not name.endswith(".safetensors"):
+        raise SettingError(
+            "the run's 'backbone-weights' is no plain name of a .safetensors file: a hospital "
+            "names its weights itself, in the node config's 'backbone-weights'"
+        )
+    cache = find_places(settings.data_dir, settings.cache_dir).cache
+    return str((cache / FOLDER / name).absolute())
 
 
 def is_simulated(context: Context) -> bool:
@@ -125,17 +151,17 @@ def open_site(context: Context) -> Site:
     """Load this node's silo.
 
     Raises:
-        SiteError: the server asks a real hospital for folds or a share of its samples. By sums
-            over the same ones but one it could learn that one.
+        SiteError: the server chooses among a real hospital's samples. By sums over the same ones
+            but one it could learn that one.
     """
     settings, simulated = site_settings(context), is_simulated(context)
-    folds = settings.test_folds or settings.val_folds
-    parts = folds or settings.sample_share < 1 or settings.public_share > 0
-    if parts and not simulated and context.node_config.get("allow-folds") is not True:
+    usual = CommonSettings()
+    chosen = [key for key in _CUTS if getattr(settings, key) != getattr(usual, key)]
+    if chosen and not simulated and context.node_config.get("allow-folds") is not True:
         raise SiteError(
-            "the run asks for folds or a share of this site's samples, and sums over different "
-            "samples tell of single patients: set 'allow-folds=true' in the node config if that "
-            "is wanted"
+            f"the run's {', '.join(map(key_of, chosen))} choose which of this site's samples are "
+            "used, and what is sent of different samples tells of single patients: set "
+            "'allow-folds=true' in the node config if that is wanted"
         )
     return Site(settings, load_silo(site_name(context, settings), settings), simulated)
 
@@ -156,12 +182,14 @@ def open_method(message: Message, context: Context) -> SiteMethod:
     admit(site, context)
     cls = method_class(site.settings.method)
     instruction = Instruction.from_config(message.content[CONFIG])
+    own: Any = build(cls.settings_class, context.run_config)
+    folder = state_folder(context, instruction, site.silo.name)
     return cls(
         Request(instruction, message.content, site.simulated),
         ready_silo(site.silo, site.settings, message.content),
         site.settings,
-        build(cls.settings_class, context.run_config),
-        SiteState(state_folder(context, instruction, site.silo.name)),
+        own,
+        SiteState(folder, promise_of(site.settings, own)),
     )
 
 

@@ -6,9 +6,12 @@ server that lost its last round can go on from the one that it knows.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +19,22 @@ from torch import Tensor
 from datasets.storage import load_state, save_state
 from models.contract import Instruction
 from models.errors import CheckpointError
+from models.schema import as_mapping
+from models.settings import CommonSettings
 
 _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
 
 
 @dataclass(frozen=True)
 class SiteState:
-    """The states of one site in one run, in ``folder``."""
+    """The states of one site in one run, in ``folder``.
+
+    ``promise`` (see ``promise_of``) is stored with each: what was kept under the promise that it
+    stays is not opened under another.
+    """
 
     folder: Path
+    promise: str = ""
 
     def before(self, instruction: Instruction) -> dict[str, Tensor] | None:
         """Return the newest state older than ``instruction``; None if there is none.
@@ -52,12 +62,17 @@ class SiteState:
             return None
         path = self._path(*older[-1])
         try:
-            arrays, _ = load_state(path)
+            arrays, facts = load_state(path)
         except CheckpointError as error:
             raise CheckpointError(
                 f"private state of site {self.folder.name}: {error}; remove the "
                 "file to go on from the state before it"
             ) from None
+        if facts.get("promise", "") != self.promise:
+            raise CheckpointError(
+                f"private state of site {self.folder.name} in {self.folder} was kept under other "
+                "settings (method, what is shared, network or seed): choose another 'run-name'"
+            )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
@@ -65,7 +80,11 @@ class SiteState:
 
         Later states are of an attempt that the server lost: they are dropped too.
         """
-        facts = {"round": instruction.round, "step": instruction.step}
+        facts = {
+            "round": instruction.round,
+            "step": instruction.step,
+            "promise": self.promise,
+        }
         content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
         save_state(self._path(instruction.round, instruction.step), content, facts, mode=0o600)
         now = (instruction.round, instruction.step)
@@ -82,6 +101,23 @@ class SiteState:
             return []
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+
+# Where a site computes and with how much patience; a hospital may change them during a run
+_FREE = frozenset(
+    {
+        *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
+        *("min-sites", "sums-min-count", "reply-timeout", "join-timeout"),
+        *("rounds", "device", "precision", "threads", "evaluate-every"),
+    }
+)
+
+
+def promise_of(common: CommonSettings, own: Any) -> str:
+    """Return a digest of all settings that decide what a state means and what of it is shared."""
+    values = as_mapping(common) | as_mapping(own)
+    chosen = {key: value for key, value in values.items() if key not in _FREE}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
 def _forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from datasets.sources import find_places
-from models.errors import SettingError
+from datasets.storage import load_state
+from models.errors import CheckpointError, SettingError
 from models.settings import CommonSettings
 
 if TYPE_CHECKING:
@@ -80,15 +82,42 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
         state = _timm_state(settings)
         where = f"timm's weights of '{settings.backbone}'"
     else:
+        refuse_seen_images(path, settings)
         state, where = _file_state(path), str(path)
     _fill(vit, state, where)
+
+
+def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
+    """Refuse weights of ``fedsilo pretrain`` that have seen images of this run's silos.
+
+    Raises:
+        SettingError: the run's public part is smaller than theirs, or the file was altered.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            ours = "fedsilo" in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return  # no file of ours; whether it is one at all is told where it is read
+    if not ours:
+        return
+    try:
+        _, facts = load_state(path)
+    except CheckpointError as error:
+        raise SettingError(f"setting 'backbone-weights': {error}") from None
+    dataset, share, _ = facts["data"]
+    if dataset == settings.dataset and settings.public_share < share:
+        raise SettingError(
+            f"setting 'backbone-weights': {path} was trained on a public part of {share:g} of "
+            f"'{dataset}', and 'public-share' is {settings.public_share:g}: the sites would hold "
+            "images that it has seen; set 'public-share' to the same"
+        )
 
 
 def _file_state(path: Path) -> dict[str, Any]:
     from timm.models import load_state_dict
 
     try:
-        found: dict[str, Any] = load_state_dict(str(path))
+        found: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(
             f"setting 'backbone-weights': {path} is cut short or no weights file "

@@ -197,8 +197,9 @@ class _Making:
             faults += found.faults
             labels = torch.from_numpy(index.labels[found.kept])
             parts[part] = Split(torch.from_numpy(found.images), labels)
-        images = sum(len(chosen) for chosen in rows.values())
-        check_faults(faults, images, self.settings.broken_images, self.index.where)
+        index = self.index.take(np.concatenate(list(rows.values())))
+        told = dict(zip(index.names, index.told, strict=True))
+        check_faults(faults, len(index), told, self.settings.broken_images, index.where)
         return parts, len(faults)
 
     def _facts(self, faults: int) -> dict[str, Any]:

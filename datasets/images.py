@@ -6,7 +6,8 @@ Trezzi 2004), and the image is divided by it, so that the illuminant becomes gre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,26 +124,42 @@ def decode_files(folder: Path, names: Sequence[str], size: int, constancy: bool)
     return Decoded(images[: len(kept)], np.array(kept, dtype=np.int64), tuple(faults))
 
 
-def check_faults(faults: Sequence[Fault], images: int, policy: str, where: str) -> None:
+def check_faults(
+    faults: Sequence[Fault], images: int, told: Mapping[str, str], policy: str, where: str
+) -> None:
     """Refuse faults unless ``policy`` (broken-images) is 'skip'.
 
     Args:
         faults: those among all of a site's images.
         images: how many images it has.
+        told: what each of them is called in errors, by the file's name.
         policy: 'refuse' or 'skip'.
         where: names the site in errors.
 
     Raises:
-        DataError: counts them and names the first, with their reasons.
+        DataError: counts them and tells the first, with their reasons.
     """
     if not faults or policy == "skip":
         return
-    named = "; ".join(f"{fault.name} {fault.reason}" for fault in faults[:_NAMED_FAULTS])
+    log_names(where, [(told[fault.name], fault.name) for fault in faults])
+    named = "; ".join(f"{told[fault.name]} {fault.reason}" for fault in faults[:_NAMED_FAULTS])
     more = len(faults) - _NAMED_FAULTS
     raise DataError(
         f"{where}: {len(faults)} of {images} images cannot be used: {named}"
         f"{f'; and {more} more' if more > 0 else ''}: mend them, or set 'broken-images' to 'skip'"
     )
+
+
+def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
+    """Write into this machine's own log which files an error is about, where it does not name them.
+
+    Args:
+        where: names the site.
+        images: what each image is called in the error, and its file.
+    """
+    named = [f"{told} is {name}" for told, name in images if told != name]
+    if named:
+        logging.getLogger("flwr").warning("fedsilo: %s: %s", where, describe(named))
 
 
 def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:

@@ -47,6 +47,7 @@ class Isic2019(ImageDataSet):
 
     name = "isic2019"
     settings = ImageDataSet.settings | {"target"}
+    silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return nevus against all others, or the eight diagnoses."""
@@ -76,20 +77,31 @@ class Isic2019(ImageDataSet):
         return [f"isic2019: no image of {', '.join(absent)} is here; left out"]
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return a centre's images that are listed, and available if that is listed too."""
-        names = self.sites(settings, places)
-        if site not in names:
-            raise no_such_silo(site, names)
+        """Return a centre's images that are listed, and available if that is listed too.
+
+        An image without a lesion's id stands alone, unless no table knows any image of the centre.
+        """
+        here = self.sites(settings, places)
+        if site not in here:
+            raise no_such_silo(site, here)
         folder, centre = _folder(places), CENTRES.index(site)
         lesions = _lesions(folder, *_stamps(folder, *(name for name, _ in _LESIONS)))
         listed = _listing(folder, *_stamps(folder, _LISTING, _AVAILABLE)).items()
         rows = {image: target for image, (target, there) in listed if there == centre}
+        if not any(image in lesions for image in rows):
+            raise DataError(
+                f"isic2019, {site}: no table of lesions knows an image of this centre, and images "
+                f"of a lesion would be both training and test data: put {_LESIONS[-1][0]} into "
+                "the folder isic2019 of the data directory"
+            )
+        names = tuple(f"{image}.jpg" for image in rows)
         whole = ImageIndex(
             where=f"isic2019, {site}",
             folder=_image_folder(folder),
-            names=tuple(f"{image}.jpg" for image in rows),
+            names=names,
             labels=np.array([class_of(t, settings.target) for t in rows.values()], dtype=np.int64),
-            groups=tuple(lesions.get(image, image) for image in rows),
+            groups=tuple(lesions.get(image) or image for image in rows),
+            told=names,  # public names
         )
         return take_share(whole, settings.sample_share)
 
@@ -146,7 +158,10 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Return the lesion of each image that has one; the first table that knows it decides."""
+    """Return the lesion of each image that a table knows, empty where none names one.
+
+    The first table that names one decides.
+    """
     tables = [(folder / name, key) for name, key in _LESIONS if (folder / name).is_file()]
     if not tables:
         raise DataError(
@@ -156,8 +171,7 @@ def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
     found: dict[str, str] = {}
     for path, key in tables:
         for _, row in read_rows(path, (key, "lesion_id")):
-            if row["lesion_id"]:
-                found.setdefault(row[key], row["lesion_id"])
+            found[row[key]] = found.get(row[key]) or row["lesion_id"]
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images import describe
+from datasets.images import describe, log_names
 from datasets.tables import read_text
 from models.errors import DataError
 from models.seeding import derive_seed
@@ -36,6 +36,8 @@ class ImageIndex:
         names: each image's file in ``folder``.
         labels: (n,) int64, each image's class.
         groups: what each image is of: a patient or lesion.
+        told: what each image is called in errors, which the server reads: a file's name may be a
+            patient's.
         parts: the part (of ``SPLITS``) of each image where the user gives it, else empty.
     """
 
@@ -44,6 +46,7 @@ class ImageIndex:
     names: tuple[str, ...]
     labels: npt.NDArray[np.int64]
     groups: tuple[str, ...]
+    told: tuple[str, ...]
     parts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -51,9 +54,10 @@ class ImageIndex:
 
     def take(self, rows: Rows) -> ImageIndex:
         """Return these images of it."""
-        names, groups = (tuple(all_[row] for row in rows) for all_ in (self.names, self.groups))
+        texts = (self.names, self.groups, self.told)
+        names, groups, told = (tuple(all_[row] for row in rows) for all_ in texts)
         parts = tuple(self.parts[row] for row in rows) if self.parts else ()
-        return ImageIndex(self.where, self.folder, names, self.labels[rows], groups, parts)
+        return ImageIndex(self.where, self.folder, names, self.labels[rows], groups, told, parts)
 
 
 def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
@@ -62,7 +66,15 @@ def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     names = tuple(name for index in parts for name in index.names)
     groups = tuple(group for index in parts for group in index.groups)
     labels = np.concatenate([np.empty(0, np.int64), *(index.labels for index in parts)])
-    return ImageIndex(where, folder, names, labels, groups)
+    told = tuple(name for index in parts for name in _told_apart(index))
+    return ImageIndex(where, folder, names, labels, groups, told)
+
+
+def _told_apart(index: ImageIndex) -> tuple[str, ...]:
+    """Return what the images are called beside those of other sites, whose lines count anew."""
+    if index.told == index.names:
+        return index.told
+    return tuple(f"{told} of {index.where}" for told in index.told)
 
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
@@ -133,20 +145,23 @@ def check_copies(index: ImageIndex) -> None:
     """Refuse a split given by the user that puts one file content into two parts.
 
     Raises:
-        DataError: names the first such files.
+        DataError: tells the first such files.
     """
-    seen: dict[str, tuple[str, str]] = {}
-    copies: list[str] = []
-    for name, part in zip(index.names, index.parts, strict=False):  # no parts: nothing to compare
+    seen: dict[str, tuple[int, str]] = {}
+    copies: list[tuple[int, int]] = []
+    for row, part in enumerate(index.parts):  # no parts: nothing to compare
+        name = index.names[row]
         try:
             content = hashlib.sha256((index.folder / name).read_bytes()).hexdigest()
         except OSError:
             continue  # told when it is decoded
-        other, there = seen.setdefault(content, (name, part))
+        other, there = seen.setdefault(content, (row, part))
         if there != part:
-            copies.append(f"{other} ({there}) and {name} ({part})")
+            copies.append((other, row))
     if copies:
+        log_names(index.where, [(index.told[r], index.names[r]) for pair in copies for r in pair])
+        pairs = [" and ".join(f"{index.told[r]} ({index.parts[r]})" for r in p) for p in copies]
         raise DataError(
-            f"{index.where}: files of equal content are in two parts: {describe(copies)}: keep "
+            f"{index.where}: files of equal content are in two parts: {describe(pairs)}: keep "
             "one of each, or put both into one part"
         )

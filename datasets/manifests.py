@@ -1,7 +1,7 @@
 """The user's own images: ``images.yaml`` in the data directory, and each site's manifest (CSV).
 
-docs/images.md says how they look. Errors about a manifest name file, line and column, and never a
-patient, since errors travel to the server.
+docs/images.md says how they look. Errors about a manifest name manifest, line and column, and never
+a patient or an image's file, which may be named after one, since errors travel to the server.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ class _Manifest:
             names=tuple(self.lines),
             labels=np.array(labels, dtype=np.int64),
             groups=tuple(groups),
+            told=tuple(f"the image of line {number}" for number in self.lines.values()),
             parts=parts,
         )
         self._check_patients(index)

@@ -62,12 +62,14 @@ class DermoscopyPhantom(ImageDataSet):
             raise no_such_silo(site, CENTRES)
         count = max(_LEAST, round(sum(COUNTS[site]) * settings.sample_share))
         diagnoses, lesions = (part[:count] for part in sequence(site))
+        names = tuple(f"{site}/{number}" for number in range(count))
         return ImageIndex(
             where=f"dermoscopy-phantom, {site}",
             folder=Path(),
-            names=tuple(f"{site}/{number}" for number in range(count)),
+            names=names,
             labels=np.array([class_of(d, settings.target) for d in diagnoses], dtype=np.int64),
             groups=tuple(f"{site}/lesion-{lesion}" for lesion in lesions),
+            told=names,
         )
 
     def content(self, index: ImageIndex) -> list[Any]:

@@ -58,6 +58,8 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 def silo_count(settings: CommonSettings) -> int | None:
     """Return how many silos there are, None where only the sites know."""
+    if data_set(settings.dataset).silos_by_files:
+        return None
     try:
         return len(silo_names(settings)) or None
     except DataError:  # the server of a deployment has no data

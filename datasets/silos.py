@@ -93,10 +93,13 @@ class DataSet(ABC):
     Class attributes:
         settings: the keys of ``CommonSettings`` that only some data sets read, of those this one's.
         headline: the metrics that its tables show.
+        silos_by_files: whether the files on a machine decide which silos are there, so that those
+            of a server say nothing of the hospitals.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
+    silos_by_files: ClassVar[bool] = False
 
     @property
     @abstractmethod

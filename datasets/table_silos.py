@@ -28,7 +28,7 @@ _MAKER = 2  # raise it when the same settings make other arrays, so that no old 
 class TableDataSet(DataSet):
     """A data set whose sites are tables of one schema."""
 
-    settings = frozenset({"standardise", "sums-min-count", *SPLIT_KEYS})
+    settings = frozenset({"standardise", *SPLIT_KEYS})
     headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
 
     @abstractmethod

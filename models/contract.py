@@ -115,7 +115,8 @@ class SiteFacts:
     state in the run directory, and only they are told where that is. ``features`` names a table's
     features, ``schema`` is the digest of its schema, ``sums`` are those of its training rows, where
     figures are pooled; ``dropped`` samples were left out. ``backbone`` is the digest of a ViT's
-    weights.
+    weights. ``floor`` is the site's 'sums-min-count', which its hospital may have raised: of fewer
+    samples no mean leaves it.
     """
 
     site: str
@@ -131,6 +132,7 @@ class SiteFacts:
     schema: str = ""
     backbone: str = ""
     class_names: tuple[str, ...] = ()
+    floor: int = 1
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""

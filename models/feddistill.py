@@ -20,3 +20,6 @@ class FedDistillSettings:
     logit_weight: float = setting(
         1.0, "weight lambda of the distance to the others' mean logits", above=0.0
     )
+    class_min_count: int = setting(
+        10, "training samples behind a class mean; of a class with fewer none leaves", minimum=1
+    )

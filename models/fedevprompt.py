@@ -26,7 +26,9 @@ class FedEvPromptSettings:
     distillation_weight: float = setting(
         1e-6, "weight lambda of distillation; 0: no map leaves a site", minimum=0.0
     )
-    buffer_maps: int = setting(5, "maps M of a site and class in the buffer", minimum=1)
+    buffer_maps: int = setting(
+        5, "maps M of a site and class in the buffer; each is of one image", minimum=1, maximum=50
+    )
     buffer_selection: str = setting(
         "uncertainty",
         "which training samples' maps: of the lowest vacuity, or any",

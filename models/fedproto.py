@@ -2,12 +2,13 @@
 
 A site's prototype of a class is the mean embedding of its samples of that class (eq. 3), a global
 one the mean of the sites' by their counts of the class (eq. 6). An embedding is all tokens of a
-sample, flattened: (l * c,). On the wire: ``prototype/<class>``.
+sample, flattened: (l * c,). On the wire: ``prototype/<class>``. A mean of few samples is nearly one
+of them: ``large_classes`` says, at both ends of the wire, of which classes a mean leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,9 @@ class FedProtoSettings:
         "what classifies where a model is measured: its head, or the nearest global prototype",
         choices=("head", "prototype"),
     )
+    class_min_count: int = setting(
+        10, "training samples behind a class mean; of a class with fewer none leaves", minimum=1
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class ClassTargets:
     def to(self, device: torch.device) -> ClassTargets:
         """Return the same on ``device``."""
         return ClassTargets(self.values.to(device), self.known.to(device))
+
+
+def large_classes(counts: Sequence[int], least: int) -> dict[int, int]:
+    """Return the classes of which a mean leaves a site: class to count of samples.
+
+    Args:
+        counts: the site's training samples by class.
+        least: samples that must be behind a mean, at least 1.
+    """
+    return {label: count for label, count in enumerate(counts) if count >= least}
 
 
 def class_targets(

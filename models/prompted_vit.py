@@ -98,12 +98,9 @@ class PromptedViT(TokenClassifier):
         self.scale: Tensor
         self.offset: Tensor
         self.prompts = nn.ParameterDict(_initial_prompts(vit, settings))
-        channels = task.input_shape[0]
-        given = cast("dict[str, Any]", vit.pretrained_cfg)
-        mean, std = (_of_channels(given[key], channels) for key in ("mean", "std"))
-        # Inputs are -1..1, the ViT's own scale may be another
-        self.register_buffer("scale", 0.5 / std, persistent=False)
-        self.register_buffer("offset", (0.5 - mean) / std, persistent=False)
+        scale, offset = pixel_scale(vit, task.input_shape[0])
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("offset", offset, persistent=False)
 
     @property
     def vit(self) -> Any:  # a VisionTransformer, whose parts torch types as Tensor or Module
@@ -154,6 +151,13 @@ class PromptedViT(TokenClassifier):
         """Return the prompts (2, length, channels) of each layer."""
         sets = [self.prompts[name] for name in ("b", "t", "g") if name in self.prompts]
         return [layer for one in sets for layer in one] or [None] * len(self.vit.blocks)
+
+
+def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
+    """Return scale and offset, (channels, 1, 1), that take pixels of -1..1 to the ViT's own."""
+    given = cast("dict[str, Any]", vit.pretrained_cfg)
+    mean, std = (_of_channels(given[key], channels) for key in ("mean", "std"))
+    return 0.5 / std, (0.5 - mean) / std
 
 
 def _of_channels(figures: Sequence[float], channels: int) -> Tensor:

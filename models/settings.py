@@ -53,7 +53,12 @@ class CommonSettings:
         "softplus", "how logits become evidence, if evidential", choices=("softplus", "relu")
     )
 
-    backbone: str = setting("vit_small_patch16_224", "timm name of the ViT that vit prompts")
+    backbone: str = setting(
+        "vit_small_patch16_224",
+        "timm name of the ViT that vit prompts",
+        pattern=r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?",
+        wording="a name of timm, without a path or an address",
+    )
     backbone_weights: str = setting(
         "", "its weights: a file (also in data-dir or cache-dir/backbones), timm, or random"
     )
@@ -107,7 +112,9 @@ class CommonSettings:
         choices=("pooled", "site", "declared"),
     )
     sums_min_count: int = setting(
-        10, "training rows behind a site's sums; of fewer it sends none", minimum=1
+        10,
+        "samples behind a site's sums, class means and counts per bin; of fewer it sends none",
+        minimum=1,
     )
     test_folds: int = setting(
         0, "stratified folds of a site's rows, one is test data; 0: the data set's split", minimum=0

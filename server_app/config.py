@@ -98,6 +98,11 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     check_network_settings(common)
     if common.network == "vit" and not cls.takes_vit:
         raise SettingError(f"method '{common.method}' does not take network 'vit': choose another")
+    if common.loss == "evidential" and not cls.takes_evidence:
+        raise SettingError(
+            f"method '{common.method}' mixes probabilities, which are no evidence: leave 'loss' "
+            "at 'auto'"
+        )
     _refuse_foreign_keys(values, common.method, known)
     own: Any = build(cls.settings_class, values)
     silos = silo_count(common)

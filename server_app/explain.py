@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -17,11 +17,13 @@ from flwr.app import ConfigRecord, RecordDict
 from client_app.base import Request, SiteMethod
 from client_app.registry import method_class
 from client_app.site import ready_silo
-from client_app.state import SiteState
+from client_app.state import SiteState, promise_of
+from datasets.backbones import backbone_digest
 from datasets.registry import load_silo
 from datasets.storage import load_state, write_atomically
 from models.contract import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
 from models.errors import SettingError
+from models.settings import CommonSettings
 from server_app.config import RunSettings, resolve, run_values
 from server_app.curves import write_picture
 from server_app.run_directory import RunDirectory
@@ -103,18 +105,37 @@ def finished_site(
         # The run may have been another machine's, and so its folder of decoded data
         common = dataclasses.replace(common, data_dir=str(data_dir), cache_dir="")
         settings = RunSettings(common, settings.own)
-    state = SiteState(state_dir or directory.path / "sites" / site)
-    content, round_ = _last_message(directory, settings, state)
+    folder = state_dir or directory.path / "sites" / site
+    state = SiteState(folder, promise_of(common, settings.own))
+    _refuse_other_backbone(directory, site, common)
+    content, facts = _last_message(directory, settings, state)
     silo = ready_silo(load_silo(site, common), common, content)
-    instruction = Instruction(round=round_ + 1, phase=EVALUATE)
+    keeps = site in facts.get("keepers", ())
+    instruction = Instruction(round=facts["round"] + 1, phase=EVALUATE, expects_state=keeps)
     request = Request(instruction, content)
     return method_class(common.method)(request, silo, common, settings.own, state)
 
 
+def _refuse_other_backbone(directory: RunDirectory, site: str, common: CommonSettings) -> None:
+    """Refuse to explain by another backbone than the run's.
+
+    Raises:
+        SettingError: the weights are others by now.
+    """
+    silos = directory.read_json("silos.json")
+    if common.network != "vit" or site not in silos:
+        return
+    if backbone_digest(common) != silos[site].get("backbone", ""):
+        raise SettingError(
+            f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
+            f"those of the run in {directory.path}: bring those back"
+        )
+
+
 def _last_message(
     directory: RunDirectory, settings: RunSettings, state: SiteState
-) -> tuple[RecordDict, int]:
-    """Return what the last round's model was sent as, and that round."""
+) -> tuple[RecordDict, dict[str, Any]]:
+    """Return what the last round's model was sent as, and the facts of that model."""
     content = RecordDict()
     path = directory.path / "model.safetensors"
     if not path.is_file():
@@ -125,11 +146,11 @@ def _last_message(
                 f"{state.folder} holds no site's own"
             )
         content[CONFIG] = ConfigRecord({})
-        return content, settings.common.rounds
+        return content, {"round": settings.common.rounds}
     arrays, facts = load_state(path)
     content[CONFIG] = ConfigRecord({})
     content[ARRAYS] = to_record(arrays)
     if "figures" in facts:
         figures = {part: np.array(values) for part, values in facts["figures"].items()}
         content[FIGURES] = to_record(figures)
-    return content, int(facts["round"])
+    return content, facts

@@ -26,7 +26,7 @@ from datasets.registry import data_set
 from datasets.silos import Split
 from datasets.sources import find_places
 from datasets.storage import save_state
-from models.errors import FedsiloError, SettingError
+from models.errors import DataError, FedsiloError, SettingError
 from models.evidence import classification_evidence
 from models.networks import Task, float_inputs
 from models.schema import as_mapping, setting
@@ -36,6 +36,8 @@ from server_app.bars import make_console
 from server_app.config import read_section
 from server_app.planning import planned, simulation_file
 
+_SHAPE = ("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch")
+_LEAST = 20  # public images
 _HELD_OUT = 10  # one in so many public images is never trained on: the printed accuracy is of those
 
 
@@ -64,8 +66,10 @@ def pretrain(options: argparse.Namespace) -> None:
     """
     common = planned(options.experiment, options)[0].common
     recipe = read_section(simulation_file(options.file), "pretraining", Pretraining)
+    chosen = _data_set(options.experiment, common)
     target = _target(common, options.weights)
-    public, classes = _public(options.experiment, common, recipe)
+    _refuse_target(target)
+    public, classes = _public(chosen, common, recipe)
     console = make_console()
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     console.print(
@@ -75,7 +79,7 @@ def pretrain(options: argparse.Namespace) -> None:
     trainer = _Trainer(public, classes, common, recipe)
     figures = trainer.run(lambda line: console.print(line, highlight=False, soft_wrap=True))
     facts = {
-        "backbone": {k: v for k, v in as_mapping(common).items() if k.startswith("backbone")},
+        "backbone": {key: value for key, value in as_mapping(common).items() if key in _SHAPE},
         "image-size": public.inputs.shape[-1],
         "data": [common.dataset, common.public_share, len(public)],
         "pretraining": as_mapping(recipe),
@@ -86,8 +90,8 @@ def pretrain(options: argparse.Namespace) -> None:
     console.print(f"weights: {target}", highlight=False, soft_wrap=True)
 
 
-def _public(experiment: str, common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Return the public images and their number of classes.
+def _data_set(experiment: str, common: CommonSettings) -> ImageDataSet:
+    """Return the experiment's data set.
 
     Raises:
         SettingError: the experiment has no ViT, or its data set no public part.
@@ -98,10 +102,25 @@ def _public(experiment: str, common: CommonSettings, recipe: Pretraining) -> tup
             f"experiment '{experiment}' is of network '{common.network}' on data set "
             f"'{common.dataset}': there is no ViT to train on public images"
         )
+    return chosen
+
+
+def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
+    """Return the public images and their number of classes.
+
+    Raises:
+        DataError: they are too few to train on.
+    """
     if "target" in chosen.settings:
         common = dataclasses.replace(common, target=recipe.target)
     places = find_places(common.data_dir, common.cache_dir)
-    return chosen.public(common, places), len(chosen.classes(common, places))
+    public = chosen.public(common, places)
+    if len(public) < _LEAST:
+        raise DataError(
+            f"the public part of '{common.dataset}' has {len(public)} images and at least {_LEAST} "
+            "are needed: raise 'public-share'"
+        )
+    return public, len(chosen.classes(common, places))
 
 
 def _target(common: CommonSettings, given: Path | None) -> Path:
@@ -123,13 +142,26 @@ def _target(common: CommonSettings, given: Path | None) -> Path:
     return path if path.is_absolute() else folder / path
 
 
+def _refuse_target(target: Path) -> None:
+    """Refuse to train for a file that is there already or could not be written.
+
+    Raises:
+        SettingError: so it is.
+    """
+    if target.exists():
+        raise SettingError(f"{target} is there already: remove it, or give --weights FILE")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(target.parent, os.W_OK):
+        raise SettingError(f"{target.parent} cannot be written to: give --weights FILE")
+
+
 class _Trainer:
     """A ViT with a linear head, its optimiser, and the images it sees."""
 
     def __init__(
         self, public: Split, classes: int, common: CommonSettings, recipe: Pretraining
     ) -> None:
-        from models.prompted_vit import build_vit  # imports timm
+        from models.prompted_vit import build_vit, pixel_scale  # imports timm
 
         self.public, self.recipe = public, recipe
         self.compute = choose_compute(common.device, common.precision, os.cpu_count() or 1)
@@ -141,15 +173,22 @@ class _Trainer:
         with seeded(recipe.seed, "pretraining", "weights"):
             self.vit = build_vit(common, task, drop_path_rate=recipe.drop_path)
             head = nn.Linear(self.vit.num_features, classes)
+        scale, offset = pixel_scale(self.vit, task.input_shape[0])
+        self.scale, self.offset = self.compute.bring(scale), self.compute.bring(offset)
         self.network = self.compute.place(nn.Sequential(self.vit, head))
         self.steps = -(-len(self.trained) // recipe.batch_size)
         decay = recipe.weight_decay
-        self.optimiser = torch.optim.AdamW(self.network.parameters(), weight_decay=decay)
+        self.optimiser = torch.optim.AdamW(
+            self.network.parameters(), lr=recipe.learning_rate, weight_decay=decay
+        )
+        total = self.steps * recipe.epochs
+        rising = min(recipe.warmup_epochs / recipe.epochs, 0.9)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimiser,
             recipe.learning_rate,
-            total_steps=self.steps * recipe.epochs,
-            pct_start=max(min(recipe.warmup_epochs / recipe.epochs, 0.9), 1e-6),
+            total_steps=total,
+            # A rise of one step, from 0 to 0, is a division by zero in torch
+            pct_start=rising if rising * total > 1 else 1e-6,
             cycle_momentum=False,
         )
         self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
@@ -160,7 +199,7 @@ class _Trainer:
         with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
-                if not math.isfinite(loss):
+                if not math.isfinite(loss) or not self._sound():
                     raise FedsiloError(
                         f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
                         "simulation file's 'pretraining'; no weights were written"
@@ -171,6 +210,12 @@ class _Trainer:
                     seconds = time.monotonic() - began
                     say(f"epoch {epoch}: loss {loss:.3f}; held out: {told}; {seconds:.0f} s")
         return found
+
+    def _sound(self) -> bool:
+        """Tell whether the last step, too, has left a network that answers."""
+        self.network.eval()
+        with torch.no_grad():
+            return bool(self._logits(self.public.inputs[self.held[:1]]).isfinite().all())
 
     def _epoch(self) -> float:
         """Train for an epoch and return its mean loss."""
@@ -187,7 +232,7 @@ class _Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         smoothing = self.recipe.smoothing
         with self.compute.autocast():
-            logits = self.network(float_inputs(self.compute.bring(images))).float()
+            logits = self._logits(images)
             targets = self.compute.bring(labels)
             loss = nn.functional.cross_entropy(
                 logits, targets, self.weights, label_smoothing=smoothing
@@ -197,12 +242,18 @@ class _Trainer:
         self.optimiser.step()
         return loss.item()
 
+    def _logits(self, images: Tensor) -> Tensor:
+        """Return the logits of 8-bit images, scaled as a run scales them."""
+        pixels = float_inputs(self.compute.bring(images)) * self.scale + self.offset
+        logits: Tensor = self.network(pixels)
+        return logits.float()
+
     def _figures(self) -> dict[str, float]:
         """Return accuracy and its like on the held-out images."""
         self.network.eval()
         with torch.no_grad(), self.compute.autocast():
             parts = [
-                self.network(float_inputs(self.compute.bring(batch))).float().softmax(1).cpu()
+                self._logits(batch).softmax(1).cpu()
                 for batch in in_batches(self.public.inputs[self.held])
             ]
         probabilities, labels = torch.cat(parts), self.public.labels[self.held]

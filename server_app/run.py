@@ -15,7 +15,7 @@ from rich.console import Console
 from datasets.registry import data_set, silo_count, silo_names
 from datasets.storage import save_state, write_atomically
 from models.contract import SiteFacts
-from models.errors import FedsiloError, RunDirectoryError
+from models.errors import DataError, FedsiloError, RunDirectoryError
 from models.settings import CommonSettings
 from server_app.bars import make_console
 from server_app.checkpoints import CheckpointHook
@@ -113,16 +113,30 @@ def _warn(console: Console, line: str) -> None:
 
 
 def _say_who_is_missing(roster: Roster, common: CommonSettings, console: Console) -> None:
-    for notice in data_set(common.dataset).notices(common):
+    simulated = all(facts.homeless for facts in roster.facts.values())
+    for notice in data_set(common.dataset).notices(common) if simulated else []:
         _warn(console, notice)
-    silos = silo_count(common)
-    absent = [site for site in silo_names(common) if site not in roster.facts] if silos else []
+    names = _known_silos(common, simulated)
+    absent = [site for site in names if site not in roster.facts]
     if absent:
         _warn(
             console,
-            f"{len(roster.facts)} of {silos} silos take part: {', '.join(roster.sites())}; "
+            f"{len(roster.facts)} of {len(names)} silos take part: {', '.join(roster.sites())}; "
             f"{'not' if roster.refused else 'no SuperNode for'} {', '.join(absent)}",
         )
+
+
+def _known_silos(common: CommonSettings, simulated: bool) -> list[str]:
+    """Return the silos that there are, empty where only the sites know.
+
+    The files of a simulation's machine are the sites' own, those of another server are not.
+    """
+    if silo_count(common) is None and not simulated:
+        return []
+    try:
+        return silo_names(common)
+    except DataError:
+        return []
 
 
 def _say_what_is_odd(roster: Roster, console: Console) -> None:
@@ -162,7 +176,7 @@ def _assemble(
     hooks = [*recording, checkpoint, recorders.progress]
     strategy = cls(common, settings.own, roster, hooks, str(directory.path))
     if common.resume:
-        _refuse_other_data(directory, roster)
+        _refuse_other_data(directory, roster, cls.welcomes)
         strategy.state = checkpoint.resume()
     strategy.state = strategy.state or strategy.initial_state(roster.task())
     return strategy, recorders
@@ -179,9 +193,15 @@ def _refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None
         )
 
 
-def _refuse_other_data(directory: RunDirectory, roster: Roster) -> None:
+def _refuse_other_data(directory: RunDirectory, roster: Roster, welcomes: bool) -> None:
+    """Refuse to go on with other sites or data; a method that welcomes late sites takes more."""
     path = directory.path / "silos.json"
-    if path.is_file() and directory.read_json("silos.json") != silos_document(roster):
+    if not path.is_file():
+        return
+    before, now = directory.read_json("silos.json"), silos_document(roster)
+    if welcomes:
+        now = {site: facts for site, facts in now.items() if site in before}
+    if before != now:
         raise RunDirectoryError(
             f"the sites or their data are not those of {path}: resume with the same sites and "
             "data, or choose another 'run-name'"
@@ -209,7 +229,12 @@ def _write_end(
     state = strategy.current()
     method = settings.common.method
     if state.arrays:
-        facts = {"method": method, "round": state.round, "extras": dict(state.extras)}
+        facts = {
+            "method": method,
+            "round": state.round,
+            "extras": dict(state.extras),
+            "keepers": list(state.keepers),
+        }
         if figures := strategy.roster.figures():
             facts["figures"] = {part: values.tolist() for part, values in vars(figures).items()}
         save_state(directory.path / "model.safetensors", state.arrays, facts)

@@ -57,12 +57,14 @@ class FederatedStrategy(Account, Strategy):
         settings_class: the method's own settings.
         title: the method's name for people.
         takes_vit: whether the network can be a ViT, of whose backbone the server knows nothing.
+        takes_evidence: whether the network can be evidential.
         welcomes: whether a site may join a run that has begun.
     """
 
     settings_class: ClassVar[type] = NoSettings
     title: ClassVar[str] = ""
     takes_vit: ClassVar[bool] = True
+    takes_evidence: ClassVar[bool] = True
     welcomes: ClassVar[bool] = False
 
     def __init__(

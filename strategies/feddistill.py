@@ -1,9 +1,9 @@
 """FedDistill (Seo et al. 2022, after Jeong et al. 2018): sites exchange mean logits, never weights.
 
 Messages: ``train`` brings ``logits/<class>`` (classes,), the unweighted mean over all other sites
-that have the class, none in round 1; the reply holds ``logits/<class>`` (classes,), the site's mean
-over its training samples of that class, for each class that it has. ``evaluate`` brings nothing.
-Float32.
+that send the class, none in round 1; the reply holds ``logits/<class>`` (classes,), the site's mean
+over its training samples of that class, for each class that it has enough of
+(``strategies.fedproto.held``). ``evaluate`` brings nothing. Float32.
 
 The server keeps each site's logits until that site sends newer ones: a site that does not answer a
 round still counts for the others.
@@ -21,7 +21,7 @@ from models.networks import Task
 from strategies.account import Published
 from strategies.base import FederatedStrategy
 from strategies.dermoscopy import dermoscopy
-from strategies.fedproto import fewest, held
+from strategies.fedproto import enough, fewest, held, nothing_leaves
 from strategies.state import ArraySpec, NDArray, RoundState, SiteReply
 
 
@@ -34,12 +34,14 @@ class FedDistill(FederatedStrategy):
 
     def leaves(self) -> list[str]:
         """Name the logits, of how few samples they are, and who gets them."""
-        sites = len(self.roster.sites())
+        sites, least = len(self.roster.sites()), self.settings.class_min_count
+        if not any(self._held(site) for site in self.roster.sites()):
+            return [nothing_leaves(self.roster, least)]
         goes = {1: "nobody gets them", 2: "the other site gets them as they are"}
         return [
-            "each round: for each class that the site has training samples of, the mean logits of "
-            f"those samples, {fewest(self.roster)}; "
-            + goes.get(sites, "each site gets the mean over the other sites that have the class")
+            f"each round: for each class that {enough(self.roster, least)}, the mean logits of "
+            f"those samples, {fewest(self.roster, least)}; "
+            + goes.get(sites, "each site gets the mean over the other sites that send the class")
         ]
 
     def published(self) -> Published:
@@ -51,11 +53,11 @@ class FedDistill(FederatedStrategy):
         return RoundState(0, {})
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the others' mean logits of each class that ``site`` has, to train on."""
+        """Return the others' mean logits of each class that ``site`` sends, to train on."""
         if phase == EVALUATE:
             return {}
         found: dict[str, NDArray] = {}
-        for label in held(self.roster, site):
+        for label in self._held(site):
             names = [f"{LOGITS}{other}/{label}" for other in self.roster.sites() if other != site]
             logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
             if logits:
@@ -63,9 +65,9 @@ class FedDistill(FederatedStrategy):
         return found
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect mean logits of each class that the site has."""
+        """Expect mean logits of each class that the site has enough samples of."""
         classes = self.roster.task().classes
-        return {f"{LOGITS}{n}": ArraySpec((classes,)) for n in held(self.roster, site)}
+        return {f"{LOGITS}{n}": ArraySpec((classes,)) for n in self._held(site)}
 
     def combine(
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
@@ -74,6 +76,9 @@ class FedDistill(FederatedStrategy):
         came = {
             f"{LOGITS}{site}/{label}": reply.array(f"{LOGITS}{label}")
             for site, reply in replies.items()
-            for label in held(self.roster, site)
+            for label in self._held(site)
         }
         return RoundState(state.round, {**state.arrays, **came}, state.extras)
+
+    def _held(self, site: str) -> dict[int, int]:
+        return held(self.roster, site, self.settings.class_min_count)

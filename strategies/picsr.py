@@ -57,6 +57,7 @@ class PICSR(FederatedStrategy):
     settings: PICSRSettings
     title = "PICSR"
     takes_vit = False
+    takes_evidence = False  # mixed probabilities are no alpha
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:

@@ -21,6 +21,10 @@ from strategies.exchange import exchange
 from strategies.state import record_bytes
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
+_TAKEN = (
+    "another SuperNode is that site already: if this one is to take its place it joins once that "
+    "one is gone, else give it its own 'site'"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Roster:
     """Sites by name, sorted: what they said of themselves, and their node ids.
 
     ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
-    nodes that are left out could not take part; ``asked`` are all nodes that were asked.
+    nodes that are left out could not take part; ``asked`` are the nodes not to be asked again.
     """
 
     facts: Mapping[str, SiteFacts]
@@ -142,8 +146,11 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
     facts: dict[str, SiteFacts] = {}
     found: dict[str, int] = {}
     traffic: dict[str, tuple[int, int]] = {}
-    heard, refused = _ask(grid, nodes)
-    for node, said, weight in heard:
+    answers = _ask(grid, nodes)
+    if answers.unreadable:
+        raise SiteError(answers.unreadable[0])
+    refused = answers.refused
+    for node, said, weight in answers.heard:
         if said.site in facts:
             raise SiteError(
                 f"two SuperNodes say that they are site '{said.site}': give each its "
@@ -162,38 +169,39 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
 def meet_latecomers(grid: Grid, roster: Roster) -> tuple[Roster, list[str]]:
     """Ask nodes that connected since; return the roster with them, and why others are refused.
 
-    A site whose SuperNode was started anew, and so has another node, is the same site.
+    A site whose SuperNode was started anew, and so has another node, is the same site. While its
+    old node still counts as connected the new one is refused, told of once, and asked again later.
     """
     connected = set(grid.get_node_ids())
     new = sorted(connected - roster.asked - set(roster.nodes.values()))
     if not new:
         return roster, []
-    try:
-        heard, refused = _ask(grid, new)
-    except SiteError as error:
-        heard, refused = [], [str(error)]
-    asked = roster.asked | set(new)
-    for node, said, weight in heard:
-        joined = Roster(
-            dict(sorted({**roster.facts, said.site: said}.items())),
-            dict(sorted({**roster.nodes, said.site: node}.items())),
-            {**roster.traffic, said.site: weight},
+    answers = _ask(grid, new)
+    refused, asked = answers.refused + answers.unreadable, roster.asked | set(new)
+    for node, said, weight in answers.heard:
+        if roster.nodes.get(said.site) in connected:
+            asked -= {node}
+            if (why := f"{said.site}: {_TAKEN}") not in (*roster.refused, *refused):
+                refused.append(why)
+            continue
+        joined = replace(
+            roster,
+            facts=dict(sorted({**roster.facts, said.site: said}.items())),
+            nodes=dict(sorted({**roster.nodes, said.site: node}.items())),
+            traffic={**roster.traffic, said.site: weight},
         )
-        if why := _why_not(said, roster, joined, connected):
-            refused.append(f"{said.site}: {why}")
+        if reason := _why_not(said, roster, joined):
+            refused.append(f"{said.site}: {reason}")
         else:
             roster = joined
     return replace(roster, refused=(*roster.refused, *refused), asked=asked), refused
 
 
-def _why_not(said: SiteFacts, roster: Roster, joined: Roster, connected: set[int]) -> str | None:
-    """Return why a latecomer cannot take part, None if it can."""
+def _why_not(said: SiteFacts, roster: Roster, joined: Roster) -> str | None:
+    """Return why a latecomer whose site has no other node cannot take part, None if it can."""
     known = roster.facts.get(said.site)
-    if known is not None:
-        if roster.nodes[said.site] in connected:
-            return "another SuperNode is that site already: give it its own 'site'"
-        if known.fingerprints != said.fingerprints:
-            return "it comes back with other data: start a new run"
+    if known is not None and known.fingerprints != said.fingerprints:
+        return "it comes back with other data: start a new run"
     try:
         joined.task()
     except SiteError as error:
@@ -204,41 +212,50 @@ def _why_not(said: SiteFacts, roster: Roster, joined: Roster, connected: set[int
 Heard = tuple[int, SiteFacts, tuple[int, int]]
 
 
-def _ask(grid: Grid, nodes: Iterable[int]) -> tuple[list[Heard], list[str]]:
-    """Ask nodes who they are; return what they said, by node, and why others cannot take part.
+@dataclass(frozen=True)
+class _Answers:
+    """What nodes said of themselves, why others cannot take part, and what of an unreadable answer.
 
-    Raises:
-        SiteError: an answer cannot be read.
+    ``heard`` has of each node its id, what it said, and the bytes of asking, down and up.
     """
+
+    heard: list[Heard] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
+    """Ask nodes who they are."""
     content = RecordDict({CONFIG: ConfigRecord({"hello": True})})
     messages = [Message(content, node, HELLO) for node in nodes]
-    heard: list[Heard] = []
-    refused: list[str] = []
+    found = _Answers()
     for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
         if reply is None or reply.has_error():
-            refused.append("no answer" if reply is None else reply.error.reason or "an error")
+            found.refused.append("no answer" if reply is None else reply.error.reason or "an error")
             continue
         try:
             said = _facts(reply.content.config_records[CONFIG])
             said.sizes()["train"]  # what every reply's weight is held against
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise SiteError(
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            found.unreadable.append(
                 f"a SuperNode's hello cannot be read ({type(error).__name__}: {error}): server "
                 "and site run different versions of fedsilo"
-            ) from None
-        heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
-    return heard, refused
+            )
+            continue
+        found.heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
+    return found
 
 
 def _facts(config: Mapping[str, Any]) -> SiteFacts:
     shape = tuple(int(length) for length in config["input-shape"])
     features = tuple(str(feature) for feature in json.loads(config["features"]))
+    classes = int(config["classes"])
     return SiteFacts(
         site=str(config["site"]),
         distribution=str(config["distribution"]),
         input_shape=shape,
-        classes=int(config["classes"]),
-        label_counts=json.loads(config["label-counts"]),
+        classes=classes,
+        label_counts=_label_counts(json.loads(config["label-counts"]), classes),
         fingerprints=json.loads(config["fingerprints"]),
         homeless=bool(config["homeless"]),
         features=features,
@@ -247,7 +264,17 @@ def _facts(config: Mapping[str, Any]) -> SiteFacts:
         schema=str(config["schema"]),
         backbone=str(config["backbone"]),
         class_names=tuple(str(name) for name in json.loads(config["class-names"])),
+        floor=int(config["floor"]),
     )
+
+
+def _label_counts(given: Mapping[str, list[int]], classes: int) -> dict[str, list[int]]:
+    for split, counts in given.items():
+        if len(counts) != classes:
+            raise ValueError(f"'label-counts' of {split} are {len(counts)} of {classes} classes")
+        if any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError(f"'label-counts' of {split} are not whole numbers of 0 or more")
+    return dict(given)
 
 
 def _sums(config: Mapping[str, Any], features: int) -> Sums | None:

@@ -42,6 +42,7 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
         "stop-when-certain": False,
     },
     "fedavg-ft": {"finetune-rounds": 1},
+    "feddistill": {"class-min-count": 1, "sums-min-count": 1},
     "fedevprompt": {
         "network": "vit",
         "backbone-weights": "random",
@@ -54,6 +55,7 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
         "distillation-weight": 1.0,
         "buffer-maps": 2,
     },
+    "fedproto": {"class-min-count": 1, "sums-min-count": 1},
     "picsr": {"expert-rounds": 1},
 }
 

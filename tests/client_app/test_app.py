@@ -53,8 +53,12 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
     assert set(facts) == {
         *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
         *("homeless", "features", "dropped", "schema", "backbone", "class-names"),
+        "floor",
     }
     assert (json.loads(facts["features"]), facts["dropped"], facts["schema"]) == ([], 0, "")
+    assert facts["floor"] == 10
+    raised = app(asked, context({"partition-id": 0, "sums-min-count": 12})).content[CONFIG]
+    assert raised["floor"] == 12
 
 
 def table_node(partition: int | str, method: str = "fedavg", **changes: Value) -> Context:
@@ -110,7 +114,7 @@ def test_a_method_refuses_a_site_before_anything_leaves_it(message: Make, kind: 
 def test_the_hello_of_a_real_site_refuses_folds_by_its_name() -> None:
     asked = Message(RecordDict(), 1001, HELLO)
     reason = reason_of(app(asked, table_node("va", val_folds=5)))
-    assert reason.startswith("va: the run asks for folds of this site's rows")
+    assert reason.startswith("va: the run's val-folds choose which of this site's samples")
     assert "'allow-folds=true'" in reason
     assert app(asked, table_node(3, val_folds=5)).has_content(), "a simulated site has no patients"
 

@@ -116,7 +116,7 @@ def has_bins(metrics: dict[str, Any], split: str) -> bool:
 
 @pytest.mark.parametrize(
     ("phase", "least", "binned"),
-    [("evaluate", 10, True), ("evaluate", 11, False), ("train", 10, False), ("train", 1, False)],
+    [("evaluate", 1, True), ("evaluate", 10, True), ("evaluate", 11, False), ("train", 1, False)],
 )
 def test_bins_are_sent_at_the_final_evaluation_of_enough_test_samples_alone(
     opened: Opened, weights: dict[str, Any], phase: str, least: int, binned: bool
@@ -128,7 +128,7 @@ def test_bins_are_sent_at_the_final_evaluation_of_enough_test_samples_alone(
     found = told_by(method)
     assert {"incoming.val.vacuity", "incoming.test.vacuity"} <= found.keys()
     assert has_bins(found, "test") is binned, "the site has ten test samples"
-    assert not has_bins(found, "val")
+    assert not has_bins(found, "val"), "of the test data alone, however many these are"
     if binned:
         for kind in ("reliability", "certainty"):
             bins = [f"incoming.test.{kind}.{place}" for place in range(BINS)]

@@ -99,6 +99,17 @@ def test_a_class_that_the_site_has_no_sample_of_has_no_logits(opened: Opened) ->
     assert len(sent) == len(torch.unique(fewer.labels))
 
 
+@pytest.mark.parametrize(("least", "floor"), [(5, 1), (1, 5)])
+def test_of_a_class_of_fewer_samples_than_either_floor_no_logits_leave(
+    opened: Opened, least: int, floor: int
+) -> None:
+    site = opened("feddistill", own={"class_min_count": least, "sums_min_count": floor})
+    counts = torch.bincount(site.silo.train.labels, minlength=10).tolist()
+    large = {f"logits/{label}" for label, count in enumerate(counts) if count >= 5}
+    assert 0 < len(large) < sum(1 for count in counts if count)
+    assert set(site.answer()[ARRAYS]) == large
+
+
 @pytest.mark.parametrize("kind", ["conv", "vit"])
 def test_the_loss_is_the_criterion_plus_lambda_times_the_mse_to_the_others_logits(
     opened: Opened, vit: dict[str, Any], kind: str

@@ -2,20 +2,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 from torch import Tensor
 
+from client_app.base import Request
 from client_app.fedproto import FedProtoSite, class_means
 from client_app.local import LocalSite
+from client_app.state import SiteState
+from datasets.registry import load_silo
 from datasets.silos import Split
-from models.contract import ARRAYS, METRICS
+from models.contract import ARRAYS, METRICS, Instruction
 from models.dirichlet import evidences
 from models.errors import SiteError
 from models.networks import TokenClassifier
+from server_app.config import resolve
 
 Opened = Callable[..., FedProtoSite]
 SIZE = 64  # four tokens of 16 channels
@@ -88,6 +94,72 @@ def test_a_class_that_the_site_has_no_sample_of_has_no_prototype(opened: Opened)
     assert len(sent) == len(torch.unique(fewer.labels))
 
 
+def of_counts(site: FedProtoSite, *counts: int) -> None:
+    """Give the site as many training samples of each class, none of the others."""
+    train = site.silo.train
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    held = Split(train.inputs[: len(labels)], labels)
+    site.silo = dataclasses.replace(site.silo, train=held)
+
+
+@pytest.mark.parametrize(
+    ("least", "floor", "sent"), [(1, 1, [0, 1, 2]), (5, 1, [1, 2]), (1, 6, [2]), (9, 5, [])]
+)
+def test_of_a_class_of_fewer_samples_than_either_floor_no_prototype_leaves(
+    opened: Opened, least: int, floor: int, sent: list[int]
+) -> None:
+    site = opened("fedproto", own={"class_min_count": least, "sums_min_count": floor})
+    of_counts(site, 4, 5, 6)
+    assert set(site.answer()[ARRAYS] if sent else []) == {f"prototype/{label}" for label in sent}
+
+
+@pytest.fixture
+def logistic(tmp_path: Path) -> Callable[..., FedProtoSite]:
+    """Return a builder of a site of logistic regression: 12 rows of class 0, 1 row of class 1."""
+
+    def make(**changes: Any) -> FedProtoSite:
+        values = {"method": "fedproto", "dataset": "heart-synthetic", "device": "cpu"}
+        settings = resolve(values | {key.replace("_", "-"): v for key, v in changes.items()})
+        rows = torch.arange(13 * 13, dtype=torch.float32).reshape(13, 13)
+        labels = torch.tensor([0] * 12 + [1])
+        silo = load_silo("va", settings.common)
+        return FedProtoSite(
+            Request(Instruction(1, "train"), RecordDict(), True),
+            dataclasses.replace(silo, train=Split(rows, labels)),
+            settings.common,
+            settings.own,
+            SiteState(tmp_path),
+        )
+
+    return make
+
+
+def test_of_logistic_regression_a_class_of_one_row_is_not_sent_unless_every_floor_is_one(
+    logistic: Callable[..., FedProtoSite],
+) -> None:
+    def sent(**changes: Any) -> dict[str, list[float]]:
+        site = logistic(**changes)
+        return {name: row.tolist() for name, row in site.outgoing(site.open_network()).items()}
+
+    mean = [71.5 + column for column in range(13)]  # of 0, 13, ... 143 and what follows each
+    assert sent() == {"prototype/0": mean}
+    assert sent(class_min_count=1) == sent(sums_min_count=1) == sent()
+    row = [156.0 + column for column in range(13)]  # the patient's own
+    assert sent(class_min_count=1, sums_min_count=1) == {"prototype/0": mean, "prototype/1": row}
+    assert sent(class_min_count=13) == {}
+
+
+def test_a_site_whose_classes_are_all_small_answers_as_local_does(opened: Opened) -> None:
+    site, alone = opened("fedproto", own={"class_min_count": 7}), opened("local")
+    for method in (site, alone):
+        of_counts(method, 4, 5, 6)  # type: ignore[arg-type]
+    reply, other = site.answer(), alone.answer()
+    assert not reply.array_records
+    keys = [key for key in other[METRICS] if ".loss" in key or ".accuracy" in key]
+    assert keys
+    assert all(reply[METRICS][key] == other[METRICS][key] for key in keys)
+
+
 def test_means_do_not_depend_on_the_batches_they_are_made_in(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +168,7 @@ def test_means_do_not_depend_on_the_batches_they_are_made_in(
 
     def found() -> dict[int, Tensor]:
         function = lambda inputs: network.encode(inputs).flatten(1)  # noqa: E731
-        return class_means(network, site.silo.train, 10, site.compute, function)
+        return class_means(network, site.silo.train, 10, site.compute, function, 1)
 
     whole = found()
     monkeypatch.setattr("client_app.evaluation._BATCH", 7)

@@ -169,7 +169,7 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
     message: Callable[..., Message], folds: dict[str, int], tmp_path: Path
 ) -> None:
     real = {"site": "va", "state-dir": str(tmp_path)}
-    said = r"sums over different samples tell of single patients: set 'allow-folds=true'"
+    said = r"of different samples tells of single patients: set 'allow-folds=true'"
     for node in (real, real | {"partition-id": 3}, real | {"allow-folds": False}):
         with pytest.raises(SiteError, match=said):
             open_site(heart_node(node, **folds))
@@ -180,7 +180,7 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
         assert open_site(heart_node(node, **folds)).silo.fingerprints != plain
 
 
-@pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}])
+@pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}, {"fold-seed": 1}])
 def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
     share: dict[str, float], tmp_path: Path
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
         config = {"site": "vidir_modern", "state-dir": str(tmp_path), **more}
         return Context(1, 1001, config, RecordDict(), settings)
 
-    with pytest.raises(SiteError, match="the run asks for folds or a share of this site's samples"):
+    with pytest.raises(SiteError, match="choose which of this site's samples are used"):
         open_site(node())
     assert open_site(node(**{"allow-folds": True})).silo.name == "vidir_modern"
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from client_app.state import SiteState
+from client_app.registry import METHODS
+from client_app.state import SiteState, promise_of
 from models.contract import Instruction
 from models.errors import CheckpointError
+from models.schema import Value
+from server_app.config import resolve
 
 
 @pytest.fixture
@@ -160,3 +164,37 @@ def test_a_sites_first_state_may_be_done_again_in_a_later_round(tmp_path: Path) 
     again = Instruction(round=3, phase="train")
     state.store(again, {"w": torch.ones(1)})
     assert state.before(again) is None
+
+
+def test_a_state_is_not_opened_under_another_promise(state: SiteState) -> None:
+    kept = SiteState(state.folder, "nothing is shared")
+    put(kept, 1)
+    assert got(kept, 2) == (1, 0)
+    with pytest.raises(CheckpointError, match=r"s2a in .* was kept under other settings"):
+        got(SiteState(state.folder, "all is shared"), 2)
+    assert got(kept, 2) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"shared-prompts": "all"}, False),
+        ({"buffer-maps": 3}, False),
+        ({"seed": 8}, False),
+        ({"batch-size": 8}, False),
+        ({"rounds": 9, "device": "auto", "threads": 2}, True),
+        ({"out": "elsewhere", "run-name": "x", "data-dir": "d", "cache-dir": "c"}, True),
+    ],
+)
+def test_a_promise_is_of_all_settings_that_a_hospital_does_not_change(
+    changes: dict[str, Value], same: bool, tiny: Callable[..., dict[str, Value]]
+) -> None:
+    first = resolve(tiny("fedevprompt"))
+    other = resolve(tiny("fedevprompt") | changes)
+    promises = [promise_of(settings.common, settings.own) for settings in (first, other)]
+    assert (promises[0] == promises[1]) is same
+
+
+def test_no_method_has_the_promise_of_another(tiny: Callable[..., dict[str, Value]]) -> None:
+    settings = [resolve(tiny(method)) for method in sorted(METHODS)]
+    assert len({promise_of(one.common, one.own) for one in settings}) == len(METHODS)

@@ -24,7 +24,13 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from datasets.backbones import backbone_digest, load_backbone, weights_file
+from datasets.backbones import (
+    backbone_digest,
+    load_backbone,
+    refuse_seen_images,
+    weights_file,
+)
+from datasets.storage import save_state
 from models.errors import SettingError
 from models.networks import Task, build_classifier
 from models.prompted_vit import PromptedViT
@@ -473,3 +479,46 @@ def test_weights_that_the_hub_says_it_has_not_are_told_of_as_such(told: dict[str
 def test_a_name_without_weights_is_told_of(common: Callable[..., CommonSettings]) -> None:
     told = refusal(common("timm", backbone="vit_small_patch16_36x1_224"))
     assert "timm's weights of 'vit_small_patch16_36x1_224' cannot be had (RuntimeError: No" in told
+
+
+def pretrained(path: Path, share: float, dataset: str = "dermoscopy-phantom") -> Path:
+    """Write weights as ``fedsilo pretrain`` does, trained on a public part of ``share``."""
+    arrays = {name: tensor.numpy() for name, tensor in trained().items()}
+    save_state(path, arrays, {"data": [dataset, share, 100]})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dataset", "share", "fits"),
+    [
+        ("dermoscopy-phantom", 0.4, True),
+        ("dermoscopy-phantom", 0.5, True),
+        ("dermoscopy-phantom", 0.3, False),
+        ("dermoscopy-phantom", 0.0, False),
+        ("isic2019", 0.0, True),
+    ],
+)
+def test_weights_that_have_seen_images_of_the_silos_are_refused(
+    common: Callable[..., CommonSettings], tmp_path: Path, dataset: str, share: float, fits: bool
+) -> None:
+    path = pretrained(tmp_path / "vit.safetensors", 0.4)
+    settings = common(path, dataset=dataset, public_share=share)
+    if fits:
+        refuse_seen_images(path, settings)
+        return
+    with pytest.raises(SettingError, match=r"public part of 0\.4 .*'public-share' is 0(\.3)?: "):
+        refuse_seen_images(path, settings)
+    with pytest.raises(SettingError, match="the sites would hold images that it has seen"):
+        load_backbone(build_classifier(settings, COLOUR), settings)
+
+
+def test_own_weights_that_were_altered_are_refused(
+    common: Callable[..., CommonSettings], tmp_path: Path
+) -> None:
+    path = pretrained(tmp_path / "vit.safetensors", 0.0)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    settings = common(path)
+    with pytest.raises(SettingError, match="was altered: its checksum does not match"):
+        load_backbone(build_classifier(settings, COLOUR), settings)

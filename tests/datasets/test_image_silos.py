@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from datasets.image_silos import Classes, ImageDataSet
-from datasets.listings import ImageIndex, in_public, read_rows, take_share
+from datasets.listings import ImageIndex, in_public, joined, read_rows, take_share
 from datasets.phantom import DERMOSCOPY_PHANTOM
 from datasets.registry import check_data_settings
 from datasets.silos import Silo, Split, no_such_silo
@@ -53,6 +53,7 @@ class Flat(ImageDataSet):
             names=tuple(f"{number}.png" for number in numbers),
             labels=np.array([number // 3 % 2 for number in numbers], dtype=np.int64),
             groups=tuple(f"p{number if self.alone else number // 3}" for number in numbers),
+            told=tuple(f"{number}.png" for number in numbers),
             parts=self.parts,
         )
         return take_share(whole, settings.sample_share)
@@ -299,6 +300,19 @@ def test_a_given_split_is_followed_whatever_the_seed(places: Places) -> None:
 def test_a_given_split_and_folds_contradict_each_other(places: Places, kind: str) -> None:
     with pytest.raises(DataError, match=r"flat, a gives the split itself: set 'test-folds' and"):
         load(places, data=Flat(parts=GIVEN), **{kind: 2})
+
+
+def test_images_of_several_sites_are_told_apart_by_their_sites() -> None:
+    labels = np.zeros(2, dtype=np.int64)
+    parts = [
+        ImageIndex(where, Path("data"), (f"{where}-0", f"{where}-1"), labels, ("p", "q"), told)
+        for where, told in (("a", ("line 2", "line 3")), ("b", ("line 2", "line 3")))
+    ]
+    lines = ("line 2 of a", "line 3 of a", "line 2 of b", "line 3 of b")
+    assert joined("all", parts).told == lines
+    assert joined("all", parts).take(np.array([3, 0])).told == ("line 3 of b", "line 2 of a")
+    public = [dataclasses.replace(part, told=part.names) for part in parts]
+    assert joined("all", public).told == joined("all", public).names
 
 
 def test_a_given_split_with_one_content_on_two_sides_is_refused(places: Places) -> None:

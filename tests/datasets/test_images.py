@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -185,19 +187,48 @@ def test_no_files_are_no_images(tmp_path: Path) -> None:
     assert len(found.kept) == len(found.faults) == 0
 
 
-def test_faults_are_counted_and_the_first_five_named_with_the_way_on() -> None:
+@pytest.fixture
+def own_log() -> Iterator[io.StringIO]:
+    """Return what this machine's own log is told."""
+    text = io.StringIO()
+    handler, log = logging.StreamHandler(text), logging.getLogger("flwr")
+    log.addHandler(handler)
+    yield text
+    log.removeHandler(handler)
+
+
+def test_faults_are_counted_and_the_first_five_told_with_the_way_on(own_log: io.StringIO) -> None:
     faults = [Fault(f"{number}.jpg", "is missing") for number in range(7)]
+    told = {fault.name: fault.name for fault in faults}
     with pytest.raises(DataError) as caught:
-        check_faults(faults, 90, "refuse", "north")
+        check_faults(faults, 90, told, "refuse", "north")
     assert str(caught.value) == (
         "north: 7 of 90 images cannot be used: 0.jpg is missing; 1.jpg is missing; 2.jpg is "
         "missing; 3.jpg is missing; 4.jpg is missing; and 2 more: mend them, or set "
         "'broken-images' to 'skip'"
     )
     with pytest.raises(DataError, match=r"4\.jpg is missing: mend them"):
-        check_faults(faults[:5], 90, "refuse", "north")
-    check_faults(faults, 90, "skip", "north")
-    check_faults([], 90, "refuse", "north")
+        check_faults(faults[:5], 90, told, "refuse", "north")
+    check_faults(faults, 90, told, "skip", "north")
+    check_faults([], 90, told, "refuse", "north")
+    assert not own_log.getvalue(), "the error names the files itself"
+
+
+def test_a_name_that_an_error_keeps_back_stands_in_this_machines_own_log(
+    own_log: io.StringIO,
+) -> None:
+    faults = [Fault(f"smith-{number}.jpg", "is missing") for number in range(7)]
+    told = {fault.name: f"line {2 + place}" for place, fault in enumerate(faults)}
+    with pytest.raises(DataError) as caught:
+        check_faults(faults, 90, told, "refuse", "north")
+    said = str(caught.value)
+    assert said.startswith("north: 7 of 90 images cannot be used: line 2 is missing; line 3 is")
+    assert "smith" not in said
+    (logged,) = own_log.getvalue().splitlines()
+    assert logged.startswith("fedsilo: north: line 2 is smith-0.jpg, line 3 is smith-1.jpg, ")
+    assert logged.endswith("line 6 is smith-4.jpg and 2 more")
+    check_faults(faults, 90, told, "skip", "north")
+    assert len(own_log.getvalue().splitlines()) == 1
 
 
 def test_many_names_are_told_by_the_first() -> None:

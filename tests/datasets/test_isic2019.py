@@ -112,9 +112,31 @@ def test_the_table_of_isic_names_lesions_that_ham10000_does_not_know(places: Pla
         load(places)
 
 
+def test_a_centre_that_no_table_of_lesions_knows_is_refused(places: Places) -> None:
+    assert places.data is not None
+    for i in range(3):
+        Image.new("RGB", (32, 32), (i, i, i)).save(
+            places.data / "isic2019" / "images" / f"M{i}.jpg"
+        )
+    with pytest.raises(DataError) as caught:
+        load(places, "msk4")
+    assert str(caught.value) == (
+        "isic2019, msk4: no table of lesions knows an image of this centre, and images of a lesion "
+        "would be both training and test data: put ISIC_2019_Training_Metadata.csv into the folder "
+        "isic2019 of the data directory"
+    )
+    assert len(load(places).train) == 9, "the other centre goes on"
+    table = "image,lesion_id\nM0,\nM1,B8\n"
+    rewrite(places, lambda _: table, "ISIC_2019_Training_Metadata.csv")
+    assert ISIC2019.index("msk4", ISIC, places).groups == ("M0", "B8", "M2")
+    rewrite(places, lambda _: "image,lesion_id\nM0,\n", "ISIC_2019_Training_Metadata.csv")
+    assert ISIC2019.index("msk4", ISIC, places).groups == ("M0", "M1", "M2")
+
+
 def test_a_centre_of_which_no_image_is_here_is_left_out_and_named(places: Places) -> None:
     there = dataclasses.replace(ISIC, data_dir=str(places.data))
     assert silo_names(there) == ["bcn"]
+    assert silo_count(there) is None, "the server's images are not the hospitals'"
     assert ISIC2019.notices(there) == [
         "isic2019: no image of vidir_molemax, vidir_modern, rosendahl, msk4, vienna_dias is here; "
         "left out"

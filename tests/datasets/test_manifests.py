@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -251,9 +253,10 @@ def test_copies_of_a_file_on_two_sides_are_told(places: Places) -> None:
     split_listing(places)
     photos = places.data / "north" / "photos"
     (photos / "12.png").write_bytes((photos / "0.png").read_bytes())
-    assert (
-        "files of equal content are in two parts: north/photos/0.png (train) and "
-        "north/photos/12.png (test): keep one" in refused(places)
+    said = refused(places)
+    assert said.endswith(
+        "data/north/list.csv: files of equal content are in two parts: the image of line 2 (train) "
+        "and the image of line 14 (test): keep one of each, or put both into one part"
     )
 
 
@@ -262,7 +265,54 @@ def test_a_link_on_the_other_side_is_a_copy_too(places: Places) -> None:
     split_listing(places)
     (places.data / "north" / "photos" / "10.png").unlink()
     (places.data / "north" / "photos" / "10.png").symlink_to("1.png")
-    assert "north/photos/1.png (train) and north/photos/10.png (val)" in refused(places)
+    assert "the image of line 3 (train) and the image of line 12 (val)" in refused(places)
+
+
+@pytest.fixture
+def own_log() -> Iterator[io.StringIO]:
+    """Return what this machine's own log is told."""
+    text = io.StringIO()
+    handler, log = logging.StreamHandler(text), logging.getLogger("flwr")
+    log.addHandler(handler)
+    yield text
+    log.removeHandler(handler)
+
+
+def missing_files(places: Places) -> None:
+    """List sixteen files that are not there and are named after a patient."""
+    lines = (f"smith-{number}.png,nevus,{number}" for number in range(16))
+    listing(places, "path,label,patient", *lines)
+
+
+def in_the_log(own_log: io.StringIO) -> str:
+    (line,) = own_log.getvalue().splitlines()
+    assert re.search(r"the image of line \d+.* is north/smith-\d+\.png, ", line)
+    assert line.count("smith") == 5
+    return line
+
+
+def test_the_names_of_image_files_stay_in_the_hospitals_own_log(
+    places: Places, own_log: io.StringIO
+) -> None:
+    missing_files(places)
+    said = refused(places)
+    assert "smith" not in said
+    assert said.count("list.csv") == 1
+    assert "list.csv: 16 of 16 images cannot be used: the image of line " in said
+    assert " is missing; the image of line " in said
+    assert in_the_log(own_log).endswith(" and 11 more")
+
+
+def test_in_the_public_part_lines_are_told_with_their_manifest(
+    places: Places, own_log: io.StringIO
+) -> None:
+    missing_files(places)
+    shared = dataclasses.replace(OWN, public_share=0.9)
+    with pytest.raises(DataError) as caught:
+        IMAGES.public(shared, places)
+    assert re.search(r"the image of line \d+ of \S+/north/list\.csv is missing", str(caught.value))
+    assert "smith" not in str(caught.value)
+    in_the_log(own_log)
 
 
 def test_one_training_image_is_too_few(places: Places) -> None:
@@ -291,5 +341,6 @@ def test_the_documentation_names_each_key_of_the_declaration_and_column() -> Non
     from datasets.manifests import _KEYS
 
     text = (Path(__file__).resolve().parents[2] / "docs" / "images.md").read_text()
+    text, _ = text.split("## Dermoscopic images of six centres")
     rows = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
     assert rows == {*_KEYS, "path", "label", "patient", "split"}

@@ -174,9 +174,19 @@ def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
     check(3, 2)
 
 
+def test_only_of_isic2019_the_files_at_hand_decide_which_silos_there_are() -> None:
+    assert [name for name in DATA_SETS if data_set(name).silos_by_files] == ["isic2019"]
+
+
+@pytest.mark.parametrize("dataset", DATA_SETS)
+def test_a_floor_of_samples_behind_sums_and_means_is_a_setting_of_every_data_set(
+    dataset: str,
+) -> None:
+    check_data_settings(build(CommonSettings, {"dataset": dataset, "sums-min-count": 11}))
+
+
 OF_TABLES: dict[str, Value] = {
     "standardise": "site",
-    "sums-min-count": 11,
     "test-folds": 5,
     "test-fold": 1,
     "val-folds": 5,
@@ -201,7 +211,6 @@ OF_PICTURES: dict[str, Value] = {
     "public-share": 0.1,
 }
 FOLDS = {key: value for key, value in OF_TABLES.items() if "standard" not in key}
-FOLDS.pop("sums-min-count")
 NOT_OF = {"dermoscopy-phantom": {"broken-images"}, "images": {"target"}}  # of pictures
 
 

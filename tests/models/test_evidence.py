@@ -122,11 +122,11 @@ def test_bins_hold_count_hits_and_mean_and_the_last_one_holds_one() -> None:
     values = torch.tensor([0.0, 0.125, 0.25, 0.375, 0.875, 1.0])
     right = torch.tensor([True, False, True, True, False, True])
     # Bins of a quarter: 0 and 0.125; 0.25 begins the second; the third is empty; 0.875 and 1
+    expected = [(2, 1, 0.0625), (2, 2, 0.3125), (0, 0, 0.0), (2, 1, 0.9375)]
     assert bin_counts(values, right, 4) == {
-        **{"0.count": 2, "0.right": 1, "0.mean": 0.0625},
-        **{"1.count": 2, "1.right": 2, "1.mean": 0.3125},
-        **{"2.count": 0, "2.right": 0, "2.mean": 0.0},
-        **{"3.count": 2, "3.right": 1, "3.mean": 0.9375},
+        f"{place}.{part}": value
+        for place, row in enumerate(expected)
+        for part, value in zip(("count", "right", "mean"), row, strict=True)
     }
 
 

@@ -12,6 +12,7 @@ from models.fedproto import (
     NearestPrototype,
     class_sums,
     class_targets,
+    large_classes,
     matching_loss,
     nearest_logits,
 )
@@ -35,6 +36,13 @@ def test_the_sums_of_a_class_are_those_of_its_rows() -> None:
 def test_sums_do_not_lose_what_float32_would() -> None:
     rows = torch.tensor([[2.0**24], [1.0], [1.0]])
     assert class_sums(rows, torch.tensor([0, 0, 0]), 1).item() == 2**24 + 2
+
+
+@pytest.mark.parametrize(
+    ("least", "found"), [(1, {0: 1, 2: 10, 3: 11}), (10, {2: 10, 3: 11}), (11, {3: 11}), (12, {})]
+)
+def test_a_mean_leaves_of_classes_of_enough_samples(least: int, found: dict[int, int]) -> None:
+    assert large_classes([1, 0, 10, 11], least) == found
 
 
 def test_the_loss_is_torchs_mse_where_all_classes_have_a_target() -> None:
@@ -109,7 +117,12 @@ def test_no_weight_at_all_would_be_local_and_is_refused(weight: float) -> None:
         build(FedProtoSettings, {"prototype-weight": weight})
 
 
+def test_a_mean_of_no_sample_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"'class-min-count' is 0; .* at least 1"):
+        build(FedProtoSettings, {"class-min-count": 0})
+
+
 def test_the_head_classifies_unless_it_is_set_otherwise() -> None:
-    assert build(FedProtoSettings, {}) == FedProtoSettings(1.0, "head")
+    assert build(FedProtoSettings, {}) == FedProtoSettings(1.0, "head", 10)
     with pytest.raises(SettingError, match=r"'inference' is 'nearest'.*head, prototype"):
         build(FedProtoSettings, {"inference": "nearest"})

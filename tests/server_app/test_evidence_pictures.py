@@ -82,6 +82,10 @@ def test_a_line_per_site_goes_through_its_bins_that_hold_samples() -> None:
     }
 
 
+def legend(axes: Any) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
 def bars(axes: Any) -> list[list[float]]:
     """Return left edge, width and height of each bar."""
     return [[bar.get_x(), bar.get_width(), bar.get_height()] for bar in axes.patches]
@@ -100,12 +104,15 @@ def test_bars_are_the_accuracy_of_all_sites_samples_in_the_middle_of_their_bin()
     ]
 
 
+def numbers(axes: Any) -> dict[str, float]:
+    """Return the texts of axes with their horizontal places."""
+    return {text.get_text(): text.get_position()[0] for text in axes.texts}
+
+
 def test_the_numbers_of_samples_stand_at_their_mean() -> None:
     left, right = draw_evidence(DOCUMENT)["evidence.png"].axes
-    told = [(text.get_text(), text.get_position()[0]) for text in left.texts]
-    assert told == [("2", pytest.approx(0.25)), ("6", pytest.approx((4 * 0.9 + 2 * 0.6) / 6))]
-    told = [(text.get_text(), text.get_position()[0]) for text in right.texts]
-    assert told == [("7", pytest.approx((6 * 0.4 + 0.1) / 7)), ("1", pytest.approx(0.8))]
+    assert numbers(left) == pytest.approx({"2": 0.25, "6": (4 * 0.9 + 2 * 0.6) / 6})
+    assert numbers(right) == pytest.approx({"7": (6 * 0.4 + 0.1) / 7, "1": 0.8})
 
 
 def test_a_bin_that_no_site_fills_has_no_bar() -> None:
@@ -125,8 +132,7 @@ def test_axes_and_legend_say_what_is_shown_and_the_figure_can_be_saved() -> None
     for axes, extra in ((left, ["perfectly calibrated"]), (right, [])):
         assert axes.get_ylabel() == "accuracy"
         assert axes.get_xlim() == (0, 1)
-        shown = [text.get_text() for text in axes.get_legend().get_texts()]
-        assert shown == ["s1a", "s2a", *extra]
+        assert legend(axes) == ["s1a", "s2a", *extra]
     picture = io.BytesIO()
     found["evidence.png"].savefig(picture, format="png")
     assert picture.getvalue().startswith(b"\x89PNG")
@@ -182,5 +188,4 @@ def test_hospitals_are_bars_of_their_classes_over_all_splits() -> None:
 def test_classes_without_names_are_numbered(named: dict[str, Any]) -> None:
     silos = {"s1a": {"label_counts": {"train": [4, 2, 1]}, **named}}
     (axes,) = draw_distribution(silos)["distribution.png"].axes
-    shown = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert shown == ["class 0", "class 1", "class 2"]
+    assert legend(axes) == ["class 0", "class 1", "class 2"]

@@ -32,7 +32,8 @@ def counted(roster: Roster, **counts: list[int]) -> Roster:
 
 
 def strategy_of(roster: Roster) -> FedDistill:
-    return FedDistill(CommonSettings(silos=3, width=1), FedDistillSettings(), roster)
+    settings = FedDistillSettings(class_min_count=1)
+    return FedDistill(CommonSettings(silos=3, width=1), settings, roster)
 
 
 @pytest.fixture
@@ -110,6 +111,21 @@ def test_a_single_site_gets_nothing(roster: Roster, site_reply: Callable[..., An
     assert alone.outgoing(TRAIN, "s1a", alone.combine(TRAIN, START, replies)) == {}
 
 
+def test_only_classes_of_enough_samples_are_asked_for_and_sent_to_a_site(
+    distill: FedDistill, first_round: RoundState
+) -> None:
+    distill.settings = FedDistillSettings(class_min_count=4)
+    facts = distill.roster.facts
+    raised = {**facts, "s3a": dataclasses.replace(facts["s3a"], floor=5)}
+    distill.roster = Roster(raised, distill.roster.nodes)
+    asked = {site: set(distill.expected(TRAIN, site, START)) for site in raised}
+    assert asked == {"s1a": {"logits/1"}, "s2a": {"logits/0"}, "s3a": {"logits/1"}}
+    assert {site: set(found) for site, found in sent(distill, first_round).items()} == asked
+    distill.settings = FedDistillSettings(class_min_count=6)
+    assert distill.outgoing(TRAIN, "s1a", first_round) == {}
+    assert distill.expected(TRAIN, "s1a", first_round) == {}
+
+
 def test_nothing_is_sent_before_the_first_round_or_to_measure(
     distill: FedDistill, first_round: RoundState
 ) -> None:
@@ -180,6 +196,8 @@ def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
     [
         ({"s1a": [3, 1], "s2a": [5, 9]}, "site s1a, class 1, is that of one single sample"),
         ({"s1a": [3, 4], "s2a": [5, 9]}, "of as few as 3 (site s1a, class 0)"),
+        ({"s1a": [3, 4], "s2a": [5, 9]}, "the site has at least 1 training samples of, the mean"),
+        ({"s1a": [0, 0], "s2a": [0, 0]}, "each round: no class mean, since there is no class that"),
         ({"s1a": [3, 4], "s2a": [5, 9]}, "the other site gets them as they are"),
         ({"s1a": [3, 4]}, "nobody gets them"),
         ({"s1a": [3, 4], "s2a": [5, 9], "s3a": [5, 5]}, "the mean over the other sites"),

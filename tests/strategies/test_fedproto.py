@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from models.errors import SettingError, SiteError
 from models.fedproto import FedProtoSettings
 from models.settings import CommonSettings
 from server_app.config import resolve
-from strategies.fedproto import FedProto
-from strategies.roster import Roster
+from server_app.inline import partition_configs
+from strategies.fedproto import FedProto, held
+from strategies.roster import Roster, meet_sites
 from strategies.state import ArraySpec, RoundState, to_record
 
 START = RoundState(0, {})
@@ -34,7 +36,7 @@ def counted(roster: Roster, **counts: list[int]) -> Roster:
 def proto(roster: Roster) -> FedProto:
     """Return the strategy of three sites: class 0 is at all, 1 at two, 2 at one."""
     sites = counted(roster, s1a=[1, 5, 0], s2a=[3, 0, 0], s3a=[4, 5, 2])
-    return FedProto(CommonSettings(silos=3, width=1), FedProtoSettings(), sites)
+    return FedProto(CommonSettings(silos=3, width=1), FedProtoSettings(class_min_count=1), sites)
 
 
 def arrays(**values: float) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def test_a_class_that_nobody_sent_keeps_its_prototype(
 def test_prototypes_go_to_all_to_train_and_only_if_they_classify_to_measure(
     proto: FedProto, inference: str, brings: bool
 ) -> None:
-    proto.settings = FedProtoSettings(inference=inference)
+    proto.settings = FedProtoSettings(inference=inference, class_min_count=1)
     state = RoundState(1, arrays(c0=1, c2=3))
     assert all(proto.outgoing(TRAIN, site, state) == state.arrays for site in proto.roster.sites())
     assert proto.outgoing(EVALUATE, "s1a", state) == (state.arrays if brings else {})
@@ -194,19 +196,105 @@ def test_in_a_run_the_second_round_gets_the_count_weighted_means_of_the_first(
     np.testing.assert_allclose(found, total / weights, rtol=1e-6)
 
 
-def test_what_leaves_is_told_with_the_fewest_samples_behind_a_mean(proto: FedProto) -> None:
+def floored(roster: Roster, **floors: int) -> Roster:
+    """Return the roster with the floors that hospitals set."""
+    facts = {
+        site: dataclasses.replace(found, floor=floors.get(site, 1))
+        for site, found in roster.facts.items()
+    }
+    return Roster(facts, roster.nodes)
+
+
+@pytest.mark.parametrize(
+    ("least", "floors", "classes"),
+    [
+        (1, {}, {"s1a": [0, 1], "s2a": [0], "s3a": [0, 1, 2]}),
+        (4, {}, {"s1a": [1], "s2a": [], "s3a": [0, 1]}),
+        (1, {"s3a": 5}, {"s1a": [0, 1], "s2a": [0], "s3a": [1]}),
+        (4, {"s1a": 6, "s3a": 2}, {"s1a": [], "s2a": [], "s3a": [0, 1]}),
+        (10, {}, {"s1a": [], "s2a": [], "s3a": []}),
+    ],
+)
+def test_only_classes_of_enough_samples_are_asked_for_and_a_hospital_may_want_more(
+    proto: FedProto, least: int, floors: dict[str, int], classes: dict[str, list[int]]
+) -> None:
+    proto.settings = FedProtoSettings(class_min_count=least)
+    proto.roster = floored(proto.roster, **floors)
+    for site, labels in classes.items():
+        assert list(held(proto.roster, site, least)) == labels
+        assert set(proto.expected(TRAIN, site, START)) == {f"prototype/{n}" for n in labels}
+
+
+@pytest.mark.parametrize("inference", ["head", "prototype"])
+def test_a_site_that_sends_no_prototype_gets_none(proto: FedProto, inference: str) -> None:
+    proto.settings = FedProtoSettings(inference=inference, class_min_count=4)
+    state = RoundState(1, arrays(c0=1, c1=3))
+    assert proto.outgoing(TRAIN, "s2a", state) == proto.outgoing(EVALUATE, "s2a", state) == {}
+    assert proto.outgoing(TRAIN, "s1a", state) == state.arrays
+
+
+def test_a_class_below_the_floor_weighs_nothing_in_the_mean(
+    proto: FedProto, site_reply: Callable[..., Any]
+) -> None:
+    proto.settings = FedProtoSettings(class_min_count=3)
+    replies = {
+        "s1a": site_reply("s1a", arrays(c1=1)),  # of class 0 it has one sample
+        "s2a": site_reply("s2a", arrays(c0=6)),
+        "s3a": site_reply("s3a", arrays(c0=13, c1=3)),
+    }
+    found = proto.combine(TRAIN, START, replies).arrays
+    assert found["prototype/0"].tolist() == [10, -10]  # (3 * 6 + 4 * 13) / 7
+    assert found["prototype/1"].tolist() == [2, -2]
+
+
+def test_a_hospitals_raised_floor_keeps_a_class_at_home_and_the_server_does_not_ask_for_it(
+    spy_grid: Any, tiny: Callable[..., dict[str, Any]], told: Any, tmp_path: Path
+) -> None:
+    from client_app.app import app
+
+    values = resolve(tiny("fedproto", rounds=1, run_name="run"))
+    nodes = [{**node, "sums-min-count": 37} for node in partition_configs(3)]
+    nodes[0]["sums-min-count"], nodes[1]["sums-min-count"] = 1, 5
+    grid = type(spy_grid(app))(app, values.as_mapping(), nodes)
+    sites = meet_sites(grid, values.common)
+    strategy = FedProto(values.common, values.own, sites, run_dir=str(tmp_path))
+    strategy.state = strategy.initial_state(sites.task())
+    strategy.start(grid, to_record({}), 1)
+    assert [facts.floor for facts in sites.facts.values()] == [1, 5, 37]
+    for index, (site, floor) in enumerate([("s1a", 1), ("s2a", 5), ("s3a", 37)]):
+        counts = sites.facts[site].label_counts["train"]
+        names = {f"prototype/{label}" for label, count in enumerate(counts) if count >= floor}
+        sent = grid.replies[3 + index].content.array_records.get(ARRAYS, {})
+        assert set(sent) == set(strategy.expected(TRAIN, site, START)) == names
+        assert told(grid.sent[3 + index])["returns"] is bool(names)
+        assert bool(names) is (site != "s3a")
+
+
+def test_what_leaves_is_told_with_the_floor_and_the_fewest_samples_behind_a_mean(
+    proto: FedProto,
+) -> None:
     (told,) = proto.leaves()
+    assert "for each class that the site has at least 1 training samples of, the mean" in told
     assert "at site s1a, class 0, is that of one single sample" in told
-    proto.roster = counted(proto.roster, s1a=[7, 5, 0], s2a=[3, 0, 0], s3a=[4, 5, 6])
+    proto.settings = FedProtoSettings(class_min_count=3)
     (told,) = proto.leaves()
+    assert "the site has at least 3 training samples of, the mean" in told
     assert "of as few as 3 (site s2a, class 0)" in told
+    proto.roster = floored(proto.roster, s2a=4)
+    (told,) = proto.leaves()
+    assert "the site has at least 3 training samples of (site s2a 4), the mean" in told
+    assert "of as few as 4 (site s3a, class 0)" in told
+    proto.settings = FedProtoSettings()
+    (told,) = proto.leaves()
+    assert told.startswith("each round: no class mean, since there is no class that the site has")
+    assert told.endswith("at least 10 training samples of")
 
 
 def test_of_logistic_regression_it_is_told_that_rows_themselves_are_averaged() -> None:
-    facts = {"va": SiteFacts("va", "va", (13,), 2, {"train": [9, 9]}, {})}
+    facts = {"va": SiteFacts("va", "va", (13,), 2, {"train": [19, 9]}, {})}
     common = CommonSettings(dataset="heart")
     told = FedProto(common, FedProtoSettings(), Roster(facts, {"va": 1})).leaves()
-    assert "the exact mean of each class's standardised rows" in told[1]
+    assert "the exact mean of each such class's standardised rows" in told[1]
 
 
 def test_the_papers_numbers_are_told_only_of_its_own_task(roster: Roster) -> None:

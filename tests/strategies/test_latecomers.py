@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +37,7 @@ def _hello(message: Message, context: Context) -> Message:
         "site": str(config["site"]),
         "distribution": "D1",
         "input-shape": [1, int(config.get("side", 16)), 16],
-        "classes": 10,
+        "classes": 2,
         "label-counts": json.dumps({"train": [20, 16], "test": [3, 2]}),
         "fingerprints": json.dumps({"train": str(config.get("data", "ab"))}),
         "homeless": False,
@@ -45,7 +46,10 @@ def _hello(message: Message, context: Context) -> Message:
         "schema": "",
         "backbone": str(config.get("backbone", "")),
         "class-names": json.dumps([]),
+        "floor": 1,
     }
+    if "lacks" in config:
+        del facts[str(config["lacks"])]
     return Message(RecordDict({CONFIG: ConfigRecord(facts)}), reply_to=message)
 
 
@@ -103,14 +107,15 @@ def test_a_node_that_cannot_take_part_is_told_of_once_and_not_asked_again() -> N
     after, (reason,) = meet_latecomers(grid, roster)
     assert "no such silo" in reason
     assert after.refused == (reason,)
-    assert (after.facts, after.nodes, after.asked) == (roster.facts, roster.nodes, {1001, 1002})
+    assert (after.facts, after.nodes) == (roster.facts, roster.nodes)
+    assert after.asked == {1001, 1002}
     assert meet_latecomers(grid, after) == (after, [])
     assert grid.asked == [1002]
 
 
 def test_a_node_that_was_refused_before_the_run_is_not_asked_again() -> None:
     grid = ChangingGrid({"site": "s1a"}, {"broken": "too few"})
-    roster = meet_sites(grid, CommonSettings(silos=3, join_timeout=0.0, min_sites=1))
+    roster = meet_sites(grid, dataclasses.replace(COMMON, min_sites=1))
     grid.asked = []
     assert meet_latecomers(grid, roster) == (roster, [])
     assert grid.asked == []
@@ -118,11 +123,40 @@ def test_a_node_that_was_refused_before_the_run_is_not_asked_again() -> None:
 
 def test_a_second_supernode_of_a_connected_site_is_refused_and_the_first_stays() -> None:
     grid, roster = met({"site": "s1a"}, {"site": "s1a"}, {"site": "s2a"}, at_first=1)
-    after, refused = meet_latecomers(grid, roster)
-    assert refused == [
-        "s1a: another SuperNode is that site already: give it its own 'site'",
-    ]
+    after, (reason,) = meet_latecomers(grid, roster)
+    assert reason.startswith("s1a: another SuperNode is that site already")
     assert after.nodes == {"s1a": 1001, "s2a": 1003}, "the other one joins all the same"
+
+
+def test_a_second_supernode_takes_over_once_the_first_is_gone_and_is_told_of_once() -> None:
+    grid, roster = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}, at_first=2)
+    after, (reason,) = meet_latecomers(grid, roster)
+    again, refused = meet_latecomers(grid, after)
+    assert (refused, again.refused, again.nodes) == ([], (reason,), roster.nodes)
+    grid.connected = [1002, 1003]
+    taken, refused = meet_latecomers(grid, again)
+    assert refused == []
+    assert taken.nodes == {"s1a": 1003, "s2a": 1002}
+
+
+def test_an_answer_that_cannot_be_read_shuts_out_its_own_node_alone() -> None:
+    odd = {"site": "s2a", "lacks": "schema"}
+    grid, roster = met({"site": "s1a"}, odd, {"site": "s3a"}, at_first=1)
+    after, (reason,) = meet_latecomers(grid, roster)
+    assert "hello cannot be read (KeyError: 'schema')" in reason
+    assert after.sites() == ["s1a", "s3a"]
+    assert meet_latecomers(grid, after) == (after, [])
+
+
+def test_why_others_were_left_out_is_remembered_when_a_site_joins() -> None:
+    grid = ChangingGrid({"site": "s1a"}, {"broken": "too few"}, {"broken": "no"}, {"site": "s2a"})
+    grid.connected = [1001, 1002]
+    roster = meet_sites(grid, dataclasses.replace(COMMON, min_sites=1))
+    grid.connected = [1001, 1002, 1003, 1004]
+    after, (reason,) = meet_latecomers(grid, roster)
+    assert after.sites() == ["s1a", "s2a"]
+    assert after.refused == (*roster.refused, reason)
+    assert "too few" in after.refused[0]
 
 
 def test_of_two_new_supernodes_of_one_site_the_first_joins() -> None:
@@ -154,7 +188,10 @@ def test_a_site_that_comes_back_with_other_data_is_refused() -> None:
     ("change", "said"),
     [
         ({"side": 28}, r"s2a: site s2a holds .*\(1, 28, 16\).*same input shape and classes"),
-        ({"backbone": "other"}, r"s2a: the backbones of sites s2a and s1a differ .*the same 'backbone-weights'"),
+        (
+            {"backbone": "other"},
+            r"s2a: the backbones of sites s2a and s1a differ .*the same 'backbone-weights'",
+        ),
     ],
 )
 def test_a_latecomer_of_another_task_or_backbone_is_refused_with_the_reason(
@@ -339,3 +376,15 @@ def test_a_run_with_a_latecomer_resumes_to_the_same_bytes(
     same, _ = load_state(whole.path / "model.safetensors")
     assert {name.split("/")[1] for name in arrays} == {"s1a", "s2a", "s3a"}
     assert all(np.array_equal(arrays[name], same[name]) for name in same)
+
+
+def test_a_run_resumes_with_a_site_that_connected_while_the_server_was_down(
+    late_run: Callable[..., RunDirectory], inline_run: InlineRun, tiny: Tiny, tmp_path: Path
+) -> None:
+    DyingGrid.lives = 4  # two hellos and round 1 of two sites: the third has not been seen yet
+    with pytest.raises(KeyboardInterrupt):
+        late_run("fedevprompt", DyingGrid, out=tmp_path / "cut")
+    assert list(RunDirectory(tmp_path / "cut" / "run").read_json("silos.json")) == ["s1a", "s2a"]
+    resumed = inline_run(tiny("fedevprompt", rounds=3, resume=True), out=tmp_path / "cut")
+    assert list(resumed.read_json("summary.json")["sites"]) == ["s1a", "s2a", "s3a"]
+    assert list(resumed.read_json("silos.json")) == ["s1a", "s2a", "s3a"]

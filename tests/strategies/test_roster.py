@@ -24,6 +24,12 @@ COMMON = CommonSettings(silos=3, join_timeout=0.0)
 hello_app = ClientApp()
 
 
+def counts(classes: int) -> dict[str, list[int]]:
+    """Return samples of the first two classes."""
+    none = [0] * (classes - 2)
+    return {"train": [20, 16, *none], "test": [3, 2, *none]}
+
+
 @hello_app.query("hello")
 def _hello(message: Message, context: Context) -> Message:
     """Answer as a site whose node config says all that the tests look at."""
@@ -35,7 +41,7 @@ def _hello(message: Message, context: Context) -> Message:
         "distribution": "D1",
         "input-shape": [1, int(config.get("side", 16)), 16],
         "classes": int(config.get("classes", 10)),
-        "label-counts": json.dumps({"train": [20, 16], "test": [3, 2]}),
+        "label-counts": json.dumps(counts(int(config.get("classes", 10)))),
         "fingerprints": json.dumps({"train": "ab"}),
         "homeless": bool(config.get("homeless", False)),
         "features": json.dumps([]),
@@ -43,6 +49,7 @@ def _hello(message: Message, context: Context) -> Message:
         "schema": str(config.get("schema", "")),
         "backbone": str(config.get("backbone", "")),
         "class-names": json.dumps([]),
+        "floor": int(config.get("floor", 10)),
     }
     facts |= json.loads(str(config.get("says", "{}")))
     if "lacks" in config:
@@ -77,8 +84,8 @@ def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) 
 @pytest.mark.parametrize("homeless", [True, False])
 def test_the_facts_of_a_site_arrive_as_they_were_said(homeless: bool) -> None:
     facts = meet_sites(grid_of({"site": "s1a", "homeless": homeless}), COMMON).facts["s1a"]
-    counts = {"train": [20, 16], "test": [3, 2]}
-    assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, counts, {"train": "ab"}, homeless)
+    given = (counts(10), {"train": "ab"}, homeless)
+    assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, *given, floor=10)
     assert (facts.features, facts.sums, facts.dropped, facts.schema) == ((), None, 0, "")
     assert facts.sizes() == {"train": 36, "test": 5}
 
@@ -156,11 +163,37 @@ def test_with_min_sites_the_others_go_on_and_the_roster_says_who_could_not(min_s
     [
         *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
         *("homeless", "features", "dropped", "schema", "backbone", "class-names"),
+        "floor",
     ],
 )
 def test_a_hello_that_lacks_a_key_stops_the_run_and_names_the_key(key: str) -> None:
     with pytest.raises(SiteError, match=f"hello cannot be read .*'{key}'.*different versions"):
         meet_sites(grid_of({"site": "s1a"}, {"site": "s2a", "lacks": key}), COMMON)
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ({"train": [1] * 9}, "of train are 9 of 10 classes"),
+        ({"train": [1] * 10, "test": [1] * 11}, "of test are 11 of 10 classes"),
+        ({"train": [1] * 9 + [-1]}, "of train are not whole numbers of 0 or more"),
+        ({"train": [1] * 9 + [0.5]}, "of train are not whole numbers"),
+        ({"train": [1] * 9 + [True]}, "of train are not whole numbers"),
+        ({"train": [1] * 9 + ["1"]}, "of train are not whole numbers"),
+        ({"train": 10}, "TypeError"),
+        ([], "AttributeError"),
+        ({}, "KeyError: 'train'"),
+    ],
+)
+def test_label_counts_that_cannot_be_are_an_unreadable_hello(said: Any, fault: str) -> None:
+    node = {"site": "s2a", "says": json.dumps({"label-counts": json.dumps(said)})}
+    with pytest.raises(SiteError, match=f"hello cannot be read .*{fault}"):
+        meet_sites(grid_of({"site": "s1a"}, node), COMMON)
+
+
+def test_a_hospitals_floor_arrives() -> None:
+    roster = meet_sites(grid_of({"site": "s1a", "floor": 30}, {"site": "s2a"}), COMMON)
+    assert [facts.floor for facts in roster.facts.values()] == [30, 10]
 
 
 def test_the_bytes_of_the_hello_are_counted_in_both_directions() -> None:

@@ -1,0 +1,64 @@
+"""What a server can make a real hospital read: weights by a plain name, of its cache, no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from client_app.app import app
+from client_app.site import site_settings
+from models.contract import HELLO
+from models.errors import SettingError
+from models.schema import Value
+from server_app.config import resolve
+
+
+def _node(tmp_path: Path, weights: str, **node: str) -> Context:
+    values: dict[str, Value] = {
+        "method": "fedevprompt",
+        "dataset": "dermoscopy-phantom",
+        "network": "vit",
+        "backbone-weights": weights,
+        "cache-dir": str(tmp_path / "cache"),
+        "data-dir": str(tmp_path / "data"),
+    }
+    real = {"site": "vienna_dias", "state-dir": str(tmp_path / "state")}
+    return Context(1, 1001, {**real, **node}, RecordDict(), resolve(values).as_mapping())
+
+
+@pytest.mark.parametrize(
+    "named", ["/etc/passwd", "../secret.safetensors", "a/b.safetensors", "x.pt"]
+)
+def test_a_server_cannot_name_a_path_at_a_hospital(tmp_path: Path, named: str) -> None:
+    with pytest.raises(SettingError, match=r"is no plain name of a \.safetensors file"):
+        site_settings(_node(tmp_path, named))
+    reply = app(Message(RecordDict(), 1001, HELLO), _node(tmp_path, named))
+    assert "is no plain name" in (reply.error.reason or "")
+
+
+def test_a_plain_name_is_looked_for_in_the_cache_only(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "vit.safetensors").write_bytes(b"a patient's file")
+    found = site_settings(_node(tmp_path, "vit.safetensors")).backbone_weights
+    assert found == str(tmp_path / "cache" / "backbones" / "vit.safetensors")
+    reply = app(Message(RecordDict(), 1001, HELLO), _node(tmp_path, "vit.safetensors"))
+    assert "there is no" in (reply.error.reason or "")
+
+
+def test_a_hospital_names_any_file_of_its_own(tmp_path: Path) -> None:
+    own = str(tmp_path / "elsewhere" / "vit.pt")
+    context = _node(tmp_path, "/etc/passwd", **{"backbone-weights": own})
+    assert site_settings(context).backbone_weights == own
+
+
+@pytest.mark.parametrize("named", ["random", "timm", ""])
+def test_words_that_name_no_file_stay(tmp_path: Path, named: str) -> None:
+    assert site_settings(_node(tmp_path, named)).backbone_weights == named
+
+
+@pytest.mark.parametrize("name", ["hf-hub:owner/repo", "local-dir:/etc", "../vit"])
+def test_a_backbone_is_a_name_and_no_address(name: str) -> None:
+    with pytest.raises(SettingError, match="a name of timm, without a path or an address"):
+        resolve({"method": "fedavg", "network": "vit", "backbone": name})
