@@ -14,8 +14,8 @@ NO_PRIVACY = "no differential-privacy guarantee"
 ALWAYS_LEAVES = (
     "at the start: the site's name, its label counts per class and split, the shape of its inputs, "
     "the names of the classes, for tables the features' names, a SHA-256 of the schema, how many "
-    "samples were left out, the site's 'sums-min-count', the SHA-256 of a ViT's weights file, and a "
-    "SHA-256 of each split",
+    "samples were left out, the site's 'sums-min-count', the SHA-256 of a ViT's weights file, and "
+    "a SHA-256 of each split",
     "with each reply: the number of training samples, measurements (accuracy, balanced accuracy, "
     "AUC, calibration error, loss, entropy and the method's own) on training, validation and test "
     "data, seconds, peak memory; of few samples these and the label counts tell of each of them; "
