@@ -20,7 +20,7 @@ import client_app.site
 import server_app.inline
 from client_app.evaluation import SiteNetwork
 from client_app.fedevprompt import FedEvPromptSite
-from client_app.state import SiteState
+from client_app.state import SiteState, promise_of
 from datasets.registry import load_silo
 from datasets.silos import Silo, Split
 from datasets.storage import load_state
@@ -426,8 +426,10 @@ def test_good_maps_enter_the_buffer_of_every_site(started: Run) -> None:
 def test_a_site_stores_no_state_of_a_round_that_the_server_loses(
     spied_run: Run, tiny: Tiny, tmp_path: Path
 ) -> None:
+    settings = resolve(tiny("fedevprompt"))
     spied_run(tiny("fedevprompt"))
-    state = SiteState(tmp_path / "sites" / "s1a")
+    promise = promise_of(settings.common, settings.own)
+    state = SiteState(tmp_path / "sites" / "s1a", promise)
     asked = Instruction(2, "train", expects_state=True)
     own = state.before(asked)
     assert own is not None
