@@ -47,8 +47,7 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     left.set_title("Reliability", fontsize="medium")
     _draw_bins(right, document["certainty"], "vacuity (1: no evidence)")
     right.set_title("Accuracy against vacuity", fontsize="medium")
-    left.legend(fontsize="small", loc="lower right")
-    right.legend(fontsize="small", loc="lower left")
+    left.legend(fontsize="small", loc="upper left")  # where no confidence can be: counts stay free
     figure.suptitle("Test samples by what the model says of its own certainty", fontsize="medium")
     return {"evidence.png": figure}
 

@@ -129,10 +129,12 @@ def test_axes_and_legend_say_what_is_shown_and_the_figure_can_be_saved() -> None
     assert (left.get_title(), left.get_xlabel()) == ("Reliability", "confidence; numbers: samples")
     assert right.get_title() == "Accuracy against vacuity"
     assert right.get_xlabel() == "vacuity (1: no evidence); numbers: samples"
-    for axes, extra in ((left, ["perfectly calibrated"]), (right, [])):
+    for axes in (left, right):
         assert axes.get_ylabel() == "accuracy"
         assert axes.get_xlim() == (0, 1)
-        assert legend(axes) == ["s1a", "s2a", *extra]
+    assert legend(left) == ["s1a", "s2a", "perfectly calibrated"]
+    colours = [[line.get_color() for line in axes.lines[:2]] for axes in (left, right)]
+    assert colours[0] == colours[1], "one legend is for both"
     picture = io.BytesIO()
     found["evidence.png"].savefig(picture, format="png")
     assert picture.getvalue().startswith(b"\x89PNG")
