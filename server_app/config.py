@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from datasets.registry import check_data_settings, silo_count
+from datasets.registry import check_data_settings, data_set, silo_count
 from models.errors import SettingError
 from models.networks import check_network_settings
 from models.schema import (
@@ -98,6 +98,11 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     check_network_settings(common)
     if common.network == "vit" and not cls.takes_vit:
         raise SettingError(f"method '{common.method}' does not take network 'vit': choose another")
+    if "standardise" in data_set(common.dataset).settings and not cls.takes_tables:
+        raise SettingError(
+            f"method '{common.method}' is of images, and data set '{common.dataset}' is a table: "
+            "choose another"
+        )
     if common.loss == "evidential" and not cls.takes_evidence:
         raise SettingError(
             f"method '{common.method}' mixes probabilities, which are no evidence: leave 'loss' "

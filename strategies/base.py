@@ -57,6 +57,7 @@ class FederatedStrategy(Account, Strategy):
         settings_class: the method's own settings.
         title: the method's name for people.
         takes_vit: whether the network can be a ViT, of whose backbone the server knows nothing.
+        takes_tables: whether the data can be a table.
         takes_evidence: whether the network can be evidential.
         welcomes: whether a site may join a run that has begun.
     """
@@ -64,6 +65,7 @@ class FederatedStrategy(Account, Strategy):
     settings_class: ClassVar[type] = NoSettings
     title: ClassVar[str] = ""
     takes_vit: ClassVar[bool] = True
+    takes_tables: ClassVar[bool] = True
     takes_evidence: ClassVar[bool] = True
     welcomes: ClassVar[bool] = False
 

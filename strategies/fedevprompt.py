@@ -49,6 +49,7 @@ class FedEvPrompt(FederatedStrategy):
     settings_class = FedEvPromptSettings
     settings: FedEvPromptSettings
     title = "FedEvPrompt"
+    takes_tables = False
     welcomes = True
 
     @classmethod

@@ -14,6 +14,7 @@ import server_app.inline
 import strategies.registry
 from models.errors import SettingError, SiteError
 from models.schema import Value
+from server_app.config import resolve
 from server_app.inline import InlineGrid
 from server_app.run_directory import RunDirectory
 
@@ -51,6 +52,7 @@ OWN: dict[str, dict[str, Value]] = {
 VARIANTS: dict[str, dict[str, Value]] = {
     method: {"method": method} | OWN.get(method, {})
     for method in sorted(strategies.registry.METHODS)
+    if strategies.registry.strategy_class(method).takes_tables
 } | {
     "picsr-finetuned": {
         "method": "picsr",
@@ -69,6 +71,15 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
     wanted = [directory.path / "metrics.csv", directory.path / "model.safetensors"]
     wanted += sorted(directory.path.glob("sites/*/*"))
     return {str(p.relative_to(directory.path)): p.read_bytes() for p in wanted if p.is_file()}
+
+
+def test_a_method_of_images_is_refused_on_a_table() -> None:
+    methods = strategies.registry.METHODS
+    of_images = [m for m in methods if not strategies.registry.strategy_class(m).takes_tables]
+    assert of_images == ["fedevprompt"]
+    said = "method 'fedevprompt' is of images, and data set 'heart-synthetic' is a table"
+    with pytest.raises(SettingError, match=said):
+        resolve(HEART | {"method": "fedevprompt", "network": "vit"})
 
 
 @pytest.mark.parametrize("nodes", [4, 2])
