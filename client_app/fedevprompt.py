@@ -6,6 +6,7 @@ Prompts, head and optimiser that are not shared stay in the site's own state:
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -106,8 +107,12 @@ class FedEvPromptSite(SiteMethod):
 
     def _own(self, prefix: str) -> dict[str, Tensor]:
         """Return the arrays under ``prefix`` of the site's own state; empty if it has none."""
-        state = self.state.before(self.request.instruction) or {}
-        return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+        return {n.removeprefix(prefix): a for n, a in self._before.items() if n.startswith(prefix)}
+
+    @cached_property
+    def _before(self) -> dict[str, Tensor]:
+        """The site's own state before this message, read and checked once."""
+        return self.state.before(self.request.instruction) or {}
 
     def _moments(self, vit: PromptedViT) -> BufferMoments | None:
         """Return the moments of the others' maps, None if there are none.
