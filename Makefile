@@ -9,7 +9,7 @@ export PYTHONPATH := $(CURDIR)
 export PATH := $(BIN):$(PATH)
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test lint format setup benchmark
+.PHONY: run test lint format setup benchmark test-docker lock
 
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
 	$(BIN)/python -m server_app.cli simulate $(EXPERIMENT)
@@ -28,6 +28,12 @@ format: setup  ## put the code into ruff's form
 
 benchmark: setup  ## cost of the engines against a bare PyTorch loop; needs DATA=folder of mnist/
 	$(BIN)/python benchmarks/overhead.py --data-dir $(DATA)
+
+test-docker: setup  ## images, one server and six hospitals by docker-compose; needs an engine (docker/start-engine.sh)
+	FEDSILO_DOCKER=1 $(BIN)/python -m pytest -s tests/docker
+
+lock: setup  ## the images' dependencies anew: versions and hashes
+	$(BIN)/uv --no-config pip compile pyproject.toml --upgrade --quiet --generate-hashes --no-annotate --no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock" --output-file docker/requirements.lock
 
 setup: $(VENV)/.ready
 

@@ -1,7 +1,8 @@
 """The Flower ClientApp: three message kinds, handed to the method of the run config.
 
 Whatever fails at a site becomes an error reply that names site, round and reason, so that the
-server's failure policy can decide; the traceback stays in the site's own log.
+server's failure policy can decide; the traceback stays in the site's own log. A hospital that has
+a site file answers under it, and each message has a line in its audit log before the reply leaves.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from models.contract import CONFIG
-from models.errors import FedsiloError, SiteError
+from models.errors import FedsiloError
+from models.versions import refuse_other_versions
 
 app = ClientApp()
 
@@ -43,27 +46,68 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
+    """Answer, and where the hospital has a site file, under it and with a line in its log."""
+    if "site-file" not in context.node_config:
+        return _attempt(message, context, answer)[0]
+    from client_app.audit import append_line, entry
+    from client_app.site_file import answer_under, audit_log, own_name
+
+    reply, outcome = _attempt(message, context, partial(answer_under, answer))
     try:
-        return Message(answer(message, context), reply_to=message)
-    except FedsiloError as error:
-        reason = str(error)
+        site = own_name(context)
+        append_line(audit_log(context), entry(site, message, context, reply, outcome))
+    except Exception as error:  # the same boundary: nothing leaves unlogged
+        told = [f"site {own_name(context)}: {_reason(error)}"]
+        if reply.has_error() and reply.error.reason != told[0]:
+            told.insert(0, str(reply.error.reason))
+        _own_log(context, told[-1])
+        reply = _failure(message, "; ".join(told))
+    return reply
+
+
+def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Message, str]:
+    """Return the reply, and whether it is an answer, the site's refusal or its failure."""
+    from client_app.audit import ANSWERED, FAILED, REFUSED, RefusedError
+
+    try:
+        return Message(answer(message, context), reply_to=message), ANSWERED
     except Exception as error:  # the boundary: a site's failure must reach the server as a reply
-        logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
-        # A foreign error's text may quote a patient's value
-        reason = f"{type(error).__name__} (its text stands in the site's own log)"
+        reason = _reason(error)
+        _own_log(context, reason)
+        outcome = REFUSED if isinstance(error, RefusedError) else FAILED
+        return _failure(message, reason), outcome
+
+
+def _reason(error: Exception) -> str:
+    """Return what the server is told of an error."""
+    if isinstance(error, FedsiloError):
+        return str(error)
+    logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
+    # A foreign error's text may quote a patient's value
+    return f"{type(error).__name__} (its text stands in the site's own log)"
+
+
+def _failure(message: Message, reason: str) -> Message:
     return Message(Error(_CLIENT_APP_RAISED, " ".join(reason.split())), reply_to=message)
 
 
-def _hello(_: Message, context: Context) -> RecordDict:
+def _own_log(context: Context, reason: str) -> None:
+    """Tell a real hospital too why it did not answer; in a simulation the server's line will do."""
+    if "site" in context.node_config:
+        logging.getLogger("flwr").error("fedsilo: %s", " ".join(reason.split()))
+
+
+def _hello(message: Message, context: Context) -> RecordDict:
     from client_app.site import admit, open_site, who_is
 
     try:
+        refuse_other_versions(message.content.config_records.get(CONFIG, {}))
         site = open_site(context)
         admit(site, context)
         silo, sums, backbone = site.silo, site.sums(), site.backbone()
     except FedsiloError as error:
         # The server does not know yet whom it asks: the name must be in the answer
-        raise SiteError(f"{who_is(context)}: {error}") from None
+        raise type(error)(f"{who_is(context)}: {error}") from None
     facts: dict[str, Any] = {
         "site": silo.name,
         "distribution": silo.distribution,

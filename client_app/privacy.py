@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from client_app.audit import RefusedError
 from client_app.noise import noise_source
 from datasets.storage import write_atomically
 from models.contract import DP_RELEASES
@@ -58,7 +59,7 @@ def protect(
     common, site = method.common, method.silo.name
     if not common.clip_norm:
         if arrays and common.max_epsilon:
-            raise SiteError(
+            raise RefusedError(
                 f"site {site} has a cap on epsilon and the run's 'clip-norm' is 0: without "
                 "clipping there is no epsilon; set 'clip-norm' and 'noise-multiplier', or leave "
                 "the site out"
@@ -106,7 +107,7 @@ def spend_own(own: OwnCap, noise_multiplier: float) -> None:
     after = {**known, noise_multiplier: known.get(noise_multiplier, 0) + 1}
     before, then = (epsilon(combined_multiplier(c), 1, own.delta) for c in (known, after))
     if then > own.most:
-        raise SiteError(
+        raise RefusedError(
             f"{SPENT}: {sum(known.values())} noisy messages of all runs are {before:.4g} at delta "
             f"{own.delta:g}, one more would make it {then:.4g}, above the hospital's own "
             f"'max-epsilon' {own.most:g}; nothing left the site"
@@ -170,7 +171,7 @@ def refuse_spent(releases: int, common: CommonSettings) -> None:
     z, delta, cap = common.noise_multiplier, common.delta, common.max_epsilon
     if not cap or (after := epsilon(z, releases + 1, delta)) <= cap:
         return
-    raise SiteError(
+    raise RefusedError(
         f"{SPENT}: {releases} noisy messages of this run are {epsilon(z, releases, delta):.4g} at "
         f"delta {delta:g}, one more would make it {after:.4g}, above the site's 'max-epsilon' "
         f"{cap:g}; nothing left the site"

@@ -3,29 +3,33 @@
 Node config wins over run config, because a hospital's own words about its own disk count:
 ``site`` (else the ``partition-id`` picks the silo), ``data-dir``, ``cache-dir``, ``state-dir``,
 ``device`` and ``backbone-weights``. What a hospital gives away it can only bound more tightly than
-the run: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
+the run: ``sums-min-count``, and ``max-epsilon`` at ``delta``. A site file's limits (see
+``client_app/site_file.py``) stand in the node config by the time it is read here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 
+from client_app.audit import RefusedError
 from client_app.base import SiteMethod
 from client_app.privacy import LEDGER, OwnCap
 from client_app.registry import method_class
 from client_app.request import Request
+from client_app.site_file import refuse_few
 from client_app.state import SiteState, promise_of
 from datasets.backbones import FOLDER, backbone_digest
 from datasets.registry import load_silo, silo_names
 from datasets.silos import Silo, Split
 from datasets.sources import find_places
 from models.contract import CONFIG, FIGURES, Instruction
-from models.errors import FedsiloError, SettingError, SiteError
+from models.errors import DataError, FedsiloError, SettingError, SiteError
 from models.privacy import check_privacy_settings
 from models.schema import build, key_of
 from models.settings import CommonSettings
@@ -66,7 +70,7 @@ class Site:
         if not self.silo.features or self.settings.standardise != "pooled":
             return None
         if self.settings.max_epsilon:
-            raise SiteError(
+            raise RefusedError(
                 f"site {self.silo.name} has a cap on epsilon and sends no exact sums: set "
                 "'standardise' to 'declared' or 'site', or leave the site out"
             )
@@ -79,7 +83,7 @@ class Site:
             if 0 < count < least
         ]
         if few:
-            raise SiteError(
+            raise RefusedError(
                 f"site {self.silo.name} sends no sums: {few[0]} and at least {least} are needed "
                 "('sums-min-count'); leave the site out, or set 'standardise' to 'declared'"
             )
@@ -202,15 +206,45 @@ def open_site(context: Context) -> Site:
     usual = CommonSettings()
     chosen = [key for key in _CUTS if getattr(settings, key) != getattr(usual, key)]
     if chosen and not simulated and context.node_config.get("allow-folds") is not True:
-        raise SiteError(
+        raise RefusedError(
             f"the run's {', '.join(map(key_of, chosen))} choose which of this site's samples are "
             "used, and what is sent of different samples tells of single patients: set "
             "'allow-folds=true' in the node config if that is wanted"
         )
-    silo = load_silo(site_name(context, settings), settings)
+    silo = _load(site_name(context, settings), settings, context)
     if settings.clip_norm or settings.noise_multiplier:
         check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
     return Site(settings, silo, simulated)
+
+
+def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
+    """Load the silo; what is wrong with the hospital's 'data-dir' as a whole is said with the rest.
+
+    Raises:
+        DataError: the files cannot be used. No file is named that the data set does not name: a
+            file's name may tell of a patient.
+    """
+    fault = _folder_fault(str(context.node_config.get("data-dir", "")))
+    try:
+        return load_silo(name, settings)
+    except DataError as error:
+        raise (DataError(f"{error}; {fault}") if fault else error) from None
+    except OSError as error:
+        if is_simulated(context):
+            raise
+        logging.getLogger("flwr").exception("fedsilo: the data of this site cannot be opened")
+        cause = error.strerror or type(error).__name__
+        told = fault or "the site's own log names the file"
+        raise DataError(f"the data cannot be opened ({cause}): {told}") from None
+
+
+def _folder_fault(folder: str) -> str:
+    """Say what is wrong with a node config's 'data-dir'; empty: nothing, or it names none."""
+    try:
+        found = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
+    except OSError as error:
+        return f"the node config's 'data-dir' cannot be read: {error.strerror}"
+    return "" if found else "the node config's 'data-dir' is empty"
 
 
 def admit(site: Site, context: Context) -> None:
@@ -218,14 +252,15 @@ def admit(site: Site, context: Context) -> None:
 
     Raises:
         SiteError: the method cannot use so few samples without giving them away, or sends what a
-            hospital must agree to.
+            hospital must agree to, or the hospital's own limits are higher.
     """
+    refuse_few(site.silo, context.node_config)
     cls = method_class(site.settings.method)
     own: Any = build(cls.settings_class, context.run_config)
     asked = None if site.simulated else cls.consent(own)
     if asked and context.node_config.get(asked[0]) is not True:
         key, why = asked
-        raise SiteError(
+        raise RefusedError(
             f"site {site.silo.name} has not agreed: {why}; set '{key}=true' in the node config if "
             "that is wanted"
         )

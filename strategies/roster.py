@@ -17,6 +17,7 @@ from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings
 from models.standardisation import Figures, Sums, pooled_figures
+from models.versions import own_versions
 from strategies.exchange import exchange
 from strategies.state import record_bytes
 
@@ -226,7 +227,7 @@ class _Answers:
 
 def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
     """Ask nodes who they are."""
-    content = RecordDict({CONFIG: ConfigRecord({"hello": True})})
+    content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
     messages = [Message(content, node, HELLO) for node in nodes]
     found = _Answers()
     for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
