@@ -9,9 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,17 +16,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psutil
 import tomli_w
 from rich.console import Console
 from rich.text import Text
 
-from models.errors import FedsiloError, SettingError
+from models.errors import SettingError
 from models.schema import Value, unknown_key
 from server_app.bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
 from server_app.config import RunSettings
+from server_app.processes import ProcessError, app_folder, end_trees, free_ports, tool
 from server_app.run_directory import RunDirectory, git_revision, runs_folder
 
 RESOURCES: dict[str, Value] = {
@@ -50,7 +49,7 @@ _NOISE = re.compile(
 )
 
 
-class RayRunError(FedsiloError):
+class RayRunError(ProcessError):
     """The Flower run did not end well."""
 
 
@@ -95,25 +94,10 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
     return directory
 
 
-def app_folder() -> Path:
-    """Return the folder of pyproject.toml, which ``flwr run`` bundles.
-
-    Raises:
-        RayRunError: fedsilo is installed without its checkout.
-    """
-    folder = Path(__file__).resolve().parent.parent
-    if not (folder / "pyproject.toml").is_file():
-        raise RayRunError(
-            f"{folder} has no pyproject.toml: the Ray engine needs fedsilo's "
-            "checkout (pip install -e .); or use --engine inline"
-        )
-    return folder
-
-
 @contextmanager
 def _superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
-    http_port, control_port = _free_ports(2)
+    http_port, control_port = free_ports(2)
     environment = (
         os.environ
         | dict(more or {})
@@ -131,7 +115,7 @@ def _superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[di
         }
     )
     command = [
-        _tool("flower-superlink"),
+        tool("flower-superlink"),
         "--insecure",
         "--simulation",
         "--isolation",
@@ -153,7 +137,8 @@ def _superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[di
         _wait_until_healthy(process, http_port, home / "superlink.out")
         yield environment
     finally:
-        _end(process)
+        end_trees([psutil.Process(process.pid)] if process.poll() is None else [])
+        process.wait()
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -171,45 +156,6 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
     raise RayRunError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the SuperLink and all that it started: the app, Ray and its actors.
-
-    Flower and Ray give their children sessions of their own, so a signal to the process group
-    would miss a run that is still going on; the tree of parents does not.
-    """
-    tree = [process.pid, *_descendants(process.pid)]
-    for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-        for pid in tree:
-            with suppress(ProcessLookupError):
-                os.kill(pid, sign)
-        limit = time.monotonic() + patience
-        while time.monotonic() < limit and any(_alive(pid) for pid in tree):
-            process.poll()  # collects the SuperLink's own end
-            time.sleep(0.1)
-
-
-def _process_table() -> dict[int, tuple[int, str]]:
-    """Return parent and state of every process, by its id."""
-    table = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
-    )
-    rows = (line.split() for line in table.stdout.splitlines())
-    return {int(pid): (int(parent), state) for pid, parent, state in rows}
-
-
-def _descendants(pid: int) -> list[int]:
-    parents = _process_table()
-    found, frontier = [], {pid}
-    while frontier:
-        frontier = {child for child, (parent, _) in parents.items() if parent in frontier}
-        found += sorted(frontier)
-    return found
-
-
-def _alive(pid: int) -> bool:
-    return pid in (table := _process_table()) and not table[pid][1].startswith("Z")
-
-
 def _flwr_run(
     app: Path, config: Path, resources: Mapping[str, Value], environment: Mapping[str, str]
 ) -> str:
@@ -220,7 +166,7 @@ def _flwr_run(
         if not (key.startswith("init-args") and not value)
     }
     command = [
-        _tool("flwr"),
+        tool("flwr"),
         "run",
         str(app),
         "--run-config",
@@ -255,25 +201,3 @@ def _error_in(line: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
     found = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
     return found[1].strip() if found else ""
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def _tool(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if not found:
-        raise RayRunError(
-            f"'{name}' is not installed beside {sys.executable}: install fedsilo's "
-            "dependencies, or use --engine inline"
-        )
-    return found

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from models.schema import Value
 from server_app import ray_engine
 from server_app.config import resolve
+from server_app.processes import app_folder, runs, tool
 from server_app.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -184,11 +186,11 @@ def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
     limit = time.monotonic() + 120
     while not list(tmp_path.glob("run/checkpoints/*")) and time.monotonic() < limit:
         time.sleep(0.05)
-    tree = ray_engine._descendants(run.pid)
+    tree = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
     assert len(tree) >= 4, "SuperLink, SuperExec, simulation, Ray"
-    assert [pid for pid in tree if ray_engine._alive(pid)] == []
+    assert [process for process in tree if runs(process)] == []
     done = _fedsilo("resume", str(tmp_path / "run"), "--engine", "inline")
     assert done.returncode == 0, done.stderr
     whole = inline_run(values, out=tmp_path / "whole")
@@ -213,5 +215,5 @@ def test_an_apps_error_line_is_found_among_flowers_own() -> None:
 
 def test_the_bundle_finds_the_environment_of_this_process() -> None:
     assert resolve({}).common.method == "uefl"
-    assert (ray_engine.app_folder() / "pyproject.toml").is_file()
-    assert os.access(ray_engine._tool("flwr"), os.X_OK)
+    assert (app_folder() / "pyproject.toml").is_file()
+    assert os.access(tool("flwr"), os.X_OK)
