@@ -52,16 +52,16 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     from client_app.audit import append_line, entry
     from client_app.site_file import answer_under, audit_log, own_name
 
+    site = own_name(context)
     reply, outcome = _attempt(message, context, partial(answer_under, answer))
     try:
-        site = own_name(context)
         append_line(audit_log(context), entry(site, message, context, reply, outcome))
     except Exception as error:  # the same boundary: nothing leaves unlogged
-        told = [f"site {own_name(context)}: {_reason(error)}"]
-        if reply.has_error() and reply.error.reason != told[0]:
-            told.insert(0, str(reply.error.reason))
-        _own_log(context, told[-1])
-        reply = _failure(message, "; ".join(told))
+        told = f"site {site}: {_reason(error)}"
+        before = [reply.error.reason] if reply.has_error() else []
+        if told not in before:
+            _own_log(context, told)
+            reply = _failure(message, "; ".join([*map(str, before), told]))
     return reply
 
 
