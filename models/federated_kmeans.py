@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
+
+if TYPE_CHECKING:
+    from sklearn.cluster import KMeans
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -48,6 +50,10 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 def _kmeans(
     points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
 ) -> KMeans:
+    # Only a silo's extension needs it, and every message of a deployment imports this module
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     # One thread: scikit-learn adds up its threads' partial sums in any order.
     with threadpool_limits(limits=1), warnings.catch_warnings():
         # Fewer distinct points than clusters: empty ones fall away by their count.

@@ -18,6 +18,7 @@ from server_app.config import (
     resolve,
     run_values,
 )
+from server_app.deploy_command import add_deploy
 from server_app.finetune_command import add_finetune
 from server_app.picture_commands import add_pictures
 from server_app.planning import planned, simulation_file, start
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         add(commands)
     add_pictures(commands)
     add_finetune(commands)
+    add_deploy(commands, _add_settings_options)
     return parser
 
 

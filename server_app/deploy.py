@@ -1,0 +1,292 @@
+"""``fedsilo deploy``: a server and hospitals as processes of one machine, with TLS and keys.
+
+It wraps Flower's own commands and prints each as it runs it; docs/deployment.md gives the same
+steps by hand for machines of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from datasets.registry import silo_names
+from models.errors import SettingError
+from models.schema import Value
+from server_app.bars import make_console
+from server_app.config import parse_assignment
+from server_app.deployment import (
+    FEDERATION,
+    SERVER,
+    Deployment,
+    DeploymentError,
+    is_deployment,
+    plan,
+    read_deployment,
+)
+from server_app.planning import planned
+from server_app.processes import app_folder, end_trees, free_ports, tool
+
+_START_LIMIT = 90.0  # seconds for a member to be there
+_SECRETS = Path("docker") / "make-secrets.sh"
+
+
+def up(options: argparse.Namespace) -> None:
+    """Start what does not run: all of a new deployment, or what has ended of one.
+
+    Raises:
+        FedsiloError: what is asked for contradicts the deployment, or a member does not start.
+    """
+    console, folder = make_console(), options.dir.expanduser().resolve()
+    deployment = read_deployment(folder) if is_deployment(folder) else _made(folder, options)
+    if options.sites and options.sites != len(deployment.sites):
+        raise SettingError(
+            f"--sites is {options.sites}, and the deployment in {folder} has "
+            f"{len(deployment.sites)}: leave it out, or choose another --dir"
+        )
+    _make_secrets(deployment, console)
+    deployment.write_connection()
+    for member in deployment.members:
+        if not deployment.process(member):
+            deployment = _start(deployment, member, console)
+        if member == SERVER:
+            _wait(deployment, lambda now: [] if _healthy(now) else [SERVER])
+            deployment = _registered(deployment, console)
+    _wait(deployment, _offline)
+    told = f"{len(deployment.sites)} sites are online: {', '.join(deployment.sites)}"
+    console.print(told, highlight=False, soft_wrap=True)
+
+
+def status(options: argparse.Namespace) -> None:
+    """Print what runs: processes, and whom the server sees."""
+    deployment = read_deployment(options.dir.expanduser().resolve())
+    seen = online(deployment) if deployment.process(SERVER) else []
+    table = Table("member", "process", "seen by the server", "log")
+    for member in deployment.members:
+        process = deployment.process(member)
+        told = "" if member == SERVER else "online" if member in seen else "offline"
+        table.add_row(
+            member, f"{process.pid}" if process else "-", told, str(deployment.log(member))
+        )
+    console = make_console()
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def logs(options: argparse.Namespace) -> None:
+    """Print the end of a member's log."""
+    deployment = read_deployment(options.dir.expanduser().resolve())
+    path = deployment.log(options.member)
+    if not path.is_file():
+        raise DeploymentError(f"{options.member} has not run yet: there is no {path}")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    print("\n".join(lines[-options.lines :]))
+
+
+def down(options: argparse.Namespace) -> None:
+    """End all processes of a deployment; its folder stays, and 'up' goes on with it."""
+    deployment = read_deployment(options.dir.expanduser().resolve())
+    processes = [p for member in deployment.members if (p := deployment.process(member))]
+    end_trees(processes)
+    print(f"{len(processes)} processes ended; {deployment.folder} stays")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run an experiment on the deployment and wait for its end.
+
+    Raises:
+        DeploymentError: a member is down, or the run left no summary.
+    """
+    deployment = read_deployment(options.dir.expanduser().resolve())
+    options.out, options.supernodes = deployment.runs, None
+    settings, _ = planned(options.experiment, options, **_named(options))
+    gone = [member for member in deployment.members if not deployment.process(member)]
+    away = [site for site in deployment.sites if site not in online(deployment)] if not gone else []
+    if gone or away:
+        raise DeploymentError(
+            f"{', '.join(gone or away)} of {deployment.folder} {'down' if gone else 'offline'}: "
+            "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs' says why"
+        )
+    import tomli_w
+
+    name = settings.common.run_name
+    config = deployment.home(SERVER) / f"{name}.toml"
+    config.write_text(tomli_w.dumps(dict(settings.as_mapping())), encoding="utf-8")
+    command = [
+        *(tool("flwr"), "run", str(app_folder()), FEDERATION),
+        *("--run-config", str(config), "--stream"),
+    ]
+    console = make_console()
+    _tell(console, command)
+    subprocess.run(command, env=deployment.environment(SERVER), check=False)
+    directory = deployment.runs / name
+    if not (directory / "summary.json").is_file():
+        raise DeploymentError(
+            f"the run left no summary in {directory}: 'fedsilo deploy logs server' says why; after "
+            f"mending it: fedsilo deploy run {options.experiment} --name {name} --set resume=true"
+        )
+    console.print(f"run directory: {directory}", highlight=False, soft_wrap=True)
+
+
+def online(deployment: Deployment) -> list[str]:
+    """Return the sites that the server sees."""
+    nodes = _flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    there = {str(node["node-id"]) for node in nodes if node["status"] == "online"}
+    return [site for site in deployment.sites if deployment.nodes.get(site) in there]
+
+
+def _offline(deployment: Deployment) -> list[str]:
+    seen = online(deployment)
+    return [site for site in deployment.sites if site not in seen]
+
+
+def _named(options: argparse.Namespace) -> dict[str, Value]:
+    given = {"seed": options.seed, "run-name": options.name}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _made(folder: Path, options: argparse.Namespace) -> Deployment:
+    """Return a new deployment of the sites asked for, with ports that are free now."""
+    own: dict[str, Value] = {"device": options.device}
+    if options.data_dir:
+        own["data-dir"] = str(options.data_dir.expanduser().resolve())
+    if cache := os.environ.get("FEDSILO_CACHE"):
+        own["cache-dir"] = cache
+    own |= dict(parse_assignment(text) for text in options.node_config)
+    sites = list(options.site) or _silos(options)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = plan(folder, sites, free_ports(2 + len(sites)), own)
+    for member in made.members:
+        (made.home(member) / "flwr").mkdir(parents=True, mode=0o700, exist_ok=True)
+    made.write()
+    return made
+
+
+def _silos(options: argparse.Namespace) -> list[str]:
+    """Return the names of an experiment's silos, as many as --sites asks for."""
+    options.changes, options.config, options.out, options.supernodes = [], None, Path("/"), None
+    more: dict[str, Value] = {"silos": options.sites} if options.sites else {}
+    settings, _ = planned(options.experiment, options, **more)
+    names = silo_names(settings.common)
+    if options.sites and len(names) != options.sites:
+        raise SettingError(
+            f"--sites is {options.sites}, and {options.experiment} has the silos "
+            f"{', '.join(names) or 'that the sites name'}: name them by --site, or ask for as many"
+        )
+    return names
+
+
+def _make_secrets(deployment: Deployment, console: Console) -> None:
+    if deployment.secrets.is_dir():
+        return
+    command = [
+        *("bash", str(app_folder() / _SECRETS), "--out", str(deployment.secrets)),
+        *("--host", "localhost"),
+        *(part for site in deployment.sites for part in ("--hospital", site)),
+    ]
+    _tell(console, command)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DeploymentError(f"no secrets were made: {_last_line(done.stderr or done.stdout)}")
+    console.print(done.stdout.strip(), highlight=False, soft_wrap=True)
+
+
+def _start(deployment: Deployment, member: str, console: Console) -> Deployment:
+    """Start a member's process; it outlives this command."""
+    command = deployment.command(member)
+    _tell(console, command)
+    with deployment.log(member).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=deployment.environment(member),
+            cwd=deployment.home(member),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    return deployment.with_started(member, process.pid)
+
+
+def _registered(deployment: Deployment, console: Console) -> Deployment:
+    """Make the server know the keys that it does not know yet."""
+    for site in deployment.sites:
+        if site not in deployment.nodes:
+            command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
+            said = _flwr(deployment, *command, "--name", site, say=console)
+            deployment = deployment.with_node(site, str(said["node-id"]))
+    return deployment
+
+
+def _flwr(deployment: Deployment, *arguments: str, say: Console | None = None) -> dict[str, Any]:
+    """Return what a ``flwr`` command answers in JSON.
+
+    Raises:
+        DeploymentError: it failed; with Flower's own reason.
+    """
+    command = [tool("flwr"), *arguments, "--format", "json"]
+    if say:
+        _tell(say, command)
+    done = subprocess.run(
+        command,
+        env=deployment.environment(SERVER),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        said: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        said = {"error-message": _last_line(done.stdout + done.stderr)}
+    if not said.get("success"):
+        told = " ".join(str(said.get("error-message", said)).split())
+        raise DeploymentError(f"'flwr {' '.join(arguments[:2])}' failed: {told}")
+    return said
+
+
+def _healthy(deployment: Deployment) -> bool:
+    context = ssl.create_default_context(cafile=str(deployment.secrets / "ca.crt"))
+    url = f"https://127.0.0.1:{deployment.ports['http']}/health"
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=context):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _wait(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
+    """Wait until no member is missing.
+
+    Raises:
+        DeploymentError: the process of one ended, or it takes too long; with the end of its log.
+    """
+    limit = time.monotonic() + _START_LIMIT
+    while awaited := missing(deployment):
+        ended = [member for member in awaited if deployment.process(member) is None]
+        if ended or time.monotonic() > limit:
+            member = (ended or awaited)[0]
+            what = "ended at its start" if ended else f"was not there after {_START_LIMIT:.0f} s"
+            path = deployment.log(member)
+            last = _last_line(path.read_text(encoding="utf-8", errors="replace"))
+            raise DeploymentError(f"{member} {what}: {last} (all of it: {path})")
+        time.sleep(0.3)
+
+
+def _tell(console: Console, command: Sequence[str]) -> None:
+    console.print(f"$ {shlex.join(command)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"
