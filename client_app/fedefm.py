@@ -17,6 +17,7 @@ from client_app.training import Objective, steps_of, train_locally
 from models.contract import TRAINED, measurement
 from models.cross import metric_from
 from models.decentralised import by_site, mixed
+from models.errors import SiteError
 from models.fedefm import (
     CLOSENESS,
     EXPERT,
@@ -82,9 +83,19 @@ class FedEFMSite(DecentralisedSite):
         return super().dp_reference()
 
     def _home_model(self) -> dict[str, Tensor]:
-        """Return what the silo goes on from."""
-        from_mean = self.settings.continue_from == "mean"
-        return (self.theta() if from_mean else {}) or self.own_model()
+        """Return what the silo goes on from.
+
+        Raises:
+            SiteError: that is Theta, and it did not come.
+        """
+        if self.settings.continue_from == "own":
+            return self.own_model()
+        if theta := self.theta():
+            return theta
+        raise SiteError(
+            f"'continue-from' is 'mean' and no mean came to site {self.silo.name}: server and "
+            "site run different versions of fedsilo"
+        )
 
     def _expert(self, arrays: dict[str, Tensor]) -> TokenClassifier:
         return self.classifier(arrays).eval().requires_grad_(False)

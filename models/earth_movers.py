@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.errors import SiteError
+from models.errors import SettingError, SiteError
 
 SOLVERS = ("pot", "sinkhorn", "cvxpylayers")
 LARGEST_LAYER = 25  # tokens of a map that cvxpylayers is given at most
+_LAYER_MS = 29.3  # for one image of so many, with gradients (docs/benchmarks.md)
 SMOOTHING = 1e-3  # of cvxpylayers' objective: the value is at most half of it off
 REGULARISATION = 0.02  # entropic, of sinkhorn
 _LEAST_MASS = 1e-3
@@ -79,7 +80,7 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
     """
     _refuse_other_maps(u, v)
     if solver == "cvxpylayers":
-        _refuse_large(u.shape[1])
+        refuse_large(u.shape[1])
     if differentiable:
         return _closeness(u.double(), v.double(), solver, exact_by_duals=True)
     with torch.no_grad():
@@ -161,7 +162,7 @@ def _entropic_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    _refuse_large(max(costs.shape[1:]))
+    refuse_large(max(costs.shape[1:]))
     layer = _program(costs.shape[1], costs.shape[2])
     device = costs.device
     with warnings.catch_warnings():
@@ -202,13 +203,14 @@ def _refuse_other_maps(u: Tensor, v: Tensor) -> None:
             )
 
 
-def _refuse_large(tokens: int) -> None:
+def refuse_large(tokens: int) -> None:
+    """Refuse a map that cvxpylayers would take seconds for, by a ``SettingError``."""
     if tokens > LARGEST_LAYER:
-        raise SiteError(
+        raise SettingError(
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, and this one has "
             f"{tokens}: its program would have {tokens**2} variables an image, and take about "
-            f"{13.7 * (tokens / LARGEST_LAYER) ** 4:.0f} ms or more for each; choose 'emd-solver' "
-            "'pot', or a smaller 'emd-grid'"
+            f"{_LAYER_MS * (tokens / LARGEST_LAYER) ** 4:.0f} ms or more for each; choose "
+            "'emd-solver' 'pot', or a smaller 'emd-grid'"
         )
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from models.decentralised import TopologySettings
@@ -81,6 +82,16 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
     """
     maps = [pooled_tokens(part.detach().float(), settings.emd_grid) for part in (own, other)]
     return closeness(maps[0], maps[1], settings.emd_solver).mean().clamp_min(0)
+
+
+def map_tokens(
+    network: TokenClassifier, input_shape: tuple[int, ...], settings: FedEFMSettings
+) -> int:
+    """Return how many tokens of an input of ``input_shape`` are compared, by trying one."""
+    with torch.no_grad():
+        cast(nn.Module, network).eval()
+        _, found = network.encode_with_map(torch.zeros(1, *input_shape))
+    return pooled_tokens(found, settings.emd_grid).shape[1]
 
 
 def multishot_loss(

@@ -27,8 +27,6 @@ from strategies.topology import Topology, build_topology, link_graph
 if TYPE_CHECKING:
     from datasets.silo_sets import SiloSet
 
-MIXING, OVERSEAS = 1, 2  # exchanges of a round: models go to neighbours; models go out and back
-
 _COMPARED = ("complete", "ring", "star", "matcha")
 
 Arcs = NDArray[np.bool_]  # (from, to)
@@ -84,7 +82,7 @@ def cycle_time(
     links: Links,
     model_bytes: int,
     compute_seconds: Mapping[str, float],
-    exchanges: int = MIXING,
+    visit_seconds: Mapping[str, float] | None = None,
 ) -> float:
     """Return the seconds of a round, of matcha the expected ones.
 
@@ -92,39 +90,48 @@ def cycle_time(
         topology: who sends to whom.
         links: of the topology's sites.
         model_bytes: what a model weighs on the wire.
-        compute_seconds: site -> how long it computes in a round.
-        exchanges: ``MIXING``: sites compute, then send to their neighbours; of a star there and
-            back through the hub, as with a server. ``OVERSEAS``: along each arc a model goes out,
-            the host computes, and the model comes back.
+        compute_seconds: site -> how long it computes at home in a round.
+        visit_seconds: site -> how long it trains one visiting model. None: sites compute, then
+            send to their neighbours; of a star there and back through the hub, as with a server.
+            Else FedEFM's: each site's model goes out to the sites that it would receive from, is
+            trained there one after another, and comes back; when all are back, sites compute.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
-    seconds = _Seconds(links, 8 * model_bytes, compute)
+    visits = np.array([visit_seconds[site] for site in topology.sites]) if visit_seconds else None
+    seconds = _Seconds(links, 8 * model_bytes, compute, visits)
     if topology.matcha is not None:
         return sum(
-            share * seconds.round(topology.matcha.matrix(active) > 0, exchanges)
+            share * seconds.round(topology.matcha.matrix(active) > 0)
             for share, active in topology.matcha.cases()
         )
     arcs = topology.weights.T > 0
-    if topology.kind == "star" and exchanges == MIXING:
+    if topology.kind == "star" and visits is None:
         return seconds.star(arcs)
-    return seconds.round(arcs, exchanges)
+    return seconds.round(arcs)
 
 
 @dataclass(frozen=True, eq=False)
 class _Seconds:
-    """Seconds over given links; ``compute`` is (sites,)."""
+    """Seconds over given links; ``compute`` and ``visits`` are (sites,)."""
 
     links: Links
     bits: int
     compute: NDArray[np.float64]
+    visits: NDArray[np.float64] | None = None
 
-    def round(self, arcs: Arcs, exchanges: int) -> float:
+    def round(self, arcs: Arcs) -> float:
         """Return what a synchronous round takes: its slowest arc, and no less than computing."""
-        out, back = self.transfer(arcs), self.transfer(arcs.T)
-        if exchanges == OVERSEAS:
-            delays = out + self.compute[None, :] + back.T
-        else:
-            delays = self.compute[:, None] + out
+        if self.visits is None:
+            return self.mixing(arcs)
+        # The arc host -> owner is the way back; a host has as many visitors as arcs leave it
+        out, back = self.transfer(arcs.T).T, self.transfer(arcs)
+        hosted = self.visits * _others(arcs).sum(axis=1)
+        away = np.where(_others(arcs), out + hosted[:, None] + back, 0.0)
+        return float(away.max() + self.compute.max())
+
+    def mixing(self, arcs: Arcs) -> float:
+        """Return the seconds of a round in which sites compute and then send."""
+        delays = self.compute[:, None] + self.transfer(arcs)
         return float(np.where(_others(arcs), delays, self.compute[:, None]).max())
 
     def star(self, arcs: Arcs) -> float:
@@ -133,7 +140,7 @@ class _Seconds:
         hub = int(arcs.sum(axis=0).argmax())
         up = np.zeros_like(arcs)
         up[:, hub] = arcs[:, hub]
-        return self.round(up, MIXING) + float(self.transfer(up.T)[hub].max())
+        return self.mixing(up) + float(self.transfer(up.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
         """Return the seconds of each of the ``arcs``, (from, to); 0 where there is none."""
@@ -155,7 +162,7 @@ def topology_document(
     settings: LinkSettings,
     model_bytes: int,
     compute_seconds: Mapping[str, float],
-    exchanges: int = MIXING,
+    visit_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the content of topology.json: the graph, its weights, and what rounds would take.
 
@@ -170,10 +177,12 @@ def topology_document(
         **_matcha(topology),
         "model-bytes": model_bytes,
         "compute-seconds": {site: compute_seconds[site] for site in topology.sites},
-        "exchanges": exchanges,
+        "visit-seconds": {site: visit_seconds[site] for site in topology.sites}
+        if visit_seconds
+        else None,
         "access-gbps": links.access_gbps,
         "cycle-times": {
-            kind: cycle_time(other, links, model_bytes, compute_seconds, exchanges)
+            kind: cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)
             for kind, other in _alternatives(topology, silo_set).items()
         },
     }

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from datasets.silo_sets import open_silo_set
-from models.contract import EVALUATE, SECONDS, TRAINING
+from models.contract import EVALUATE, SECONDS
 from models.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings
 from models.networks import Task
 from models.schema import Value
@@ -47,7 +47,6 @@ class Decentralised(FederatedStrategy):
 
     settings: LinkSettings
     takes_initial_weights = True
-    exchanges = 1  # times that a model crosses a link in a round, for the cycle time
 
     def kind(self) -> str:
         """Return the topology's kind."""
@@ -64,9 +63,13 @@ class Decentralised(FederatedStrategy):
         """Name the weights, and who gets them."""
         return [
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
-            f"its neighbours in the topology '{self.kind()}' as they are, and their mean over all "
-            "silos to all silos"
+            f"its neighbours in the topology '{self.kind()}' {self.as_sent()}, and their mean over "
+            "all silos to all silos"
         ]
+
+    def as_sent(self) -> str:
+        """Say what is done to a model before it leaves its silo."""
+        return "clipped and with noise" if self.common.clip_norm else "as they are"
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the weights that every silo starts from, once the topology is found to be one.
@@ -127,7 +130,7 @@ class Decentralised(FederatedStrategy):
             arrays |= {f"{SILO}{site}/{name}": reply.array(name) for name in names}
         theta = weighted_mean(replies, names, equal=True)
         arrays |= {f"{MODEL}{name}": array for name, array in theta.items()}
-        self._take_times(phase, replies)
+        self._take_times(replies)
         extras = {**state.extras, FINISHED: sorted(replies)}
         return RoundState(state.round, arrays, extras)
 
@@ -143,9 +146,13 @@ class Decentralised(FederatedStrategy):
             self.settings,
             model_bytes=sum(array.nbytes for array in self.model(state).values()),
             compute_seconds={site: total / count for site, (total, count) in self._seconds.items()},
-            exchanges=self.exchanges,
+            visit_seconds=self.visit_seconds(),
         )
         return {_DOCUMENT: found}
+
+    def visit_seconds(self) -> Mapping[str, float] | None:
+        """Return how long each site trains one visiting model; None: there are no visits."""
+        return None
 
     @classmethod
     def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
@@ -166,9 +173,7 @@ class Decentralised(FederatedStrategy):
         """Seconds of training messages by silo, and how many, as far as this process has seen."""
         return {}
 
-    def _take_times(self, phase: str, replies: Mapping[str, SiteReply]) -> None:
-        if phase not in TRAINING:
-            return
+    def _take_times(self, replies: Mapping[str, SiteReply]) -> None:
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
             self._seconds[site] = (total + reply.metric(SECONDS), count + 1)

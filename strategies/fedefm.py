@@ -13,14 +13,30 @@ server relays, the |N(i)| experts come down once more.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from models.contract import DISTIL, TRAIN, TRAINED, measurement
+from models.contract import DISTIL, SECONDS, TRAIN, TRAINED, measurement
 from models.cross import metric_from
-from models.fedefm import CLOSENESS, EXPERT, OVERSEAS, VISITOR, FedEFMSettings
+from models.earth_movers import refuse_large
+from models.fedefm import (
+    CLOSENESS,
+    EXPERT,
+    OVERSEAS,
+    VISITOR,
+    FedEFMSettings,
+    map_tokens,
+)
+from models.networks import Task
 from models.schema import Value
 from strategies.decentralised import SILO, Decentralised, below
-from strategies.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.state import (
+    ArraySpec,
+    NDArray,
+    RoundState,
+    SiteReply,
+    starting_network,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,18 +51,28 @@ class FedEFM(Decentralised):
     settings_class = FedEFMSettings
     settings: FedEFMSettings
     title = "FedEFM"
-    exchanges = 2
 
     def leaves(self) -> list[str]:
         """Name own and visiting models, and the closeness."""
         where = f"in the topology '{self.kind()}'"
         return [
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
-            f"its neighbours {where}, and their mean over all silos to all silos",
+            f"its neighbours {where} {self.as_sent()}, and their mean over all silos to all silos",
             f"each round after the first: the models of its neighbours {where}, trained on "
-            "this silo's data; each goes back to the silo that it is of",
+            f"this silo's data; each goes back {self.as_sent()} to the silo that it is of",
             "each round after the first: the mean closeness of each of them to the silo's model",
         ]
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return the weights that every silo starts from.
+
+        Raises:
+            SettingError: the topology is none, or the network's map is too large for 'emd-solver'.
+        """
+        if self.settings.emd_solver == "cvxpylayers":
+            network = starting_network(self.common, task)
+            refuse_large(map_tokens(network, task.input_shape, self.settings))
+        return super().initial_state(task)
 
     def phases(self, state: RoundState) -> Sequence[str]:
         """Return local training for the first round, then overseas and distil."""
@@ -95,7 +121,7 @@ class FedEFM(Decentralised):
         if phase != OVERSEAS:
             combined = super().combine(phase, state, replies)
             return RoundState(state.round, combined.arrays, self._with_weights(combined, replies))
-        self._take_times(phase, replies)
+        self._take_visits(replies, state)
         arrays = dict(state.arrays)
         for host, reply in replies.items():
             for owner in self._visitors(host, state):
@@ -126,6 +152,27 @@ class FedEFM(Decentralised):
 
             found["closeness.png"] = draw_edge_weights(documents[_DOCUMENT])
         return found
+
+    def visit_seconds(self) -> Mapping[str, float] | None:
+        """Return how long each site trains one visitor; what has hosted none, as the mean site."""
+        known = {site: total / count for site, (total, count) in self._visits.items()}
+        mean = sum(known.values()) / max(1, len(known))
+        return {site: known.get(site, mean) for site in self.roster.sites()}
+
+    @cached_property
+    def _visits(self) -> dict[str, tuple[float, int]]:
+        """Seconds of overseas messages by host, and of how many visitors."""
+        return {}
+
+    def _take_visits(self, replies: Mapping[str, SiteReply], state: RoundState) -> None:
+        for host, reply in replies.items():
+            total, count = self._visits.get(host, (0.0, 0))
+            more = len(self._visitors(host, state))
+            self._visits[host] = (total + reply.metric(SECONDS), count + more)
+
+    def _needs_theta(self, site: str, state: RoundState) -> bool:
+        """Tell whether Theta is needed: in every round if silos go on from it."""
+        return self.settings.continue_from == "mean" or super()._needs_theta(site, state)
 
     def _visitors(self, host: str, state: RoundState) -> list[str]:
         """Return whose models ``host`` trains in the round after ``state``."""

@@ -230,4 +230,4 @@ def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
 
 
 def _exchange(document: Mapping[str, Any]) -> str:
-    return "out and back" if document["exchanges"] > 1 else "one way"
+    return "out and back" if document["visit-seconds"] else "one way"

@@ -7,7 +7,7 @@ import pytest
 
 from datasets.silo_sets import Link, SiloSet, open_silo_set
 from models.decentralised import LinkSettings
-from strategies.cycle_time import OVERSEAS, cycle_time, resolve_links, topology_document
+from strategies.cycle_time import cycle_time, resolve_links, topology_document
 from strategies.topology import Topology, build_topology
 
 GIGABIT = 125_000_000  # bytes: a second at 1 Gbps
@@ -78,15 +78,40 @@ def test_matchas_sites_share_their_lines_between_the_links_of_a_round_alone() ->
     assert found == pytest.approx((2 + 3 + 3 + 4) / 4, abs=1e-4)
 
 
-def test_overseas_the_host_computes_between_out_and_back() -> None:
-    compute = {"a": 1.0, "b": 5.0, "c": 1.0}
-    found = seconds(build("ring", "abc"), compute=compute, exchanges=OVERSEAS)
-    assert found == pytest.approx(1.01 + 5 + 1.01)
+def test_overseas_the_host_trains_between_out_and_back_and_all_wait_for_it() -> None:
+    visits, home = {"a": 1.0, "b": 5.0, "c": 1.0}, {"a": 3.0, "b": 0.5, "c": 0.5}
+    found = seconds(build("ring", "abc"), compute=home, visit_seconds=visits)
+    assert found == pytest.approx(1.01 + 5 + 1.01 + 3)
+
+
+@pytest.mark.parametrize(("slow", "expected"), [("a", 13.0), ("b", 11.0), ("c", 11.0)])
+def test_a_silo_visits_the_one_that_it_receives_from(slow: str, expected: float) -> None:
+    # Receiving goes a -> b -> c -> a, so b's model visits a, over the slow link
+    links = SiloSet(
+        ("a", "b", "c"),
+        {("a", "b"): Link(1000, 8), ("b", "c"): Link(0, 8), ("a", "c"): Link(0, 8)},
+    )
+    ring = build("ring", "abc", links)
+    assert [ring.in_neighbours(site, 1) for site in "abc"] == [["c"], ["a"], ["b"]]
+    visits = dict.fromkeys("abc", 0.75) | {slow: 9.75}
+    home = dict.fromkeys("abc", 1.0)
+    found = seconds(ring, links=links, compute=home, visit_seconds=visits)
+    # out and back take 0.125 s each by the bytes, over a-b a second more
+    assert found == pytest.approx(expected)
+
+
+def test_a_host_trains_its_visitors_one_after_another() -> None:
+    home, visits = dict.fromkeys("abcd", 1.0), dict.fromkeys("abcd", 2.0)
+    ring = seconds(build("ring", "abcd"), compute=home, visit_seconds=visits)
+    complete = seconds(build("complete", "abcd"), compute=home, visit_seconds=visits)
+    assert ring == pytest.approx(1.01 + 2 + 1.01 + 1)
+    assert complete == pytest.approx(1.01 + 3 * 2 + 1.01 + 1)
 
 
 def test_overseas_goes_straight_over_each_link_of_a_star() -> None:
-    found = seconds(build("star", "abc"), exchanges=OVERSEAS)
-    assert found == pytest.approx(1.01 + 2 + 1.01)
+    home, visits = dict.fromkeys("abc", 1.0), dict.fromkeys("abc", 2.0)
+    found = seconds(build("star", "abc"), compute=home, visit_seconds=visits)
+    assert found == pytest.approx(1.01 + 2 * 2 + 1.01 + 1), "the hub hosts two"
 
 
 def test_where_there_is_no_link_a_model_takes_the_quickest_path() -> None:

@@ -24,7 +24,7 @@ def document(kind: str, sites: str, arcs: list[dict[str, Any]], **more: Any) -> 
         "edges": arcs,
         "cycle-times": TIMES,
         "model-bytes": 87_000_000,
-        "exchanges": 1,
+        "visit-seconds": None,
         **more,
     }
 
@@ -98,7 +98,7 @@ def test_the_cycle_times_stand_beside_it_with_the_runs_own_in_another_colour() -
 
 
 def test_a_round_of_two_exchanges_says_so() -> None:
-    _, bars = panels(RING | {"exchanges": 2})
+    _, bars = panels(RING | {"visit-seconds": {"a": 1.0}})
     assert bars.get_title().endswith("out and back")
 
 
