@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from datasets.backbones import FOLDER, file_state, timm_state
+from datasets.cuts import refuse_other_cut, run_beside
 from datasets.sources import find_places
 from models.errors import SettingError
 from models.networks import exchanged_arrays, load_exchanged
@@ -42,11 +43,32 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
         _fill_vit(network, timm_state(named.removeprefix(_TIMM), "initial-weights"), named)
         return
     path = initial_file(settings)
+    refuse_seen_start(settings)
     state = file_state(path, "initial-weights")
     if state.keys() & exchanged_arrays(network).keys():
         _load(network, state, path)
     else:
         _fill_vit(network, state, str(path))
+
+
+def refuse_seen_start(settings: CommonSettings) -> None:
+    """Refuse weights of a run that was cut otherwise: it may have trained on what is tested here.
+
+    What that run started from itself is followed too, as far as its files are there.
+
+    Raises:
+        SettingError: names the setting that differs, or a file that is missing.
+    """
+    seen: set[Path] = set()
+    found: CommonSettings | None = settings
+    while found and found.initial_weights and not found.initial_weights.startswith(_TIMM):
+        path = initial_file(found) if found is settings else Path(found.initial_weights)
+        if path in seen or not path.is_file():
+            return
+        seen.add(path)
+        found = run_beside(path)
+        if found:
+            refuse_other_cut(settings, found, f"the run of {path}")
 
 
 def initial_file(settings: CommonSettings) -> Path:

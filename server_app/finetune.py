@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -35,6 +36,7 @@ def finetune(options: argparse.Namespace) -> None:
     _check(options)
     starts = [open_start(options, weights) for weights in options.weights]
     given = [one for one in starts if one]
+    _refuse_twins([one.label for one in given])
     network = network_of(options, given)
     settings = settings_of(options, network, [one for one in given if isinstance(one, Theta)])
     downstream = (Segmentation if options.task == SEGMENTATION else Classification)(network)
@@ -65,6 +67,15 @@ def _check(options: argparse.Namespace) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(out.parent, os.W_OK):
         raise SettingError(f"{out.parent} cannot be written to: give another --out")
+
+
+def _refuse_twins(labels: Sequence[str]) -> None:
+    """Refuse two starts of one name: their lines could not be told apart."""
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise SettingError(
+            f"two of --weights are named '{twice[0]}': rename the folder of one, so that their "
+            "lines can be told apart"
+        )
 
 
 def _say(console: Console, line: str) -> None:

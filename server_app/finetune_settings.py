@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from datasets.cuts import refuse_other_cut
+from datasets.initial_weights import refuse_seen_start
 from datasets.registry import check_data_settings, data_set
+from datasets.unseen import KEYS, UNSEEN
 from models.errors import SettingError
 from models.networks import check_network_settings
 from models.schema import Value, as_mapping, build, defaults, unknown_key
@@ -40,6 +44,7 @@ _OF_NETWORK = frozenset(
 _OF_DATA = frozenset(
     {"dataset", "silos", "partition", "unseen", "silo-set", "data-dir", "cache-dir"}
 )
+_PARTITION = frozenset({"silos", "partition", "unseen", "silo-set"})
 _OF_TRAINING = frozenset(
     {
         "batch-size",
@@ -63,21 +68,6 @@ _RECIPE: dict[str, Value] = {
     "local-epochs": 1,
 }
 _VALIDATION_FOLDS = 5
-# What alters images, or how many of the training ones validate, but not which ones are tested
-_SAME_TEST = frozenset(
-    {
-        "data-dir",
-        "cache-dir",
-        "val-folds",
-        "val-fold",
-        "use-test",
-        "image-size",
-        "colour-constancy",
-        "pixel-scale",
-        "intensity-profiles",
-        "broken-images",
-    }
-)
 
 
 def network_of(options: argparse.Namespace, given: Sequence[Theta | Given]) -> str:
@@ -127,16 +117,18 @@ def settings_of(
     dataset = options.dataset or first.get("dataset", "")
     if not dataset:
         raise SettingError("no run is named whose data set could be taken: give --dataset")
-    of_data = _OF_DATA | data_set(str(dataset)).settings
+    changes = dict(parse_assignment(text) for text in options.changes)
+    partition = {**first, **changes}.get("partition", "")
+    of_data = _of_data(str(dataset), partition, options.task)
     of_run = of_data if dataset == first.get("dataset") else {"data-dir", "cache-dir"}
     kept = _OF_NETWORK | of_run
     values: dict[str, Value] = {key: value for key, value in first.items() if key in kept}
     values |= _RECIPE | {"dataset": dataset, "network": RUN_NETWORK.get(network, network) or "auto"}
     if values["network"] == "vit":  # all of it is trained, from --weights or from the seed
         values |= {"train-backbone": True, "backbone-weights": "random"}
-    if "val-folds" in of_data and not values.get("val-folds"):
+    cut_by_label = partition == UNSEEN and of_data >= KEYS
+    if "val-folds" in of_data and not values.get("val-folds") and not cut_by_label:
         values["val-folds"] = _VALIDATION_FOLDS
-    changes = dict(parse_assignment(text) for text in options.changes)
     _refuse_idle(changes, of_data)
     values |= changes
     values |= {key: v for key, v in _given(options).items() if v is not None}
@@ -147,30 +139,26 @@ def settings_of(
     check_data_settings(settings)
     check_network_settings(settings)
     for theta in thetas:
-        _refuse_seen(settings, theta, of_data - _SAME_TEST)
+        refuse_other_cut(settings, theta.common, theta.label)
+        refuse_seen_start(replace(settings, initial_weights=theta.common.initial_weights))
     return settings
 
 
-def _refuse_seen(settings: CommonSettings, theta: Theta, keys: frozenset[str]) -> None:
-    """Refuse another cut of the data that a run was trained on: its training images may be tested.
+def _of_data(dataset: str, partition: Value, task: str) -> frozenset[str]:
+    """Return the settings that say something about the data.
 
-    Raises:
-        SettingError: a setting that decides which images are test images is not the run's.
+    Masks lie at the data set's own sites, whatever silos a run has cut its images into.
     """
-    here, there = as_mapping(settings), as_mapping(theta.common)
-    if here["dataset"] != there["dataset"]:
-        return
-    if other := [key for key in sorted(keys) if here[key] != there[key]]:
-        raise SettingError(
-            f"setting '{other[0]}' is {here[other[0]]!r}, and {theta.label} was trained with "
-            f"{there[other[0]]!r}: images that it has trained on might be tested; leave it at the "
-            "run's"
-        )
+    own = data_set(dataset).settings
+    if task == SEGMENTATION and "silos" not in own:
+        return (_OF_DATA | own) - _PARTITION
+    return _OF_DATA | own | (KEYS if partition == UNSEEN else frozenset())
 
 
 def used(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that say something about data, network or training here."""
-    keys = _OF_NETWORK | _OF_TRAINING | _OF_DATA | data_set(settings.dataset).settings
+    of_data = _of_data(settings.dataset, settings.partition, CLASSIFICATION)
+    keys = _OF_NETWORK | _OF_TRAINING | of_data
     return {key: value for key, value in as_mapping(settings).items() if key in keys}
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from datasets.backbones import backbone_digest, load_backbone
+from datasets.cuts import run_beside
 from datasets.initial_weights import load_initial_weights
 from datasets.registry import data_set
 from datasets.storage import load_state
@@ -107,6 +108,8 @@ def open_start(options: argparse.Namespace, weights: str) -> Theta | Given | Non
         return open_theta(path, options)
     if weights.startswith("timm:"):
         return Given(weights, weights)
+    if path.is_file() and path.name == "model.safetensors" and run_beside(path):
+        return open_theta(path.parent, options)  # what a run has trained on is to be known
     if path.is_file():
         return Given(path.name, str(path.resolve()))
     raise SettingError(
