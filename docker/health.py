@@ -1,0 +1,28 @@
+"""Ask Flower's health server in this container whether it serves; the images' HEALTHCHECK."""
+
+from __future__ import annotations
+
+import sys
+
+from checks import HEALTH_ADDRESS
+
+
+def main() -> int:
+    """Return 0 if the SuperLink or SuperNode of this container serves, else 1 and a line."""
+    import grpc  # type: ignore[import-untyped]  # its stubs are another package
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+    with grpc.insecure_channel(HEALTH_ADDRESS) as channel:
+        try:
+            stub = health_pb2_grpc.HealthStub(channel)
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        except grpc.RpcError as error:
+            print(f"{HEALTH_ADDRESS}: {error.code().name.lower()}")
+            return 1
+    state = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status).lower()
+    print(state)
+    return 0 if state == "serving" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

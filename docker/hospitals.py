@@ -1,0 +1,118 @@
+"""Register, revoke and list hospitals; run inside the server's container, which alone may do so.
+
+``register NAME`` reads the hospital's public key from standard input. Flower's own list knows node
+numbers only, so the state volume keeps a file per hospital: its node number and its key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import checks
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def register(folder: Path, name: str, public_key: str) -> str:
+    """Make a hospital's key known to the SuperLink, and return a line that says so.
+
+    Raises:
+        checks.Refused: the name has another key, or Flower refuses the key.
+    """
+    card = folder / f"{name}.json"
+    if not public_key.startswith("ecdsa-sha2-nistp384 "):
+        raise checks.Refused(f"{name}: standard input holds no EC P-384 public key of OpenSSH form")
+    key = " ".join(public_key.split()[:2])
+    if card.exists():
+        if _known(folder, name)["key"] != key:
+            raise checks.Refused(f"{name} is registered with another key: revoke it first")
+        return f"{name} is registered already"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / f"{name}.pub"
+    file.write_text(key + "\n", encoding="ascii")
+    try:
+        node = _flwr("register", str(file), "--name", name)["node-id"]
+    finally:
+        file.unlink()
+    draft = folder / f"{name}.draft"
+    draft.write_text(json.dumps({"node": str(node), "key": key}), encoding="ascii")
+    draft.rename(card)
+    return f"{name} is registered as node {node}"
+
+
+def revoke(folder: Path, name: str) -> str:
+    """Shut a hospital out for good and return a line that says so.
+
+    Raises:
+        checks.Refused: no hospital of that name is registered, or Flower refuses.
+    """
+    node = _known(folder, name)["node"]
+    _flwr("unregister", node)
+    (folder / f"{name}.json").unlink()
+    return f"{name} is revoked, node {node}"
+
+
+def listing(folder: Path) -> str:
+    """Return a line for each registered hospital: its name, node number and state."""
+    said = _flwr("list")
+    states = {node["node-id"]: node["status"] for node in said["nodes"]}
+    nodes = {card.stem: _known(folder, card.stem)["node"] for card in folder.glob("*.json")}
+    lines = (f"{name} {nodes[name]} {states.get(nodes[name], 'unknown')}" for name in sorted(nodes))
+    return "\n".join(lines)
+
+
+def _known(folder: Path, name: str) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads((folder / f"{name}.json").read_text(encoding="ascii"))
+    except FileNotFoundError as error:
+        raise checks.Refused(f"{name} is not registered") from error
+    return found
+
+
+def _flwr(*arguments: str) -> dict[str, Any]:
+    """Return what a ``flwr supernode`` command answers in JSON."""
+    command = ["flwr", "supernode", *arguments, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        said: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        said = {"error-message": (done.stdout + done.stderr)[-300:]}
+    if not said.get("success"):
+        told = " ".join(str(said.get("error-message", said)).split())
+        raise checks.Refused(f"flwr supernode {arguments[0]}: {told}")
+    return said
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; 2 and a line on standard error if it is refused."""
+    parser = argparse.ArgumentParser(prog="hospitals.py", description=__doc__)
+    parser.add_argument("action", choices=["register", "revoke", "list"])
+    parser.add_argument("name", nargs="?", default="")
+    parser.add_argument("--state-dir", type=Path, default=Path("/state"))
+    given = parser.parse_args(arguments)
+    folder = given.state_dir / "hospitals"
+    try:
+        if given.action == "list":
+            print(listing(folder))
+            return 0
+        if not _NAME.fullmatch(given.name):
+            raise checks.Refused(f"'{given.name}' is no hospital's name")
+        if given.action == "register":
+            print(register(folder, given.name, sys.stdin.read()))
+        else:
+            print(revoke(folder, given.name))
+    except checks.Refused as error:
+        print(f"hospitals: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Entry point of a hospital's image: check what was mounted, then become ``flower-supernode``.
+
+The site's name, the server's address and the device come from the environment (``FEDSILO_SITE``,
+``FEDSILO_SERVER``, ``FEDSILO_DEVICE``), secrets only from files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import checks
+
+_OPENSSH_KEY = "BEGIN OPENSSH PRIVATE KEY"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+
+
+def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+    """Return the command that starts the SuperNode.
+
+    Raises:
+        checks.Refused: a name, a secret or a folder is not as it must be.
+    """
+    site = _worded(environment, "FEDSILO_SITE", "", _NAME, "this hospital's name")
+    server = _worded(environment, "FEDSILO_SERVER", "server:9092", _ADDRESS, "host:port")
+    device = _worded(environment, "FEDSILO_DEVICE", "auto", _DEVICE, "auto, cpu or cuda")
+    key = checks.secret(given.secrets / "node.key", _OPENSSH_KEY, private=True)
+    node = {
+        "site": site,
+        "data-dir": checks.data_folder(given.data_dir),
+        "state-dir": checks.writable_folder(given.state_dir, "state directory"),
+        "cache-dir": checks.writable_folder(given.cache_dir, "cache directory"),
+        "device": device,
+    }
+    if checks.site_file(given.site_file):
+        node["site-file"] = given.site_file
+    return [
+        "flower-supernode",
+        *("--superlink", server),
+        *("--root-certificates", str(checks.certificate(given.secrets / "ca.crt"))),
+        *("--auth-supernode-private-key", str(key)),
+        *("--node-config", " ".join(f'{name}="{value}"' for name, value in node.items())),
+        *("--health-server-address", checks.HEALTH_ADDRESS),
+    ]
+
+
+def _worded(
+    environment: Mapping[str, str], key: str, default: str, form: re.Pattern[str], what: str
+) -> str:
+    value = environment.get(key, "") or default
+    if not value:
+        raise checks.Refused(f"{key} is not set: give {what}")
+    if not form.fullmatch(value):
+        raise checks.Refused(f"{key} is '{value}': give {what}")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start the hospital's node, or print its command with ``--print``."""
+    parser = argparse.ArgumentParser(prog="start_hospital.py", description=__doc__)
+    parser.add_argument("--secrets", type=Path, default=Path("/run/secrets"))
+    parser.add_argument("--data-dir", type=Path, default=Path("/data"))
+    parser.add_argument("--state-dir", type=Path, default=Path("/state"))
+    parser.add_argument("--cache-dir", type=Path, default=Path("/cache"))
+    parser.add_argument("--site-file", type=Path, default=Path("/etc/fedsilo/site.yaml"))
+    parser.add_argument("--print", action="store_true", help="print the command, start nothing")
+    given = parser.parse_args(arguments)
+    return checks.start("hospital", lambda: supernode_command(given, os.environ), given.print)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

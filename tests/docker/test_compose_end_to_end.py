@@ -1,0 +1,340 @@
+"""One server and six hospitals in containers, from an empty engine to a summary and back.
+
+Takes minutes and an engine: run it by ``make test-docker``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("FEDSILO_DOCKER") != "1",
+    reason="builds images and needs an engine: make test-docker",
+)
+
+SITES = ["s1a", "s1b", "s2a", "s2b", "s3a", "s3b"]
+BASE = "fedsilo-base:bookworm"
+HOSPITALS = [f"hospital-{number}" for number in range(1, 7)]
+CONFIG = (
+    'method="uefl" dataset="digits" silos=6 min-sites=6 rounds=2 silo-train-size=40 '
+    "silo-test-size=10 local-epochs=1 batch-size=16 width=4 mc-passes=3 seed=7 codes=4 "
+    "iteration-rounds=1 extension-rounds=1 gamma=0.0 centroid-min-count=1 reply-timeout=600.0 "
+    "stop-when-certain=false"
+)
+# The last hospital's disk is small, so that a test can fill it
+SMALL_DISK = """
+volumes:
+  state-6:
+    driver_opts: {type: tmpfs, device: tmpfs, o: "size=16m,uid=10001,gid=10001,mode=700"}
+"""
+KINDS = ("container", "network", "volume")
+_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A running federation: the compose command that reaches it, and its settings."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    folder: Path
+    docker: Path
+    project: str
+
+    def compose(self, *words: str, check: bool = True) -> Done:
+        return call(*self.command, *words, environment=self.environment, check=check)
+
+    def register(self, *words: str) -> Done:
+        given = self.environment | {"COMPOSE": " ".join(self.command)}
+        return call("bash", str(self.docker / "register.sh"), *words, environment=given)
+
+    def inside(self, service: str, *words: str, check: bool = False) -> Done:
+        return call("docker", "exec", self.number(service), *words, check=check)
+
+    def number(self, service: str) -> str:
+        """Return a container's number; docker's own client is light enough to ask often."""
+        labels = {"project": self.project, "service": service}
+        pairs = (f"label=com.docker.compose.{key}={value}" for key, value in labels.items())
+        words = (word for pair in pairs for word in ("--filter", pair))
+        return call("docker", "ps", "-aq", *words).stdout.strip()
+
+    def container(self, service: str) -> dict[str, Any]:
+        found: list[dict[str, Any]]
+        found = json.loads(call("docker", "inspect", self.number(service)).stdout)
+        return found[0]
+
+    def submit(self, name: str, more: str = "") -> str:
+        """Start a run and return its number."""
+        said = self.inside(
+            "server",
+            *("flwr", "run", "/app", "federation", "--format", "json"),
+            *("--run-config", f'{CONFIG} run-name="{name}" {more}'),
+            check=True,
+        )
+        return str(json.loads(said.stdout)["run-id"])
+
+    def state_of(self, run: str) -> tuple[str, str]:
+        said = self.inside("server", "flwr", "list", "--format", "json", check=True)
+        (found,) = (row for row in json.loads(said.stdout)["runs"] if row["run-id"] == run)
+        return found["status"], found["status-details"]
+
+    def wait_for(self, run: str, limit: float = 1800) -> tuple[str, str]:
+        end = time.monotonic() + limit
+        while (state := self.state_of(run))[0].split(":")[0] != "finished":
+            assert time.monotonic() < end, f"run {run} is {state} after {limit:g} s"
+            time.sleep(5)
+        return state
+
+    def summary(self, name: str) -> dict[str, Any]:
+        text = self.inside("server", "cat", f"/state/runs/{name}/summary.json", check=True).stdout
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def call(*words: str, environment: dict[str, str] | None = None, check: bool = True) -> Done:
+    given = os.environ | (environment or {})
+    done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, f"{' '.join(words)}: {done.stdout}{done.stderr}"
+    return done
+
+
+def compose_command() -> tuple[str, ...]:
+    if shutil.which("docker-compose"):
+        return ("docker-compose",)
+    return ("docker", "compose")
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Return the variables of a federation whose hospitals hold the silos of digits."""
+    given = {"FEDSILO_SECRETS": str(folder / "secrets"), "FEDSILO_TAG": "test"}
+    for number, site in enumerate(SITES, start=1):
+        given |= {f"SITE_{number}": site, f"DATA_{number}": str(folder / "data" / site)}
+    if "BASE" not in os.environ:
+        given |= {"BASE": BASE, "BUILD_NETWORK": "host"}
+    return given
+
+
+def prepare(folder: Path, docker_folder: Path) -> None:
+    """Make the base image, where none is given, the secrets, and a folder of data per hospital."""
+    if "BASE" not in os.environ and not call("docker", "images", "-q", BASE).stdout:
+        call("bash", str(docker_folder / "offline-base.sh"), BASE)
+    names = [word for site in SITES for word in ("--hospital", site)]
+    out = ("--out", str(folder / "secrets"), "--host", "server", "--owner", "10001")
+    call("bash", str(docker_folder / "make-secrets.sh"), *out, *names)
+    for site in SITES:
+        (folder / "data" / site).mkdir(parents=True)
+        (folder / "data" / site / f"{site}.txt").write_text("digits needs no files\n")
+    folder.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def federation(
+    tmp_path_factory: pytest.TempPathFactory, docker_folder: Path
+) -> Iterator[Federation]:
+    """Build, bring up and register; bring down again, volumes included."""
+    if call("docker", "info", check=False).returncode:
+        pytest.fail("no engine answers: docker/start-engine.sh starts one")
+    folder = tmp_path_factory.mktemp("federation")
+    project = f"fedsilo-test-{os.getpid()}"
+    (folder / "small.yaml").write_text(SMALL_DISK)
+    files = ("-f", str(docker_folder / "compose.cpu.yaml"), "-f", str(folder / "small.yaml"))
+    command = (*compose_command(), "-p", project, *files)
+    made = Federation(command, settings(folder), folder, docker_folder, project)
+    prepare(folder, docker_folder)
+    try:
+        timed("build", lambda: made.compose("build", "server", "hospital-1"))
+        timed("server up", lambda: made.compose("up", "-d", "--no-build", "server"))
+        timed("server healthy", lambda: wait_for_health(made, ["server"]))
+        timed("register", lambda: made.register("--secrets", str(folder / "secrets")))
+        timed("hospitals up", lambda: made.compose("up", "-d", "--no-build"))
+        timed("hospitals healthy", lambda: wait_for_health(made, ["server", *HOSPITALS]))
+        yield made
+    finally:
+        timed("down", lambda: made.compose("down", "--volumes", "--timeout", "20", check=False))
+        shutil.rmtree(folder)
+    left = [call("docker", kind, "ls", "-q", "--filter", f"name={project}") for kind in KINDS]
+    assert [done.stdout for done in left] == ["", "", ""], "something was left behind"
+
+
+def timed(what: str, action: Any) -> None:
+    began = time.monotonic()
+    action()
+    print(f"{what}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+
+
+def wait_for_health(made: Federation, services: list[str], limit: float = 600) -> None:
+    end = time.monotonic() + limit
+    for service in services:
+        while (state := made.container(service)["State"])["Health"]["Status"] != "healthy":
+            if time.monotonic() > end:
+                pytest.fail(f"{service}: {state}\n{made.compose('logs', '--tail=40').stdout}")
+            time.sleep(5)
+
+
+def test_uefl_runs_to_its_summary(federation: Federation) -> None:
+    began = time.monotonic()
+    run = federation.submit("whole")
+    status, details = federation.wait_for(run)
+    assert status == "finished:completed", details
+    print(f"run: {time.monotonic() - began:.1f} s", file=sys.stderr)
+    summary = federation.summary("whole")
+    assert (summary["method"], summary["dataset"], summary["rounds"]) == ("uefl", "digits", 2)
+    assert sorted(summary["sites"]) == SITES
+    assert all(0 <= found["accuracy"] <= 1 for found in summary["sites"].values())
+
+
+@pytest.mark.parametrize("service", ["server", "hospital-6"])
+def test_a_container_is_not_root_and_its_root_is_read_only(
+    service: str, federation: Federation
+) -> None:
+    assert federation.inside(service, "id", "-u").stdout.strip() == "10001"
+    for place in ("/", "/opt/venv", "/opt/fedsilo", "/etc"):
+        done = federation.inside(service, "touch", f"{place}/written")
+        assert "Read-only file system" in done.stderr, place
+    found = federation.container(service)
+    assert found["HostConfig"]["ReadonlyRootfs"] is True
+    assert found["HostConfig"]["CapDrop"] == ["ALL"]
+    assert found["HostConfig"]["PortBindings"] in (None, {})
+
+
+def test_no_compiler_and_no_secret_but_its_own_is_in_a_container(federation: Federation) -> None:
+    for tool in ("gcc", "cc", "g++", "make"):
+        assert federation.inside("hospital-1", "sh", "-c", f"command -v {tool}").stdout == ""
+    files = federation.inside("hospital-1", "ls", "/run/secrets").stdout.split()
+    assert files == ["ca.crt", "node.key"]
+    variables = federation.inside("hospital-1", "env").stdout
+    assert "PRIVATE" not in variables
+
+
+def test_a_hospital_sees_its_own_data_and_cannot_change_them(federation: Federation) -> None:
+    assert federation.inside("hospital-2", "ls", "/data").stdout.split() == ["s1b.txt"]
+    done = federation.inside("hospital-2", "rm", "/data/s1b.txt")
+    assert "Read-only file system" in done.stderr
+    assert (federation.folder / "data" / "s1b" / "s1b.txt").exists()
+
+
+_REACH = """
+import socket, sys
+host, port = sys.argv[1:]
+try:
+    socket.create_connection((host, int(port)), timeout=5).close()
+    print("open")
+except OSError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_hospital_reaches_the_servers_fleet_api_and_nothing_else(federation: Federation) -> None:
+    def reach(host: str, port: int) -> str:
+        words = ("python", "-c", _REACH, host, str(port))
+        return federation.inside("hospital-1", *words).stdout.strip()
+
+    assert reach("server", 9092) == "open"
+    assert reach("server", 8000).startswith("ConnectionRefusedError"), "the Control API"
+    assert reach("hospital-2", 9094).startswith("gaierror"), "no other hospital has a name"
+    networks = federation.container("hospital-2")["NetworkSettings"]["Networks"]
+    (other,) = (found["IPAddress"] for found in networks.values())
+    assert "open" not in reach(other, 9094)
+    assert "unreachable" in reach("1.1.1.1", 443), "and no way leads out"
+
+
+def test_no_layer_holds_a_secret(federation: Federation) -> None:
+    names = {file.name for file in (federation.folder / "secrets").iterdir()}
+    for image in ("fedsilo-server:test", "fedsilo-hospital:test"):
+        history = call("docker", "history", "--no-trunc", image).stdout
+        assert "PRIVATE KEY" not in history
+        for layer in layers(image):
+            assert [path for path in files_of(layer) if suspicious(path, names)] == []
+
+
+def layers(image: str) -> list[Path]:
+    """Return the folders of an image's layers; needs root and overlay2."""
+    (found,) = json.loads(call("docker", "image", "inspect", image).stdout)
+    data = found["GraphDriver"]["Data"]
+    if os.geteuid() != 0 or "UpperDir" not in data:
+        pytest.skip("looking into layers needs root and the storage driver overlay2")
+    return [Path(part) for key in ("LowerDir", "UpperDir") for part in data.get(key, "").split(":")]
+
+
+def files_of(layer: Path) -> Iterator[Path]:
+    for folder, _, files in os.walk(layer):
+        yield from (Path(folder) / file for file in files)
+
+
+def suspicious(path: Path, names: set[str]) -> bool:
+    """Say whether a file is named as a secret, or holds a private key and not just the words."""
+    if path.is_symlink() or path.stat().st_size > 1_000_000:
+        return False
+    return path.name in names or bool(_KEY.search(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("image", "words", "said"),
+    [
+        ("hospital", (), "hospital: FEDSILO_SITE is not set: give this hospital's name"),
+        ("hospital", ("-e", "FEDSILO_SITE=a"), "hospital: secret /run/secrets/node.key is missing"),
+        ("server", (), "server: secret /run/secrets/ca.crt is missing"),
+    ],
+)
+def test_a_container_that_lacks_something_says_so_and_ends(
+    image: str, words: tuple[str, ...], said: str, federation: Federation
+) -> None:
+    done = call("docker", "run", "--rm", *words, f"fedsilo-{image}:test", check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_goes_on_after_a_hospitals_network_was_cut(federation: Federation) -> None:
+    found = federation.container("hospital-3")
+    (network,) = found["NetworkSettings"]["Networks"]
+    run = federation.submit("cut")
+    time.sleep(15)
+    call("docker", "network", "disconnect", network, found["Id"])
+    time.sleep(60)
+    assert federation.state_of(run)[0] == "running"
+    call("docker", "network", "connect", network, found["Id"])
+    status, details = federation.wait_for(run)
+    assert status == "finished:completed", details
+    assert federation.summary("cut")["sites"] == federation.summary("whole")["sites"]
+
+
+def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
+    federation: Federation,
+) -> None:
+    fill = "dd if=/dev/zero of=/state/fill bs=64k 2>/dev/null; test -e /state/fill"
+    federation.inside("hospital-6", "sh", "-c", fill, check=True)
+    status, details = federation.wait_for(federation.submit("full"))
+    assert status == "finished:failed"
+    assert "s3b" in details
+    assert "No space left on device" in details
+    federation.inside("hospital-6", "rm", "/state/fill", check=True)
+    status, details = federation.wait_for(federation.submit("full", "resume=true"))
+    assert status == "finished:completed", details
+    assert federation.summary("full")["sites"] == federation.summary("whole")["sites"]
+
+
+def test_a_revoked_hospital_is_shut_out(federation: Federation) -> None:
+    assert "s3b is revoked" in federation.register("--revoke", "s3b").stdout
+    federation.compose("restart", "-t", "5", "hospital-6")
+    end = time.monotonic() + 120
+    while "could not establish" not in federation.compose("logs", "hospital-6").stdout:
+        assert time.monotonic() < end, "a revoked hospital is still let in"
+        time.sleep(3)
+    assert "s3b" not in federation.register("--list").stdout
+    status, details = federation.wait_for(federation.submit("without", "join-timeout=5.0"))
+    assert status == "finished:failed"
+    assert "5 SuperNodes are connected" in details
