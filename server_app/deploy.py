@@ -131,12 +131,21 @@ def run(options: argparse.Namespace) -> None:
     _tell(console, command)
     subprocess.run(command, env=deployment.environment(SERVER), check=False)
     directory = deployment.runs / name
+    # The stream may break while the run goes on
+    while not (directory / "summary.json").is_file() and _busy(deployment):
+        time.sleep(3.0)
     if not (directory / "summary.json").is_file():
         raise DeploymentError(
             f"the run left no summary in {directory}: 'fedsilo deploy logs server' says why; after "
             f"mending it: fedsilo deploy run {options.experiment} --name {name} --set resume=true"
         )
     console.print(f"run directory: {directory}", highlight=False, soft_wrap=True)
+
+
+def _busy(deployment: Deployment) -> bool:
+    """Tell whether the server has a run that has not ended."""
+    runs = _flwr(deployment, "list", FEDERATION)["runs"]
+    return any(not str(run["status"]).startswith("finished") for run in runs)
 
 
 def online(deployment: Deployment) -> list[str]:
