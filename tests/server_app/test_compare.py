@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
@@ -21,8 +22,17 @@ SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what is missing in this process: another one takes seconds to import everything."""
-    monkeypatch.setattr(Job, "run", lambda job: run_inline(job.settings, job.sites, draw=False))
+    """Run what is missing in this process: another one takes seconds to import everything.
+
+    One after another: Flower keeps a process's run id in one place.
+    """
+    alone = Lock()
+
+    def run(job: Job) -> None:
+        with alone:
+            run_inline(job.settings, job.sites, draw=False)
+
+    monkeypatch.setattr(Job, "run", run)
 
 
 def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
