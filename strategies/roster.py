@@ -112,6 +112,24 @@ class Roster:
         return pooled_figures([found for found in sums.values() if found is not None])
 
 
+def refuse_shared_data(facts: Mapping[str, SiteFacts]) -> None:
+    """Refuse two sites that train on the very same samples, which would count them twice.
+
+    Raises:
+        SiteError: the fingerprints of two training splits that are not empty agree.
+    """
+    owner: dict[str, str] = {}
+    for site, said in sorted(facts.items()):
+        if not said.sizes()["train"]:
+            continue
+        first = owner.setdefault(said.fingerprints.get("train", site), site)
+        if first != site:
+            raise SiteError(
+                f"sites {first} and {site} hold the same training samples: one of them was given "
+                "the other's data directory or volume, or its 'site' is not its own"
+            )
+
+
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
     """Return the connected nodes, waiting up to ``join-timeout`` for ``min-sites`` of them.
 
@@ -141,7 +159,8 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
     """Ask every connected node who it is; there cannot be more of them than ``silos``.
 
     Raises:
-        SiteError: fewer than ``min-sites`` (all) can take part, or two nodes claim one site.
+        SiteError: fewer than ``min-sites`` (all) can take part, two nodes claim one site, or two
+            sites train on the same samples.
     """
     nodes = wait_for_nodes(grid, settings, silos)
     facts: dict[str, SiteFacts] = {}
@@ -163,6 +182,7 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
             f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts)} of {len(nodes)} "
             f"can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
         )
+    refuse_shared_data(facts)
     facts, found = dict(sorted(facts.items())), dict(sorted(found.items()))
     return Roster(facts, found, traffic, tuple(refused), frozenset(nodes))
 
@@ -205,6 +225,7 @@ def _why_not(said: SiteFacts, roster: Roster, joined: Roster) -> str | None:
         return "it comes back with other data: start a new run"
     try:
         joined.task()
+        refuse_shared_data(joined.facts)
     except SiteError as error:
         return str(error)
     return None

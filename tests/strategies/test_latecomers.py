@@ -39,7 +39,7 @@ def _hello(message: Message, context: Context) -> Message:
         "input-shape": [1, int(config.get("side", 16)), 16],
         "classes": 2,
         "label-counts": json.dumps({"train": [20, 16], "test": [3, 2]}),
-        "fingerprints": json.dumps({"train": str(config.get("data", "ab"))}),
+        "fingerprints": json.dumps({"train": str(config.get("data", config["site"]))}),
         "homeless": False,
         "features": json.dumps([]),
         "dropped": 0,
@@ -174,6 +174,14 @@ def test_a_site_that_comes_back_on_another_node_takes_its_place() -> None:
     assert after.nodes == {"s1a": 1003, "s2a": 1002}
     assert after.facts == roster.facts
     assert grid.asked == [1003]
+
+
+def test_a_latecomer_with_the_data_of_another_site_is_refused() -> None:
+    grid, roster = met({"site": "s1a"}, {"site": "s2a", "data": "s1a"}, at_first=1)
+    grid.connected = [1001, 1002]
+    after, (reason,) = meet_latecomers(grid, roster)
+    assert reason.startswith("s2a: sites s1a and s2a hold the same training samples")
+    assert after.sites() == ["s1a"]
 
 
 def test_a_site_that_comes_back_with_other_data_is_refused() -> None:

@@ -42,7 +42,7 @@ def _hello(message: Message, context: Context) -> Message:
         "input-shape": [1, int(config.get("side", 16)), 16],
         "classes": int(config.get("classes", 10)),
         "label-counts": json.dumps(counts(int(config.get("classes", 10)))),
-        "fingerprints": json.dumps({"train": "ab"}),
+        "fingerprints": json.dumps({"train": str(config.get("data", config["site"]))}),
         "homeless": bool(config.get("homeless", False)),
         "features": json.dumps([]),
         "dropped": 0,
@@ -84,7 +84,7 @@ def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) 
 @pytest.mark.parametrize("homeless", [True, False])
 def test_the_facts_of_a_site_arrive_as_they_were_said(homeless: bool) -> None:
     facts = meet_sites(grid_of({"site": "s1a", "homeless": homeless}), COMMON).facts["s1a"]
-    given = (counts(10), {"train": "ab"}, homeless)
+    given = (counts(10), {"train": "s1a"}, homeless)
     assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, *given, floor=10)
     assert (facts.features, facts.sums, facts.dropped, facts.schema) == ((), None, 0, "")
     assert facts.sizes() == {"train": 36, "test": 5}
@@ -93,6 +93,15 @@ def test_the_facts_of_a_site_arrive_as_they_were_said(homeless: bool) -> None:
 def test_two_nodes_that_claim_one_site_stop_the_run() -> None:
     with pytest.raises(SiteError, match="two SuperNodes say that they are site 's1a'"):
         meet_sites(grid_of({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}), COMMON)
+
+
+def test_two_sites_with_the_same_training_samples_stop_the_run() -> None:
+    sites = {"site": "s1a", "data": "x"}, {"site": "s2a"}, {"site": "s3a", "data": "x"}
+    with pytest.raises(SiteError, match="sites s1a and s3a hold the same training samples: one of"):
+        meet_sites(grid_of(*sites), COMMON)
+    empty = json.dumps({"label-counts": json.dumps({"train": [0] * 10, "test": [3] * 10})})
+    nothing = ({**site, "says": empty} for site in sites)
+    assert meet_sites(grid_of(*nothing), COMMON).sites() == ["s1a", "s2a", "s3a"]
 
 
 def test_more_nodes_than_silos_stop_the_run() -> None:
