@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -70,6 +72,40 @@ def matching_key(path: Path, certificate_path: Path) -> Path:
     if key.public_key() != load_pem_x509_certificate(certificate_path.read_bytes()).public_key():
         raise Refused(f"secret {path} is not the key of {certificate_path}: mount the pair")
     return path
+
+
+def handshake(address: str, authority: Path) -> None:
+    """Refuse a server whose certificate does not hold: Flower itself would try again for ever.
+
+    A server that does not answer yet is Flower's to wait for.
+
+    Args:
+        address: of the Fleet API, host:port.
+        authority: the certificate that must have signed the server's.
+
+    Raises:
+        Refused: it ended, it is another host's or another authority's, or no TLS is spoken there.
+    """
+    host, port = address.rsplit(":", 1)
+    host = host.strip("[]")
+    context = ssl.create_default_context(cafile=str(authority))
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+    except ssl.SSLCertVerificationError as error:
+        told = f"server {address} is not to be trusted with {authority}: {error.verify_message}"
+        raise Refused(f"{told}; ask the server's keeper, send nothing") from error
+    except ssl.SSLEOFError:
+        return  # it is ending, or a proxy waits for it
+    except ssl.SSLError as error:
+        told = f"server {address} does not speak TLS ({error.reason})"
+        raise Refused(f"{told}: is this the port of its Fleet API?") from error
+    except OSError as error:
+        print(f"server {address} does not answer yet ({error}): waiting", file=sys.stderr)
 
 
 def writable_folder(path: Path, what: str) -> Path:

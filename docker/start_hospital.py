@@ -25,7 +25,7 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     """Return the command that starts the SuperNode.
 
     Raises:
-        checks.Refused: a name, a secret or a folder is not as it must be.
+        checks.Refused: a name, a secret, a folder or the server is not as it must be.
     """
     site = _worded(environment, "FEDSILO_SITE", "", _NAME, "this hospital's name")
     server = _worded(environment, "FEDSILO_SERVER", "server:9092", _ADDRESS, "host:port")
@@ -40,10 +40,13 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     }
     if checks.site_file(given.site_file):
         node["site-file"] = given.site_file
+    authority = checks.certificate(given.secrets / "ca.crt")
+    if not given.print:
+        checks.handshake(server, authority)
     return [
         "flower-supernode",
         *("--superlink", server),
-        *("--root-certificates", str(checks.certificate(given.secrets / "ca.crt"))),
+        *("--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key)),
         *("--node-config", " ".join(f'{name}="{value}"' for name, value in node.items())),
         *("--health-server-address", checks.HEALTH_ADDRESS),

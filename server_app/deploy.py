@@ -198,6 +198,7 @@ def _silos(options: argparse.Namespace) -> list[str]:
 
 def _make_secrets(deployment: Deployment, console: Console) -> None:
     if deployment.secrets.is_dir():
+        _refuse_open_keys(deployment.secrets)
         return
     command = [
         *("bash", str(app_folder() / _SECRETS), "--out", str(deployment.secrets)),
@@ -209,6 +210,16 @@ def _make_secrets(deployment: Deployment, console: Console) -> None:
     if done.returncode:
         raise DeploymentError(f"no secrets were made: {_last_line(done.stderr or done.stdout)}")
     console.print(done.stdout.strip(), highlight=False, soft_wrap=True)
+
+
+def _refuse_open_keys(secrets: Path) -> None:
+    """Refuse to start with a private key that others on this machine may read."""
+    for path in sorted(secrets.glob("*.key")):
+        if (mode := path.stat().st_mode & 0o777) & 0o077:
+            raise DeploymentError(
+                f"{path} has mode {mode:o}, others may read it: chmod 600 it, and make a new key "
+                "if somebody may have"
+            )
 
 
 def _start(deployment: Deployment, member: str, console: Console) -> Deployment:

@@ -1,28 +1,36 @@
-"""A deployment for a module's tests; they take minutes and run by `make test-deploy` alone."""
+"""A deployment for a module's tests; all but the smallest take minutes: ``make test-deploy``."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from models.schema import Value
 from server_app.cli import main
 from server_app.deployment import Deployment, read_deployment
+from server_app.run_directory import RunDirectory
 
-SITES = 6
+Deployed = Callable[[Mapping[str, Value], str], tuple[int, RunDirectory]]
+_FOLDER_NAMES = 300  # bytes
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Bring a server and its sites up, and down again."""
-    if os.environ.get("FEDSILO_DEPLOY") != "1":
+def deployment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    """Bring a server and its sites up, as many as the module's ``SITES`` says, and down again."""
+    always = getattr(request.module, "ALWAYS", False)
+    if os.environ.get("FEDSILO_DEPLOY") != "1" and not always:
         pytest.skip("takes minutes: make test-deploy")
     folder = tmp_path_factory.mktemp("deployment")
+    sites = str(request.module.SITES)
     consent = ["--node-config", "allow-embeddings=true"]
     try:
-        assert main(["deploy", "up", "--sites", str(SITES), "--dir", str(folder), *consent]) == 0
+        assert main(["deploy", "up", "--sites", sites, "--dir", str(folder), *consent]) == 0
         yield read_deployment(folder)
     finally:
         assert main(["deploy", "down", "--dir", str(folder)]) == 0
@@ -37,6 +45,35 @@ def folder(deployment: Deployment) -> Path:
 
 
 @pytest.fixture
-def sites(deployment: Deployment) -> int:
-    """Return how many sites there are."""
-    return len(deployment.sites)
+def deployed(folder: Path) -> Deployed:
+    """Return a function that runs settings on the deployment: its exit code, its run."""
+
+    def run(values: Mapping[str, Value], name: str) -> tuple[int, RunDirectory]:
+        config = folder / f"{name}-asked.toml"
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        config.write_text("".join(lines))
+        told = ("--config", str(config), "--name", name, "--dir", str(folder))
+        code = main(["deploy", "run", "fedavg-digits", *told])
+        return code, RunDirectory(read_deployment(folder).runs / name)
+
+    return run
+
+
+@pytest.fixture
+def same() -> Callable[[RunDirectory, RunDirectory], None]:
+    """Return a function that holds a deployed run against the simulated one, to the last bit."""
+
+    def hold(ours: RunDirectory, theirs: RunDirectory) -> None:
+        for name in ("metrics.csv", "model.safetensors"):
+            found, expected = (run.path / name for run in (ours, theirs))
+            assert found.is_file() == expected.is_file()
+            if found.is_file():
+                assert found.read_bytes() == expected.read_bytes()
+        one, other = (run.read_json("summary.json") for run in (ours, theirs))
+        for key in ("sites", "distributions", "mean", "rounds"):
+            assert one[key] == other[key]
+        messages = len((ours.path / "traffic.csv").read_text().splitlines()) - 1
+        for way in ("up", "down"):  # a message names folders, which differ here
+            assert abs(one["bytes"][way] - other["bytes"][way]) < _FOLDER_NAMES * messages
+
+    return hold

@@ -16,6 +16,7 @@ from server_app.deploy import online
 from server_app.deployment import SERVER, read_deployment
 from server_app.processes import app_folder, end_trees, free_ports, tool
 
+SITES = 2
 _LIMIT = 60.0  # seconds until a refusal is in a log
 _PLAIN = ("--insecure",)
 

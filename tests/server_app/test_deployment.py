@@ -115,6 +115,18 @@ def test_bad_input_starts_nothing_and_leaves_nothing(
     assert not (folder / "deployment.json").exists()
 
 
+def test_a_key_that_others_may_read_starts_nothing(
+    planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    planned.secrets.mkdir()
+    (planned.secrets / "north.key").write_text("key")
+    (planned.secrets / "north.key").chmod(0o640)
+    assert main(["deploy", "up", "--dir", str(planned.folder)]) == 1
+    assert "north.key has mode 640, others may read it: chmod 600" in capsys.readouterr().err
+    assert read_deployment(planned.folder).started == {}
+
+
 def test_logs_of_an_unknown_member_name_the_known(
     planned: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,238 @@
+"""Members that are killed, halted, misnamed or full: the run goes on, or stops and resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from models.schema import Value
+from server_app.cli import main
+from server_app.deployment import SERVER, Deployment, read_deployment
+from server_app.processes import app_folder, end_trees, runs
+from server_app.run_directory import RunDirectory
+
+SITES = 3
+HALT = 60.0  # seconds
+_LIMIT = 600.0
+Tiny = Callable[..., dict[str, Value]]
+InlineRun = Callable[..., RunDirectory]
+Begin = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def values(tiny: Tiny) -> dict[str, Value]:
+    """Training alone: what a site has learned is in its private state and nowhere else."""
+    return tiny("local", silos=SITES, reply_timeout=60.0)
+
+
+@pytest.fixture
+def begin(folder: Path) -> Iterator[Begin]:
+    """Return a function that starts ``fedsilo deploy run``; what still runs is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(values: Mapping[str, Value], name: str, *more: str) -> subprocess.Popen[str]:
+        config = folder / f"{name}-asked.toml"
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        config.write_text("".join(lines))
+        command = [sys.executable, "-m", "server_app.cli", "deploy", "run", "local-digits"]
+        command += ["--config", str(config), "--name", name, "--dir", str(folder), *more]
+        process = subprocess.Popen(
+            command,
+            cwd=app_folder(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    end_trees([psutil.Process(process.pid) for process in started if process.poll() is None])
+    for process in started:
+        process.wait()
+
+
+def _await_training(deployment: Deployment, site: str, times: int, since: int) -> None:
+    """Wait until a site has been asked to train so often since its log had so many characters."""
+    limit = time.monotonic() + _LIMIT
+    while deployment.log(site).read_text()[since:].count("Receiving: train") < times:
+        assert time.monotonic() < limit, deployment.log(site).read_text()[since:]
+        time.sleep(0.1)
+
+
+def _kill(deployment: Deployment, member: str) -> None:
+    """Kill a member's process and all that it started, as a power cut would."""
+    process = deployment.process(member)
+    assert process
+    tree = [process, *process.children(recursive=True)]
+    for one in tree:
+        one.kill()
+    while any(runs(one) for one in tree):
+        time.sleep(0.05)
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    printed, _ = process.communicate(timeout=_LIMIT)
+    return process.returncode, printed
+
+
+def _same(deployment: Deployment, name: str, simulated: RunDirectory) -> None:
+    """Hold a deployed run against the simulation, which nothing disturbed."""
+    found = RunDirectory(deployment.runs / name)
+    assert found.read_json("summary.json")["sites"] == simulated.read_json("summary.json")["sites"]
+    assert (found.path / "metrics.csv").read_bytes() == (
+        simulated.path / "metrics.csv"
+    ).read_bytes()
+
+
+def test_a_killed_hospital_stops_the_run_by_name_and_comes_back_to_it(
+    folder: Path, begin: Begin, values: dict[str, Value], inline_run: InlineRun
+) -> None:
+    deployment = read_deployment(folder)
+    site = deployment.sites[0]
+    since = len(deployment.log(site).read_text())
+    process = begin(values, "killed")
+    _await_training(deployment, site, 2, since)
+    _kill(deployment, site)
+    code, printed = _ended(process)
+    assert code == 1, printed
+    assert f"site {site}, round 2" in printed
+    assert "no answer in time" in printed
+    assert "--name killed --set resume=true" in printed
+    assert not (deployment.runs / "killed" / "summary.json").exists()
+    assert main(["deploy", "up", "--dir", str(folder)]) == 0
+    code, printed = _ended(begin(values, "killed", "--set", "resume=true"))
+    assert code == 0, printed
+    _same(deployment, "killed", inline_run(values, SITES))
+
+
+def test_a_run_goes_on_without_a_killed_hospital_if_enough_answer(
+    folder: Path, begin: Begin, values: dict[str, Value]
+) -> None:
+    deployment = read_deployment(folder)
+    gone, *stay = deployment.sites
+    since = len(deployment.log(gone).read_text())
+    process = begin(values | {"min-sites": SITES - 1}, "without")
+    _await_training(deployment, gone, 1, since)
+    _kill(deployment, gone)
+    code, printed = _ended(process)
+    assert code == 0, printed
+    assert f"going on without site {gone}: no answer in time" in printed
+    assert sorted(RunDirectory(deployment.runs / "without").read_json("summary.json")["sites"]) == (
+        stay
+    )
+
+
+def test_a_killed_server_comes_back_with_its_database_and_the_run_resumes(
+    folder: Path, begin: Begin, values: dict[str, Value], inline_run: InlineRun
+) -> None:
+    deployment = read_deployment(folder)
+    site = deployment.sites[0]
+    since = len(deployment.log(site).read_text())
+    process = begin(values, "headless")
+    _await_training(deployment, site, 2, since)
+    _kill(deployment, SERVER)
+    code, printed = _ended(process)
+    assert code == 1, printed
+    before = read_deployment(folder)
+    assert all(before.process(member) for member in before.sites), "hospitals wait for the server"
+    assert main(["deploy", "up", "--dir", str(folder)]) == 0
+    after = read_deployment(folder)
+    assert after.nodes == before.nodes, "nobody is registered anew"
+    assert all(after.started[name] == before.started[name] for name in after.sites)
+    code, printed = _ended(begin(values, "headless", "--set", "resume=true"))
+    assert code == 0, printed
+    _same(deployment, "headless", inline_run(values, SITES))
+
+
+def test_a_hospital_that_stands_still_for_a_minute_is_waited_for(
+    folder: Path, begin: Begin, values: dict[str, Value], inline_run: InlineRun
+) -> None:
+    deployment = read_deployment(folder)
+    site = deployment.sites[1]
+    since = len(deployment.log(site).read_text())
+    patient = values | {"reply-timeout": 600.0}
+    process = begin(patient, "halted")
+    _await_training(deployment, site, 1, since)
+    node = deployment.process(site)
+    assert node
+    tree = [node, *node.children(recursive=True)]
+    for one in tree:
+        one.suspend()
+    time.sleep(HALT)
+    assert process.poll() is None
+    for one in tree:
+        one.resume()
+    code, printed = _ended(process)
+    assert code == 0, printed
+    _same(deployment, "halted", inline_run(patient, SITES))
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    """Lay a small empty disk over a folder, without a file in the way of its removal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only who may mount can lay a small disk over a folder")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", 0) as file, suppress(OSError):
+        while True:
+            file.write(b"\0" * 65536)
+
+
+def test_a_full_disk_at_a_hospital_is_named_and_the_run_resumes(
+    folder: Path, begin: Begin, values: dict[str, Value], inline_run: InlineRun
+) -> None:
+    deployment = read_deployment(folder)
+    site = deployment.sites[-1]
+    state = Path(str(deployment.node_config[site]["state-dir"]))
+    with _small_disk(state):
+        filling = state / "filling"
+        _fill(filling)
+        code, printed = _ended(begin(values, "full"))
+        assert code == 1, printed
+        assert "No space left on device" in printed
+        assert f"site {site}" in printed
+        filling.unlink()
+        assert [path for path in state.rglob("*") if path.is_file()] == [], "nothing half-written"
+        code, printed = _ended(begin(values, "full", "--set", "resume=true"))
+        assert code == 0, printed
+    _same(deployment, "full", inline_run(values, SITES))
+
+
+def test_two_hospitals_with_one_name_are_refused(
+    folder: Path, begin: Begin, values: dict[str, Value]
+) -> None:
+    deployment = read_deployment(folder)
+    first, second, *_ = deployment.sites
+    _kill(deployment, second)
+    configs = {**deployment.node_config, second: deployment.node_config[first]}
+    wrong = Deployment(
+        deployment.folder, deployment.ports, configs, deployment.started, deployment.nodes
+    )
+    try:
+        wrong.write()
+        assert main(["deploy", "up", "--dir", str(folder)]) == 0
+        code, printed = _ended(begin(values, "twice"))
+        assert code == 1
+        assert f"two SuperNodes say that they are site '{first}'" in printed
+    finally:
+        now = read_deployment(folder)
+        _kill(now, second)
+        Deployment(now.folder, now.ports, deployment.node_config, now.started, now.nodes).write()

@@ -1,0 +1,30 @@
+"""The smallest deployment, in every run of the suite: one server, two hospitals, one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from models.schema import Value
+from server_app.cli import main
+from server_app.deployment import Deployment
+from server_app.run_directory import RunDirectory
+
+ALWAYS, SITES = True, 2
+
+
+def test_processes_with_tls_and_keys_find_what_the_simulation_finds(
+    deployment: Deployment,
+    deployed: Callable[..., tuple[int, RunDirectory]],
+    tiny: Callable[..., dict[str, Value]],
+    inline_run: Callable[..., RunDirectory],
+    same: Callable[[RunDirectory, RunDirectory], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = tiny("fedavg", silos=SITES, rounds=1)
+    code, found = deployed(values, "small")
+    assert code == 0
+    same(found, inline_run(values, SITES))
+    assert main(["deploy", "status", "--dir", str(deployment.folder)]) == 0
+    assert capsys.readouterr().out.count("online") >= SITES
