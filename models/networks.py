@@ -9,6 +9,7 @@ compares methods.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
@@ -325,12 +326,18 @@ def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def _few(names: AbstractSet[str]) -> str:
+    """Name three of the names and count the others."""
+    first = sorted(names)[:3]
+    return f"{first} and {len(names) - 3} more" if len(names) > 3 else f"{first}"
+
+
 def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
     """Copy ``arrays`` into ``module``; the names must be those of ``exchanged_arrays``."""
     wanted = exchanged_arrays(module)
     if arrays.keys() != wanted.keys():
-        missing = sorted(wanted.keys() - arrays.keys())
-        surplus = sorted(arrays.keys() - wanted.keys())
+        missing = _few(wanted.keys() - arrays.keys())
+        surplus = _few(arrays.keys() - wanted.keys())
         raise SettingError(f"weights do not fit the network: missing {missing}, surplus {surplus}")
     for name, target in wanted.items():
         if arrays[name].shape != target.shape:

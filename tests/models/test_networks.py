@@ -253,3 +253,14 @@ def test_auto_is_evidential_for_a_vit_alone(loss: str, network: str, evidential:
     assert (found is not None) is evidential
     if found is not None:
         assert (found.kind, found.prior.tolist()) == ("relu", [1.0] * 10)
+
+
+def test_weights_that_do_not_fit_name_a_few_arrays() -> None:
+    wanted = {f"layers.{place}": torch.zeros(1) for place in range(5)}
+    network = nn.Module()
+    for name, value in wanted.items():
+        network.register_buffer(name.replace(".", "_"), value)
+    with pytest.raises(SettingError) as told:
+        load_exchanged(network, {"other": torch.zeros(1)})
+    first = "['layers_0', 'layers_1', 'layers_2'] and 2 more"
+    assert str(told.value).endswith(f"missing {first}, surplus ['other']")
