@@ -24,6 +24,7 @@ lint: setup  ## ruff and mypy, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy docker  # scripts of the images, no package
 
 format: setup  ## put the code into ruff's form
 	$(BIN)/ruff check --fix .
