@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from models.bundles import bundle, unbundle
 from models.contract import CONFIG
 from models.errors import FedsiloError
 from models.versions import refuse_other_versions
@@ -46,6 +47,17 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
+    """Answer; what a real site sends is bundled last, when all that leaves has been looked at."""
+    reply = _logged(message, context, answer)
+    if reply.has_content() and reply.content.array_records:
+        from client_app.site import is_simulated
+
+        if not is_simulated(context):
+            reply.content = bundle(reply.content)
+    return reply
+
+
+def _logged(message: Message, context: Context, answer: Answer) -> Message:
     """Answer, and where the hospital has a site file, under it and with a line in its log."""
     if "site-file" not in context.node_config:
         return _attempt(message, context, answer)[0]
@@ -70,6 +82,7 @@ def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Messag
     from client_app.audit import ANSWERED, FAILED, REFUSED, RefusedError
 
     try:
+        message.content = unbundle(message.content)
         return Message(answer(message, context), reply_to=message), ANSWERED
     except Exception as error:  # the boundary: a site's failure must reach the server as a reply
         reason = _reason(error)

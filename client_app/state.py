@@ -107,7 +107,7 @@ class SiteState:
 _FREE = frozenset(
     {
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
-        *("min-sites", "sums-min-count", "reply-timeout", "join-timeout"),
+        *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every"),
     }
 )

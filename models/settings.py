@@ -205,6 +205,9 @@ class CommonSettings:
     run_name: str = setting("", "name of the run directory; empty: made from method and time")
     resume: bool = setting(False, "go on from the newest whole checkpoint of run-name")
     reply_timeout: float = setting(3600.0, "seconds to wait for the replies of a phase", above=0.0)
+    away_timeout: float = setting(
+        300.0, "seconds that a site may be disconnected before its reply is given up", minimum=0.0
+    )
     join_timeout: float = setting(60.0, "seconds to wait for sites to connect", minimum=0.0)
 
 

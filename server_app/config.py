@@ -45,6 +45,7 @@ _CIRCUMSTANCES = (
     "resume",
     "min-sites",
     "reply-timeout",
+    "away-timeout",
     "join-timeout",
 )
 

@@ -262,7 +262,8 @@ class FederatedStrategy(Account, Strategy):
             for hook in self.hooks:
                 hook.reply_came(round_, self._phase, names[node])
 
-        replies = exchange(grid, sent, timeout, arrived)
+        real = {self.roster.nodes[s] for s, f in self.roster.facts.items() if not f.homeless}
+        replies = exchange(grid, sent, timeout, arrived, real, self.common.away_timeout)
         self._errors = {
             names[node]: reply.error.reason or f"error {reply.error.code}"
             for node, reply in replies.items()

@@ -16,6 +16,7 @@ from client_app.app import app
 from client_app.audit import RefusedError, grouped, names_in
 from client_app.registry import METHODS, method_class
 from client_app.site_file import SiteFile, audit_log, matches, read_site_file
+from models.bundles import unbundle
 from models.contract import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
 from models.errors import SiteError
 from models.schema import key_of
@@ -112,16 +113,16 @@ def test_each_message_has_one_line_with_its_records_and_bytes(
 ) -> None:
     node = hospital()
     asked = [hello(), message(TRAIN, weights), message(EVALUATE, weights, round=2)]
-    replies = [app(one, node) for one in asked]
-    assert [sorted(reply.content) for reply in replies] == [[CONFIG], [ARRAYS, METRICS], [METRICS]]
+    replies = [unbundle(app(one, node).content) for one in asked]
+    assert [sorted(reply) for reply in replies] == [[CONFIG], [ARRAYS, METRICS], [METRICS]]
     found = log_of(node)
     assert [line["kind"] for line in found] == [HELLO, TRAIN, EVALUATE]
     assert [line["round"] for line in found] == [0, 1, 2]
     for line, one, reply in zip(found, asked, replies, strict=True):
         assert (line["site"], line["outcome"], line["why"]) == ("s1a", "answered", "")
         assert line["bytes-in"] == record_bytes(one.content)
-        assert line["bytes-out"] == record_bytes(reply.content)
-        assert line["records"] == grouped(names_in(reply.content))
+        assert line["bytes-out"] == record_bytes(reply)
+        assert line["records"] == grouped(names_in(reply))
     head = sum(name.startswith("head.") for name in weights)
     sent = {"arrays/encoder.*": len(weights) - head, "arrays/head.*": head}
     assert {k: n for k, n in found[1]["records"].items() if k.startswith("arrays")} == sent

@@ -104,3 +104,48 @@ def test_a_message_that_flower_could_not_push_is_not_waited_for(
     replies = exchange(grid, asks([1001, 1002]), 1.0)
     assert replies[1002] is None
     assert time.monotonic() - began < 0.5
+
+
+class Leaving:
+    """A grid whose node 1002 is away for some looks; what is pulled of it then is lost."""
+
+    def __init__(self, inner: Any, looks: int) -> None:
+        self.inner, self.looks = inner, looks
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return list(self.inner.push_messages(messages))
+
+    def get_node_ids(self) -> list[int]:
+        self.looks -= 1
+        return [1001] if self.looks >= 0 else [1001, 1002]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = list(self.inner.pull_messages(message_ids))
+        if self.looks >= 0:
+            asked = next(m for m in self.inner.sent if m.metadata.dst_node_id == 1002)
+            lost = Message(Error(5, "Node Unavailable"), reply_to=asked)
+            replies = [lost if r.metadata.src_node_id == 1002 else r for r in replies]
+        return replies
+
+
+def test_a_node_that_is_away_for_a_while_is_waited_for(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    grid = Leaving(spy_grid(fake_app()), looks=4)
+    reply = exchange(grid, asks([1001, 1002]), 10)[1002]
+    assert reply is not None
+    assert reply.has_content()
+    assert grid.looks < 0
+
+
+def test_a_node_that_stays_away_is_given_up_before_the_replies_are_due(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    began = time.monotonic()
+    grid = Leaving(spy_grid(fake_app()), looks=10**6)
+    replies = exchange(grid, asks([1001, 1002]), 60, away_timeout=0.3)
+    assert 0.3 <= time.monotonic() - began < 30
+    assert replies[1001] is not None
+    assert replies[1001].has_content()
+    assert replies[1002] is not None
+    assert "Node Unavailable" in replies[1002].error.reason
