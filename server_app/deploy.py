@@ -50,16 +50,16 @@ def up(options: argparse.Namespace) -> None:
         FedsiloError: what is asked for contradicts the deployment, or a member does not start.
     """
     console, folder = make_console(), options.dir.expanduser().resolve()
-    deployment = read_deployment(folder) if is_deployment(folder) else _made(folder, options)
-    if options.sites and options.sites != len(deployment.sites):
-        raise SettingError(
-            f"--sites is {options.sites}, and the deployment in {folder} has "
-            f"{len(deployment.sites)}: leave it out, or choose another --dir"
-        )
+    known = is_deployment(folder)
+    deployment = read_deployment(folder) if known else _made(folder, options)
+    if known:
+        _refuse_changes(deployment, options)
     _make_secrets(deployment, console)
     deployment.write_connection()
     for member in deployment.members:
         if not deployment.process(member):
+            if member != SERVER:
+                _wait_until_left(deployment, member, console)
             deployment = _start(deployment, member, console)
         if member == SERVER:
             _wait(deployment, lambda now: [] if _healthy(now) else [SERVER])
@@ -97,87 +97,86 @@ def logs(options: argparse.Namespace) -> None:
 def down(options: argparse.Namespace) -> None:
     """End all processes of a deployment; its folder stays, and 'up' goes on with it."""
     deployment = read_deployment(options.dir.expanduser().resolve())
-    processes = [p for member in deployment.members if (p := deployment.process(member))]
-    end_trees(processes)
-    print(f"{len(processes)} processes ended; {deployment.folder} stays")
-
-
-def run(options: argparse.Namespace) -> None:
-    """Run an experiment on the deployment and wait for its end.
-
-    Raises:
-        DeploymentError: a member is down, or the run left no summary.
-    """
-    deployment = read_deployment(options.dir.expanduser().resolve())
-    options.out, options.supernodes = deployment.runs, None
-    settings, _ = planned(options.experiment, options, **_named(options))
-    gone = [member for member in deployment.members if not deployment.process(member)]
-    away = [site for site in deployment.sites if site not in online(deployment)] if not gone else []
-    if gone or away:
-        raise DeploymentError(
-            f"{', '.join(gone or away)} of {deployment.folder} {'down' if gone else 'offline'}: "
-            "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs' says why"
-        )
-    import tomli_w
-
-    name = settings.common.run_name
-    config = deployment.home(SERVER) / f"{name}.toml"
-    config.write_text(tomli_w.dumps(dict(settings.as_mapping())), encoding="utf-8")
-    command = [
-        *(tool("flwr"), "run", str(app_folder()), FEDERATION),
-        *("--run-config", str(config), "--stream"),
-    ]
-    console = make_console()
-    _tell(console, command)
-    subprocess.run(command, env=deployment.environment(SERVER), check=False)
-    directory = deployment.runs / name
-    # The stream may break while the run goes on
-    while not (directory / "summary.json").is_file() and _busy(deployment):
-        time.sleep(3.0)
-    if not (directory / "summary.json").is_file():
-        raise DeploymentError(
-            f"the run left no summary in {directory}: 'fedsilo deploy logs server' says why; after "
-            f"mending it: fedsilo deploy run {options.experiment} --name {name} --set resume=true"
-        )
-    console.print(f"run directory: {directory}", highlight=False, soft_wrap=True)
-
-
-def _busy(deployment: Deployment) -> bool:
-    """Tell whether the server has a run that has not ended."""
-    runs = _flwr(deployment, "list", FEDERATION)["runs"]
-    return any(not str(run["status"]).startswith("finished") for run in runs)
+    running = deployment.running()
+    for members in (deployment.sites, [SERVER]):  # a site says goodbye while the server listens
+        end_trees([p for member in members if (p := deployment.process(member))])
+    print(f"{len(running)} processes ended; {deployment.folder} stays")
 
 
 def online(deployment: Deployment) -> list[str]:
     """Return the sites that the server sees."""
-    nodes = _flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
     there = {str(node["node-id"]) for node in nodes if node["status"] == "online"}
     return [site for site in deployment.sites if deployment.nodes.get(site) in there]
 
 
 def _offline(deployment: Deployment) -> list[str]:
+    """Return the sites that the server does not see, or sees for a process that has ended."""
     seen = online(deployment)
-    return [site for site in deployment.sites if site not in seen]
+    return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
 
 
-def _named(options: argparse.Namespace) -> dict[str, Value]:
-    given = {"seed": options.seed, "run-name": options.name}
-    return {key: value for key, value in given.items() if value is not None}
+def _wait_until_left(deployment: Deployment, site: str, console: Console) -> None:
+    """Wait until the server has noticed that a killed process is gone: it lets in only one."""
+    limit = time.monotonic() + _START_LIMIT
+    if site in online(deployment):
+        told = f"{site} ended without a word: waiting until the server misses it (a minute at most)"
+        console.print(told, highlight=False, soft_wrap=True)
+    while site in online(deployment) and time.monotonic() < limit:
+        time.sleep(1.0)
+
+
+def _refuse_changes(deployment: Deployment, options: argparse.Namespace) -> None:
+    """Refuse options that a deployment does not have: it was made with its own.
+
+    Raises:
+        SettingError: names the first that differs.
+    """
+    first = deployment.node_config[deployment.sites[0]]
+    asked: dict[str, tuple[Value, Value]] = {
+        f"--node-config {key}": (value, first.get(key, "")) for key, value in _own(options).items()
+    }
+    if options.sites:
+        asked["--sites"] = options.sites, len(deployment.sites)
+    if options.site:
+        asked["--site"] = ", ".join(sorted(options.site)), ", ".join(deployment.sites)
+    for what, (wanted, there) in asked.items():
+        if wanted != there:
+            raise SettingError(
+                f"{what} is {wanted}, and the deployment in {deployment.folder} has "
+                f"{there or 'none'}: leave it out, or choose another --dir"
+            )
+
+
+def _own(options: argparse.Namespace) -> dict[str, Value]:
+    """Return what the options say of every site's node config."""
+    own: dict[str, Value] = {}
+    if options.device:
+        own["device"] = options.device
+    if options.data_dir:
+        own["data-dir"] = str(options.data_dir.expanduser().resolve())
+    return own | dict(parse_assignment(text) for text in options.node_config)
 
 
 def _made(folder: Path, options: argparse.Namespace) -> Deployment:
     """Return a new deployment of the sites asked for, with ports that are free now."""
-    own: dict[str, Value] = {"device": options.device}
-    if options.data_dir:
-        own["data-dir"] = str(options.data_dir.expanduser().resolve())
-    if cache := os.environ.get("FEDSILO_CACHE"):
-        own["cache-dir"] = cache
-    own |= dict(parse_assignment(text) for text in options.node_config)
+    app = app_folder()
+    if folder.is_relative_to(app) and folder != app / "deployment":
+        raise SettingError(
+            f"--dir {folder} lies in fedsilo's checkout, which goes to every site with a run: "
+            f"choose a folder outside, or {app / 'deployment'}"
+        )
+    own: dict[str, Value] = {"device": "cpu"}
+    for key, variable in (("data-dir", "FEDSILO_DATA"), ("cache-dir", "FEDSILO_CACHE")):
+        if given := os.environ.get(variable):
+            own[key] = str(Path(given).expanduser().resolve())
     sites = list(options.site) or _silos(options)
-    folder.mkdir(parents=True, exist_ok=True)
-    made = plan(folder, sites, free_ports(2 + len(sites)), own)
+    made = plan(folder, sites, free_ports(2 + len(sites)), own | _own(options))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in made.members:
-        (made.home(member) / "flwr").mkdir(parents=True, mode=0o700, exist_ok=True)
+        home = made.home(member)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)  # the database holds all that passes
+        (home / "flwr").mkdir(mode=0o700, exist_ok=True)
     made.write()
     return made
 
@@ -205,7 +204,7 @@ def _make_secrets(deployment: Deployment, console: Console) -> None:
         *("--host", "localhost"),
         *(part for site in deployment.sites for part in ("--hospital", site)),
     ]
-    _tell(console, command)
+    tell(console, command)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise DeploymentError(f"no secrets were made: {_last_line(done.stderr or done.stdout)}")
@@ -225,7 +224,7 @@ def _refuse_open_keys(secrets: Path) -> None:
 def _start(deployment: Deployment, member: str, console: Console) -> Deployment:
     """Start a member's process; it outlives this command."""
     command = deployment.command(member)
-    _tell(console, command)
+    tell(console, command)
     with deployment.log(member).open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -244,12 +243,20 @@ def _registered(deployment: Deployment, console: Console) -> Deployment:
     for site in deployment.sites:
         if site not in deployment.nodes:
             command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
-            said = _flwr(deployment, *command, "--name", site, say=console)
+            try:
+                said = flwr(deployment, *command, "--name", site, say=console)
+            except DeploymentError as error:
+                raise DeploymentError(
+                    f"{site} was not registered: {error}; if its key is in use, an earlier "
+                    f"registration was cut short: remove {site}.key and {site}.pub from "
+                    f"{deployment.secrets}, make others by {_SECRETS} --out {deployment.secrets} "
+                    f"--add-hospital {site}, and repeat 'fedsilo deploy up'"
+                ) from None
             deployment = deployment.with_node(site, str(said["node-id"]))
     return deployment
 
 
-def _flwr(deployment: Deployment, *arguments: str, say: Console | None = None) -> dict[str, Any]:
+def flwr(deployment: Deployment, *arguments: str, say: Console | None = None) -> dict[str, Any]:
     """Return what a ``flwr`` command answers in JSON.
 
     Raises:
@@ -257,7 +264,7 @@ def _flwr(deployment: Deployment, *arguments: str, say: Console | None = None) -
     """
     command = [tool("flwr"), *arguments, "--format", "json"]
     if say:
-        _tell(say, command)
+        tell(say, command)
     done = subprocess.run(
         command,
         env=deployment.environment(SERVER),
@@ -281,7 +288,14 @@ def _healthy(deployment: Deployment) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2, context=context):
             return True
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, OSError) as error:
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise DeploymentError(
+                f"the server's certificate does not hold: {reason.verify_message}; renew it by "
+                f"{_SECRETS} --out {deployment.secrets} --renew-server, then 'fedsilo deploy down' "
+                "and 'up'"
+            ) from None
         return False
 
 
@@ -303,7 +317,8 @@ def _wait(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]
         time.sleep(0.3)
 
 
-def _tell(console: Console, command: Sequence[str]) -> None:
+def tell(console: Console, command: Sequence[str]) -> None:
+    """Print a command as one could type it."""
     console.print(f"$ {shlex.join(command)}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -21,7 +21,7 @@ def add_deploy(commands: Commands, add_run_options: Callable[..., None]) -> None
     up.add_argument("--sites", type=int, help="how many silos the experiment is cut into")
     up.add_argument("--site", action="append", default=[], help="a site by name, instead")
     up.add_argument("--data-dir", type=Path, help="where the sites' data lie")
-    up.add_argument("--device", default="cpu", help="of all sites (default %(default)s)")
+    up.add_argument("--device", help="of all sites (default cpu)")
     up.add_argument("--file", type=Path, help="simulation.yaml to read")
     up.add_argument(
         "--node-config",
@@ -52,7 +52,8 @@ def _action(actions: Commands, name: str, told: str) -> argparse.ArgumentParser:
 
 
 def _handle(options: argparse.Namespace) -> None:
-    from server_app import deploy
+    from server_app import deploy, deploy_run
 
-    handler: Callable[[argparse.Namespace], None] = getattr(deploy, options.action)
+    module = deploy_run if options.action == "run" else deploy
+    handler: Callable[[argparse.Namespace], None] = getattr(module, options.action)
     handler(options)

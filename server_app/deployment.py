@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,8 @@ from server_app.run_directory import git_revision
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
 _FILE = "deployment.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
 class DeploymentError(FedsiloError):
@@ -191,8 +194,17 @@ def plan(
         own: what every SuperNode is told beside its name and its state's folder.
 
     Raises:
-        SettingError: two sites have one name, or there is none.
+        SettingError: two sites have one name, there is none, one cannot be a name, or ``own``
+            says what is each site's alone.
     """
+    for site in sites:
+        if not _NAME.fullmatch(site) or site in _TAKEN:
+            raise SettingError(
+                f"site '{site}' cannot be a name: letters, digits, '.', '_' and '-', the first a "
+                f"letter or digit, and not {', '.join(sorted(_TAKEN))}"
+            )
+    if alone := sorted({"site", "state-dir"} & own.keys()):
+        raise SettingError(f"node config '{alone[0]}' is each site's own: leave it out")
     twice = sorted({site for site in sites if list(sites).count(site) > 1})
     if twice or not sites:
         raise SettingError(

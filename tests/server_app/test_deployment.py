@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 
 from models.errors import SettingError
 from server_app.cli import main
+from server_app.deploy_run import _again
 from server_app.deployment import (
     SERVER,
     Deployment,
@@ -22,7 +24,7 @@ from server_app.deployment import (
     plan,
     read_deployment,
 )
-from server_app.processes import end_trees, free_ports, process_of, runs
+from server_app.processes import app_folder, end_trees, free_ports, process_of, runs
 
 
 @pytest.fixture
@@ -100,6 +102,9 @@ def test_a_damaged_file_is_told(content: str, tmp_path: Path) -> None:
     [
         (["up", "picsr-heart", "--sites", "3"], "means nothing to data set 'heart'"),
         (["up", "--site", "a", "--site", "a"], "site 'a' is named twice"),
+        (["up", "--site", "a", "--site", "http"], "site 'http' cannot be a name"),
+        (["up", "--site", "../elsewhere"], "site '../elsewhere' cannot be a name"),
+        (["up", "--node-config", "site=x"], "node config 'site' is each site's own"),
         (["up", "--node-config", "allow-folds"], "write key=value"),
         (["status"], "there is no deployment"),
         (["down"], "there is no deployment"),
@@ -113,6 +118,58 @@ def test_bad_input_starts_nothing_and_leaves_nothing(
     assert main(["deploy", *arguments, "--dir", str(folder)]) == 1
     assert told in capsys.readouterr().err
     assert not (folder / "deployment.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--sites", "3"], "--sites is 3, and the deployment in"),
+        (["--site", "east"], "--site is east, and the deployment in"),
+        (["--device", "cuda"], "--node-config device is cuda, and the deployment in"),
+        (["--node-config", 'site-file="/x.yaml"'], "--node-config site-file is /x.yaml, and"),
+    ],
+)
+def test_what_a_deployment_was_not_made_with_is_refused(
+    asked: list[str], told: str, planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    assert main(["deploy", "up", *asked, "--dir", str(planned.folder)]) == 1
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert read_deployment(planned.folder) == planned
+
+
+def test_a_folder_in_the_checkout_would_go_to_every_site(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = app_folder() / "elsewhere"
+    assert main(["deploy", "up", "--site", "a", "--dir", str(folder)]) == 1
+    assert "lies in fedsilo's checkout" in " ".join(capsys.readouterr().err.split())
+    assert not folder.exists()
+
+
+def test_a_run_directory_that_exists_starts_nothing(
+    planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    (planned.runs / "again").mkdir(parents=True)
+    told = ("--name", "again", "--dir", str(planned.folder))
+    assert main(["deploy", "run", "local-digits", *told]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "exists: choose another 'run-name'" in said
+
+
+def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
+    options = Namespace(
+        experiment="uefl-digits",
+        dir=Path("here"),
+        config=None,
+        seed=3,
+        changes=["silos=6", "resume=true"],
+    )
+    assert _again(options, "x") == (
+        "fedsilo deploy run uefl-digits --dir here --seed 3 --set silos=6 --name x "
+        "--set resume=true"
+    )
 
 
 def test_a_key_that_others_may_read_starts_nothing(
