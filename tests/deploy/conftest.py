@@ -28,13 +28,21 @@ def deployment(
         pytest.skip("takes minutes: make test-deploy")
     folder = tmp_path_factory.mktemp("deployment")
     sites = str(request.module.SITES)
-    consent = ["--node-config", "allow-embeddings=true"]
+    told = {"allow-embeddings": True} | getattr(request.module, "NODE_CONFIG", {})
+    if rules := getattr(request.module, "SITE_FILE", ""):
+        told["site-file"] = str(folder / "site.yaml")
+        (folder / "site.yaml").write_text(rules)
+    own = [part for key, value in told.items() for part in ("--node-config", _toml(key, value))]
     try:
-        assert main(["deploy", "up", "--sites", sites, "--dir", str(folder), *consent]) == 0
+        assert main(["deploy", "up", "--sites", sites, "--dir", str(folder), *own]) == 0
         yield read_deployment(folder)
     finally:
         assert main(["deploy", "down", "--dir", str(folder)]) == 0
         assert read_deployment(folder).running() == []
+
+
+def _toml(key: str, value: Value) -> str:
+    return f"{key}={json.dumps(value)}"
 
 
 @pytest.fixture

@@ -1,0 +1,68 @@
+"""What hospitals allow, as processes: asked for more, they say no, and both sides' logs say why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.schema import Value
+from server_app.deployment import read_deployment
+from server_app.run_directory import RunDirectory
+
+SITES = 2
+SITE_FILE = """
+methods: [fedavg]
+datasets: [digits, mnist]
+records: ["config/*", "metrics/*", "arrays/*"]
+"""
+NODE_CONFIG: dict[str, Value] = {"data-dir": "/there/is/no/such/folder"}
+Tiny = Callable[..., dict[str, Value]]
+Deployed = Callable[..., tuple[int, RunDirectory]]
+
+
+def _audit(folder: Path, site: str) -> list[dict[str, Any]]:
+    log = folder / "sites" / site / "state" / f"{site}-audit.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_each_message_of_an_allowed_run_is_in_each_hospitals_own_log(
+    folder: Path, deployed: Deployed, tiny: Tiny
+) -> None:
+    values = tiny("fedavg", silos=SITES, rounds=1)
+    code, _ = deployed(values, "allowed")
+    assert code == 0
+    for site in read_deployment(folder).sites:
+        lines = _audit(folder, site)
+        assert [line["outcome"] for line in lines] == ["answered"] * 3
+        assert [line["kind"] for line in lines] == ["query.hello", "train", "evaluate"]
+        assert lines[1]["records"]["metrics/num-examples"] == 1
+        assert lines[1]["bytes-out"] > 1000
+
+
+def test_a_method_that_no_hospital_allows_is_refused_and_both_sides_say_so(
+    folder: Path, deployed: Deployed, tiny: Tiny, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, directory = deployed(tiny("uefl", silos=SITES), "forbidden")
+    assert code == 1
+    assert not (directory.path / "summary.json").exists()
+    said = " ".join(capfd.readouterr().out.split())
+    for site in read_deployment(folder).sites:
+        last = _audit(folder, site)[-1]
+        assert (last["method"], last["outcome"], last["records"]) == ("uefl", "refused", {})
+        assert "method 'uefl'" in last["why"]
+        assert last["why"] in " ".join(read_deployment(folder).log(site).read_text().split())
+        assert last["why"] in said
+
+
+def test_a_data_directory_that_is_not_there_is_named_at_both_sides(
+    folder: Path, deployed: Deployed, tiny: Tiny, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = deployed(tiny("fedavg", silos=SITES, dataset="mnist"), "without-data")
+    assert code == 1
+    assert "/there/is/no/such/folder" in " ".join(capfd.readouterr().out.split())
+    for site in read_deployment(folder).sites:
+        assert "/there/is/no/such/folder" in _audit(folder, site)[-1]["why"]
