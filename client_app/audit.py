@@ -15,6 +15,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from models.bundles import record_bytes
 from models.contract import CONFIG
 from models.errors import SiteError
 from models.schema import Value, defaults
@@ -53,8 +54,8 @@ def entry(
         "outcome": outcome,
         "why": why[:_LONGEST_REASON],
         "records": grouped(names_in(left)),
-        "bytes-in": content_bytes(message.content) if message.has_content() else 0,
-        "bytes-out": content_bytes(left) + len(why.encode()),
+        "bytes-in": record_bytes(message.content) if message.has_content() else 0,
+        "bytes-out": record_bytes(left) + len(why.encode()),
     }
 
 
@@ -109,17 +110,6 @@ def grouped(names: Iterable[str]) -> dict[str, int]:
         group = f"{record}/{key[: min(ends) + 1]}*" if ends else name
         found[group] = found.get(group, 0) + 1
     return found
-
-
-def content_bytes(content: RecordDict) -> int:
-    """Return what ``content`` weighs, counted as the server's traffic.csv counts it."""
-    weights = 0
-    for record in content.values():
-        if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text
-            weights += sum(len(key) + len(str(value)) for key, value in record.items())
-        else:
-            weights += record.count_bytes()
-    return weights
 
 
 def _open(path: Path) -> int:

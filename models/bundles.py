@@ -10,7 +10,7 @@ and is opened before anything looks at it; a simulation's messages stay as they 
 from __future__ import annotations
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -67,3 +67,14 @@ def _opened(name: str, array: Array) -> ArrayRecord:
         told = " ".join(str(error).split())
         raise SiteError(f"record '{name}' cannot be opened: {told}; was it altered?") from None
     return ArrayRecord({key: Array(found[key]) for key in sorted(found)})
+
+
+def record_bytes(content: RecordDict) -> int:
+    """Return what ``content`` weighs on the wire, without the envelope."""
+    weights = 0
+    for record in content.values():
+        if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text
+            weights += sum(len(key) + len(str(value)) for key, value in record.items())
+        else:
+            weights += record.count_bytes()
+    return weights

@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from models.bundles import record_bytes
 from models.contract import (
     ARRAYS,
     CONFIG,
@@ -45,7 +46,6 @@ from strategies.state import (
     RoundState,
     SiteReply,
     from_record,
-    record_bytes,
     to_record,
 )
 from strategies.validation import needed_metrics, refusal, refuse_too_few

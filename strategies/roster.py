@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from models.bundles import record_bytes
 from models.contract import CONFIG, HELLO, SiteFacts
 from models.errors import SiteError
 from models.networks import Task
@@ -19,7 +20,6 @@ from models.settings import CommonSettings
 from models.standardisation import Figures, Sums, pooled_figures
 from models.versions import own_versions
 from strategies.exchange import exchange
-from strategies.state import record_bytes
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
 _TAKEN = (

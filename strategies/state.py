@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import nn
 
 from datasets.backbones import load_backbone
@@ -112,14 +112,3 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
     """Unpack arrays."""
     return {name: array.numpy() for name, array in record.items()}
-
-
-def record_bytes(content: RecordDict) -> int:
-    """Return what ``content`` weighs on the wire, without the envelope."""
-    weights = 0
-    for record in content.values():
-        if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text
-            weights += sum(len(key) + len(str(value)) for key, value in record.items())
-        else:
-            weights += record.count_bytes()
-    return weights

@@ -22,14 +22,14 @@ from client_app.audit import (
     RefusedError,
     append_line,
     check_log,
-    content_bytes,
     entry,
     grouped,
     names_in,
 )
 from client_app.site_file import matches
+from models.bundles import record_bytes
 from models.contract import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
-from strategies.state import record_bytes, to_record
+from strategies.state import to_record
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]
@@ -95,14 +95,6 @@ def test_what_a_server_names_cannot_flood_the_log(context: Node, message: Make) 
     asked.content.config_records[CONFIG]["round"] = "9" * 10_000
     reply = Message(Error(2, "w" * 10_000), reply_to=asked)
     assert len(json.dumps(entry("north", asked, node, reply, FAILED))) < 2500
-
-
-def test_bytes_are_counted_as_the_servers_traffic_counts_them(message: Make) -> None:
-    for asked in (message(TRAIN), message(TRAIN, {"w": np.zeros((3, 5))})):
-        assert content_bytes(asked.content) == record_bytes(asked.content)
-        reply = answer_of(asked).content
-        assert content_bytes(reply) == record_bytes(reply)
-    assert content_bytes(RecordDict({CONFIG: ConfigRecord({"site": "", "n": 12})})) == 4 + 1 + 2
 
 
 def test_groups_end_at_the_first_mark_of_a_key() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.bundles import BUNDLE, Bundles, bundle, unbundle
+from models.bundles import BUNDLE, Bundles, bundle, record_bytes, unbundle
 from models.errors import SiteError
 
 KINDS = ["bool", "uint8", "int64", "float16", "float32", "float64"]
@@ -76,3 +76,10 @@ def test_what_is_no_array_of_bytes_is_refused() -> None:
 def test_arrays_of_objects_are_left_alone() -> None:
     sent = bundle(content_of(arrays={"a": np.array(["x"]), "b": np.ones(3)}))
     assert list(sent.array_records["arrays"]) == ["a", "b"]
+
+
+def test_words_weigh_their_letters_and_arrays_their_bytes() -> None:
+    words = RecordDict({"config": ConfigRecord({"site": "", "n": 12})})
+    assert record_bytes(words) == 4 + 1 + 2
+    heavier = record_bytes(content_of(arrays={"w": np.zeros(1010, np.float32)}))
+    assert heavier - record_bytes(content_of(arrays={"w": np.zeros(10, np.float32)})) == 4000

@@ -24,6 +24,7 @@ from client_app.state import SiteState, promise_of
 from datasets.registry import load_silo
 from datasets.silos import Silo, Split
 from datasets.storage import load_state
+from models.bundles import record_bytes
 from models.contract import ARRAYS, EVALUATE, HELLO, Instruction
 from models.errors import SiteError
 from models.fedevprompt import FedEvPromptSettings
@@ -35,7 +36,7 @@ from server_app.inline import InlineGrid
 from server_app.run_directory import RunDirectory
 from strategies.fedevprompt import FedEvPrompt
 from strategies.roster import Roster
-from strategies.state import record_bytes, to_record
+from strategies.state import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 NODES = {1001: "s1a", 1002: "s2a", 1003: "s3a"}

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
+from models.bundles import record_bytes
 from models.contract import CONFIG, Instruction
-from strategies.state import SiteReply, from_record, record_bytes, to_record
+from strategies.state import SiteReply, from_record, to_record
 
 
 def test_arrays_come_back_from_the_wire_as_they_went() -> None:
