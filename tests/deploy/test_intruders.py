@@ -68,7 +68,7 @@ def _tried(folder: Path, scratch: Path, options: Sequence[str], refused: str) ->
         ("plain text", "Connection attempt failed", ""),
         ("no authority", "CERTIFICATE_VERIFY_FAILED", ""),
         ("other authority", "CERTIFICATE_VERIFY_FAILED", ""),
-        ("no key", "Failed to activate SuperNode", _UNKNOWN),
+        ("no key", "must be registered via the CLI", "Attempted to register SuperNode"),
         ("unregistered key", "Failed to activate SuperNode", _UNKNOWN),
     ],
 )
