@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -96,8 +97,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FedsiloError):
         return str(error)
     logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
-    # A foreign error's text may quote a patient's value
-    return f"{type(error).__name__} (its text stands in the site's own log)"
+    # A foreign error's text may quote a patient's value, and a file's name may be one
+    told = f": {os.strerror(error.errno)}" if isinstance(error, OSError) and error.errno else ""
+    return f"{type(error).__name__}{told} (its text stands in the site's own log)"
 
 
 def _failure(message: Message, reason: str) -> Message:

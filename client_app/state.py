@@ -79,6 +79,9 @@ class SiteState:
         """Store the state that ``instruction`` led to, and drop those of older rounds.
 
         Later states are of an attempt that the server lost: they are dropped too.
+
+        Raises:
+            CheckpointError: it cannot be written; what was stored before is still there.
         """
         facts = {
             "round": instruction.round,
@@ -86,7 +89,13 @@ class SiteState:
             "promise": self.promise,
         }
         content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
-        save_state(self._path(instruction.round, instruction.step), content, facts, mode=0o600)
+        try:
+            save_state(self._path(instruction.round, instruction.step), content, facts, mode=0o600)
+        except OSError as error:
+            raise CheckpointError(
+                f"private state of site {self.folder.name} cannot be written to {self.folder}: "
+                f"{error.strerror}; make room or mend the disk, then resume the run"
+            ) from error
         now = (instruction.round, instruction.step)
         kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
         for key in self._keys():

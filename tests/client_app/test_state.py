@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_a_state_is_readable_by_its_owner_alone(state: SiteState) -> None:
     put(state, 1)
     (path,) = state.folder.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_full_disk_is_named_and_what_was_stored_stays(
+    state: SiteState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(state, 1)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    said = r"private state of site s2a cannot be written to .*: No space left on device; make room"
+    with pytest.raises(CheckpointError, match=said):
+        put(state, 2)
+    assert [path.name for path in state.folder.iterdir()] == ["round-000001-00.safetensors"]
+    assert got(state, 2) == (1, 0)
 
 
 def test_a_state_comes_back_bit_for_bit(state: SiteState) -> None:

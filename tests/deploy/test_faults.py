@@ -203,14 +203,20 @@ def test_a_full_disk_at_a_hospital_is_named_and_the_run_resumes(
     site = deployment.sites[-1]
     state = Path(str(deployment.node_config[site]["state-dir"]))
     with _small_disk(state):
-        filling = state / "filling"
-        _fill(filling)
-        code, printed = _ended(begin(values, "full"))
+        process = begin(values, "full")
+        limit = time.monotonic() + _LIMIT
+        while not (kept := list(state.rglob("*.safetensors"))):
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        _fill(state / "filling")
+        code, printed = _ended(process)
         assert code == 1, printed
+        told = f"private state of site {site} cannot be written"
+        assert told in printed
         assert "No space left on device" in printed
-        assert f"site {site}" in printed
-        filling.unlink()
-        assert [path for path in state.rglob("*") if path.is_file()] == [], "nothing half-written"
+        assert told in deployment.log(site).read_text()
+        (state / "filling").unlink()
+        assert [path for path in state.rglob("*") if path.is_file()] == kept, "half-written"
         code, printed = _ended(begin(values, "full", "--set", "resume=true"))
         assert code == 0, printed
     _same(deployment, "full", inline_run(values, SITES))
