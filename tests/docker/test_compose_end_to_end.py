@@ -28,7 +28,7 @@ SITES = ["s1a", "s1b", "s2a", "s2b", "s3a", "s3b"]
 BASE = "fedsilo-base:bookworm"
 HOSPITALS = [f"hospital-{number}" for number in range(1, 7)]
 CONFIG = (
-    'method="uefl" dataset="digits" silos=6 min-sites=6 rounds=2 silo-train-size=40 '
+    'method="uefl" dataset="digits" silos=6 min-sites=6 silo-train-size=40 '
     "silo-test-size=10 local-epochs=1 batch-size=16 width=4 mc-passes=3 seed=7 codes=4 "
     "iteration-rounds=1 extension-rounds=1 gamma=0.0 centroid-min-count=1 reply-timeout=600.0 "
     "stop-when-certain=false"
@@ -76,12 +76,12 @@ class Federation:
         found = json.loads(call("docker", "inspect", self.number(service)).stdout)
         return found[0]
 
-    def submit(self, name: str, more: str = "") -> str:
+    def submit(self, name: str, more: str = "", rounds: int = 2) -> str:
         """Start a run and return its number."""
         said = self.inside(
             "server",
             *("flwr", "run", "/app", "federation", "--format", "json"),
-            *("--run-config", f'{CONFIG} run-name="{name}" {more}'),
+            *("--run-config", f'{CONFIG} rounds={rounds} run-name="{name}" {more}'),
             check=True,
         )
         return str(json.loads(said.stdout)["run-id"])
@@ -316,15 +316,20 @@ def test_a_run_goes_on_after_a_hospitals_network_was_cut(federation: Federation)
 def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     federation: Federation,
 ) -> None:
+    private = 'codebooks="personal"'  # so that there is something to keep, each round
+    run = federation.submit("full", private, rounds=3)
+    checkpoint = "ls /state/runs/full/checkpoints/*.safetensors"
+    while federation.inside("server", "sh", "-c", checkpoint).returncode:
+        assert federation.state_of(run)[0] != "finished:failed"
+        time.sleep(1)
     fill = "dd if=/dev/zero of=/state/fill bs=64k 2>/dev/null; test -e /state/fill"
     federation.inside("hospital-6", "sh", "-c", fill, check=True)
-    private = 'codebooks="personal"'  # so that there is something to keep
-    status, details = federation.wait_for(federation.submit("full", private))
+    status, details = federation.wait_for(run)
     assert status == "finished:failed"
     assert "s3b" in details
     assert "No space left on device" in details
     federation.inside("hospital-6", "rm", "/state/fill", check=True)
-    status, details = federation.wait_for(federation.submit("full", f"{private} resume=true"))
+    status, details = federation.wait_for(federation.submit("full", f"{private} resume=true", 3))
     assert status == "finished:completed", details
     assert sorted(federation.summary("full")["sites"]) == SITES
 
