@@ -39,6 +39,11 @@ def register(folder: Path, name: str, public_key: str) -> str:
     file.write_text(key + "\n", encoding="ascii")
     try:
         node = _flwr("register", str(file), "--name", name)["node-id"]
+    except checks.Refused as error:
+        if "in use" not in str(error):
+            raise
+        hint = "an earlier registration of it was cut short: give the hospital another key"
+        raise checks.Refused(f"{error}; {hint} (make-secrets.sh --add-hospital)") from None
     finally:
         file.unlink()
     draft = folder / f"{name}.draft"
@@ -62,8 +67,10 @@ def revoke(folder: Path, name: str) -> str:
 def listing(folder: Path) -> str:
     """Return a line for each registered hospital: its name, node number and state."""
     said = _flwr("list")
-    states = {node["node-id"]: node["status"] for node in said["nodes"]}
+    found = {node["node-id"]: node["status"] for node in said["nodes"]}
+    states = {node: status for node, status in found.items() if status != "unregistered"}
     nodes = {card.stem: _known(folder, card.stem)["node"] for card in folder.glob("*.json")}
+    nodes |= {f"(no name, {node})": node for node in states.keys() - set(nodes.values())}
     lines = (f"{name} {nodes[name]} {states.get(nodes[name], 'unknown')}" for name in sorted(nodes))
     return "\n".join(lines)
 

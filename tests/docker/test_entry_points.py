@@ -198,8 +198,9 @@ def flwr(tmp_path: Path) -> Path:
         f'#!/bin/sh\necho "$2 $3" >> {tmp_path}/calls\n'
         f'[ -e {tmp_path}/broken ] && echo \'{{"success": false, "error-message": "in use"}}\' &&'
         " exit 1\n"
+        f"grep -qs unregister {tmp_path}/calls && state=unregistered || state=online\n"
         '[ "$2" = list ] && echo \'{"success": true, "nodes": [{"node-id": "77", "status":'
-        ' "online"}]}\' && exit\n'
+        " \"'$state'\"}]}' && exit\n"
         'echo \'{"success": true, "node-id": 77}\'\n'
     )
     (tools / "flwr").chmod(0o755)
@@ -231,6 +232,11 @@ def test_a_hospital_is_registered_once_listed_and_revoked(registry: Runner, plac
     assert list((place / "state" / "hospitals").iterdir()) == []
 
 
+def test_a_node_that_no_file_names_is_listed(registry: Runner, place: Path) -> None:
+    (place / "state" / "hospitals").mkdir()
+    assert registry("list").stdout == "(no name, 77) 77 online\n"
+
+
 def test_a_name_keeps_its_key_until_it_is_revoked(registry: Runner, place: Path) -> None:
     registry("register", "north", key="north")
     refused(registry("register", "north", key="south"), "north is registered with another key")
@@ -240,7 +246,8 @@ def test_a_name_keeps_its_key_until_it_is_revoked(registry: Runner, place: Path)
 
 def test_what_flower_refuses_is_told_and_not_remembered(registry: Runner, place: Path) -> None:
     (place / "broken").touch()
-    refused(registry("register", "north", key="north"), "flwr supernode register: in use")
+    done = registry("register", "north", key="north")
+    refused(done, "flwr supernode register: in use; an earlier registration of it was cut short")
     assert list((place / "state" / "hospitals").iterdir()) == []
 
 
