@@ -61,12 +61,18 @@ def begin(folder: Path) -> Iterator[Begin]:
         process.wait()
 
 
-def _await_training(deployment: Deployment, site: str, times: int, since: int) -> None:
-    """Wait until a site has been asked to train so often since its log had so many characters."""
+def _training(
+    begin: Begin, values: Mapping[str, Value], name: str, site: str, times: int, folder: Path
+) -> subprocess.Popen[str]:
+    """Start a run and wait until a site has been asked to train so often; return the command."""
+    log = read_deployment(folder).log(site)
+    since = len(log.read_text())
+    process = begin(values, name)
     limit = time.monotonic() + _LIMIT
-    while deployment.log(site).read_text()[since:].count("Receiving: train") < times:
-        assert time.monotonic() < limit, deployment.log(site).read_text()[since:]
+    while log.read_text()[since:].count("Receiving: train") < times:
+        assert time.monotonic() < limit, log.read_text()[since:]
         time.sleep(0.1)
+    return process
 
 
 def _kill(deployment: Deployment, member: str) -> None:
@@ -99,9 +105,7 @@ def test_a_killed_hospital_stops_the_run_by_name_and_comes_back_to_it(
 ) -> None:
     deployment = read_deployment(folder)
     site = deployment.sites[0]
-    since = len(deployment.log(site).read_text())
-    process = begin(values, "killed")
-    _await_training(deployment, site, 2, since)
+    process = _training(begin, values, "killed", site, 2, folder)
     _kill(deployment, site)
     code, printed = _ended(process)
     assert code == 1, printed
@@ -120,9 +124,8 @@ def test_a_run_goes_on_without_a_killed_hospital_if_enough_answer(
 ) -> None:
     deployment = read_deployment(folder)
     gone, *stay = deployment.sites
-    since = len(deployment.log(gone).read_text())
-    process = begin(values | {"min-sites": SITES - 1}, "without")
-    _await_training(deployment, gone, 1, since)
+    enough = values | {"min-sites": SITES - 1}
+    process = _training(begin, enough, "without", gone, 1, folder)
     _kill(deployment, gone)
     code, printed = _ended(process)
     assert code == 0, printed
@@ -137,9 +140,7 @@ def test_a_killed_server_comes_back_with_its_database_and_the_run_resumes(
 ) -> None:
     deployment = read_deployment(folder)
     site = deployment.sites[0]
-    since = len(deployment.log(site).read_text())
-    process = begin(values, "headless")
-    _await_training(deployment, site, 2, since)
+    process = _training(begin, values, "headless", site, 2, folder)
     _kill(deployment, SERVER)
     code, printed = _ended(process)
     assert code == 1, printed
@@ -159,10 +160,8 @@ def test_a_hospital_that_stands_still_for_a_minute_is_waited_for(
 ) -> None:
     deployment = read_deployment(folder)
     site = deployment.sites[1]
-    since = len(deployment.log(site).read_text())
     patient = values | {"reply-timeout": 600.0}
-    process = begin(patient, "halted")
-    _await_training(deployment, site, 1, since)
+    process = _training(begin, patient, "halted", site, 1, folder)
     node = deployment.process(site)
     assert node
     tree = [node, *node.children(recursive=True)]
