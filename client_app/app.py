@@ -17,10 +17,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.bundles import bundle, unbundle
 from models.contract import CONFIG
 from models.errors import FedsiloError
 from models.versions import refuse_other_versions
+from strategies.bundles import bundle, unbundle
 
 app = ClientApp()
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from models.bundles import record_bytes
 from models.contract import CONFIG
 from models.errors import SiteError
 from models.schema import Value, defaults
 from models.settings import CommonSettings
+from strategies.bundles import record_bytes
 
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 

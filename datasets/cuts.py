@@ -28,7 +28,7 @@ _SAME_TEST = frozenset(
         "broken-images",
     }
 )
-_PARTITION = frozenset({"silos", "partition", "unseen", "silo-set"})
+PARTITION = frozenset({"silos", "partition", "unseen", "silo-set"})
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Value]:
@@ -38,7 +38,7 @@ def cut_of(settings: CommonSettings) -> dict[str, Value]:
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "silos" in keys:
-        keys |= _PARTITION
+        keys |= PARTITION
     return {key: value for key, value in as_mapping(settings).items() if key in keys}
 
 

@@ -58,7 +58,7 @@ def up(options: argparse.Namespace) -> None:
     deployment.write_connection()
     for member in deployment.members:
         if not deployment.process(member):
-            if member != SERVER:
+            if member != SERVER and member in deployment.started:
                 _wait_until_left(deployment, member, console)
             deployment = _start(deployment, member, console)
         if member == SERVER:
@@ -118,11 +118,11 @@ def _offline(deployment: Deployment) -> list[str]:
 
 def _wait_until_left(deployment: Deployment, site: str, console: Console) -> None:
     """Wait until the server has noticed that a killed process is gone: it lets in only one."""
-    limit = time.monotonic() + _START_LIMIT
-    if site in online(deployment):
-        told = f"{site} ended without a word: waiting until the server misses it (a minute at most)"
-        console.print(told, highlight=False, soft_wrap=True)
+    limit, told = time.monotonic() + _START_LIMIT, ""
     while site in online(deployment) and time.monotonic() < limit:
+        if not told:
+            told = f"{site} ended without a word: the server misses it within a minute, waiting"
+            console.print(told, highlight=False, soft_wrap=True)
         time.sleep(1.0)
 
 

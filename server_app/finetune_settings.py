@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from datasets.cuts import refuse_other_cut
+from datasets.cuts import PARTITION, refuse_other_cut
 from datasets.initial_weights import refuse_seen_start
 from datasets.registry import check_data_settings, data_set
 from datasets.unseen import KEYS, UNSEEN
@@ -41,10 +41,7 @@ _OF_NETWORK = frozenset(
         "basic-layers",
     }
 )
-_OF_DATA = frozenset(
-    {"dataset", "silos", "partition", "unseen", "silo-set", "data-dir", "cache-dir"}
-)
-_PARTITION = frozenset({"silos", "partition", "unseen", "silo-set"})
+_OF_DATA = PARTITION | {"dataset", "data-dir", "cache-dir"}
 _OF_TRAINING = frozenset(
     {
         "batch-size",
@@ -151,7 +148,7 @@ def _of_data(dataset: str, partition: Value, task: str) -> frozenset[str]:
     """
     own = data_set(dataset).settings
     if task == SEGMENTATION and "silos" not in own:
-        return (_OF_DATA | own) - _PARTITION
+        return (_OF_DATA | own) - PARTITION
     return _OF_DATA | own | (KEYS if partition == UNSEEN else frozenset())
 
 

@@ -21,7 +21,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from models.bundles import record_bytes
 from models.contract import (
     ARRAYS,
     CONFIG,
@@ -36,6 +35,7 @@ from models.networks import Task
 from models.schema import Value
 from models.settings import CommonSettings, NoSettings
 from strategies.account import Account
+from strategies.bundles import record_bytes
 from strategies.exchange import exchange
 from strategies.hooks import Hook, Stop
 from strategies.roster import Roster, meet_latecomers

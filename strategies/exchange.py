@@ -9,8 +9,8 @@ from contextlib import suppress
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from models.bundles import Bundles, bundle, unbundle
 from models.errors import SiteError
+from strategies.bundles import Bundles, bundle, unbundle
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 

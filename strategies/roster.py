@@ -12,13 +12,13 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from models.bundles import record_bytes
 from models.contract import CONFIG, HELLO, SiteFacts
 from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings
 from models.standardisation import Figures, Sums, pooled_figures
 from models.versions import own_versions
+from strategies.bundles import record_bytes
 from strategies.exchange import exchange
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data

@@ -27,8 +27,8 @@ from client_app.audit import (
     names_in,
 )
 from client_app.site_file import matches
-from models.bundles import record_bytes
 from models.contract import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
+from strategies.bundles import record_bytes
 from strategies.state import to_record
 
 Node = Callable[..., Context]

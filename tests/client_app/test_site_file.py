@@ -16,12 +16,12 @@ from client_app.app import app
 from client_app.audit import RefusedError, grouped, names_in
 from client_app.registry import METHODS, method_class
 from client_app.site_file import SiteFile, audit_log, matches, read_site_file
-from models.bundles import record_bytes, unbundle
 from models.contract import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
 from models.errors import SiteError
 from models.schema import key_of
 from server_app.config import resolve
 from server_app.run_directory import RunDirectory
+from strategies.bundles import record_bytes, unbundle
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]

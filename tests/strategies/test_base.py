@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from models.bundles import record_bytes
 from models.contract import ARRAYS, EVALUATE, TRAIN
 from models.errors import SiteError
 from models.settings import CommonSettings, NoSettings
+from strategies.bundles import record_bytes
 from strategies.fedavg import FedAvg
 from strategies.roster import Roster
 from strategies.state import RoundState, to_record

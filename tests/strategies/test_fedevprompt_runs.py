@@ -24,7 +24,6 @@ from client_app.state import SiteState, promise_of
 from datasets.registry import load_silo
 from datasets.silos import Silo, Split
 from datasets.storage import load_state
-from models.bundles import record_bytes
 from models.contract import ARRAYS, EVALUATE, HELLO, Instruction
 from models.errors import SiteError
 from models.fedevprompt import FedEvPromptSettings
@@ -34,6 +33,7 @@ from models.settings import CommonSettings
 from server_app.config import resolve
 from server_app.inline import InlineGrid
 from server_app.run_directory import RunDirectory
+from strategies.bundles import record_bytes
 from strategies.fedevprompt import FedEvPrompt
 from strategies.roster import Roster
 from strategies.state import to_record

@@ -12,12 +12,12 @@ from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.bundles import record_bytes
 from models.contract import CONFIG, SiteFacts
 from models.errors import SiteError
 from models.networks import Task
 from models.settings import CommonSettings
 from server_app.inline import InlineGrid, partition_configs
+from strategies.bundles import record_bytes
 from strategies.roster import Roster, meet_sites, wait_for_nodes
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)

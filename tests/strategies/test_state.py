@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from models.bundles import record_bytes
 from models.contract import CONFIG, Instruction
+from strategies.bundles import record_bytes
 from strategies.state import SiteReply, from_record, to_record
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.bundles import BUNDLE, Bundles, bundle, record_bytes, unbundle
 from models.errors import SiteError
+from strategies.bundles import BUNDLE, Bundles, bundle, record_bytes, unbundle
 
 KINDS = ["bool", "uint8", "int64", "float16", "float32", "float64"]
 ARRAYS = hnp.arrays(
