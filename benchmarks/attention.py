@@ -27,23 +27,23 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from client_app.device import Compute, choose_compute
-from datasets.phantom import DERMOSCOPY_PHANTOM
-from datasets.sources import find_places
-from datasets.storage import load_state
-from models.attention_rollout import (
+from client_app.training.compute import Compute, choose_compute
+from datasets.digits.pools import find_places
+from datasets.io.atomic_files import load_state
+from datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import build
+from models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,
     distillation_loss,
     upsampling_gram,
 )
-from models.dirichlet import evidences
-from models.fedevprompt import BUFFER
-from models.networks import Task, build_classifier, float_inputs
-from models.prompted_vit import PromptedViT
-from models.schema import build
-from models.settings import CommonSettings
-from server_app.explain import finished_site
+from models.maths.dirichlet import evidences
+from models.methods.fedevprompt import BUFFER
+from models.networks.classifier import Task, build_classifier, float_inputs
+from models.networks.prompted_vit import PromptedViT
+from server_app.figures.explain import finished_site
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from models.earth_movers import closeness
-from models.fedefm import FedEFMSettings, batch_closeness, multishot_loss
-from models.networks import Task, build_classifier
-from models.settings import CommonSettings
+from models.contract.settings import CommonSettings
+from models.maths.earth_movers import closeness
+from models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
+from models.networks.classifier import Task, build_classifier
 
 BATCH = 64
 

@@ -23,15 +23,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from client_app.device import choose_compute
-from client_app.evaluation import measure
+from client_app.training.compute import choose_compute
+from client_app.training.evaluation import measure
 from datasets.registry import load_silo, silo_names
-from models.networks import build_classifier, exchanged_arrays, load_exchanged
-from models.settings import CommonSettings
-from server_app.config import RunSettings, find_experiment, resolve
-from server_app.inline import run_inline
-from server_app.ray_engine import app_folder, run_with_ray
-from server_app.run_directory import RunDirectory
+from models.contract.settings import CommonSettings
+from models.networks.classifier import build_classifier, exchanged_arrays, load_exchanged
+from server_app.config.settings import RunSettings, find_experiment, resolve
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import run_inline
+from server_app.run.ray_engine import app_folder, run_with_ray
 
 
 def bare_loop(settings: CommonSettings) -> float:

@@ -18,12 +18,12 @@ import time
 
 import torch
 
-from client_app.device import choose_compute
-from client_app.training import open_optimiser, train_locally
-from datasets.silos import Split
-from models.networks import Task, build_classifier
-from models.schema import build
-from models.settings import CommonSettings
+from client_app.training.compute import choose_compute
+from client_app.training.loop import open_optimiser, train_locally
+from datasets.silo.silos import Split
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import build
+from models.networks.classifier import Task, build_classifier
 
 _CLASSES = 2
 _VALUES = {"method": "fedavg", "network": "resnet22", "local-steps": 1}

@@ -17,10 +17,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract import CONFIG
-from models.errors import FedsiloError
-from models.versions import refuse_other_versions
-from strategies.bundles import bundle, unbundle
+from models.contract.errors import FedsiloError
+from models.contract.messages import CONFIG
+from models.contract.versions import refuse_other_versions
+from strategies.wire.bundles import bundle, unbundle
 
 app = ClientApp()
 
@@ -51,7 +51,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer; what a real site sends is bundled last, when all that leaves has been looked at."""
     reply = _logged(message, context, answer)
     if reply.has_content() and reply.content.array_records:
-        from client_app.site import is_simulated
+        from client_app.opening import is_simulated
 
         if not is_simulated(context):
             reply.content = bundle(reply.content)
@@ -62,8 +62,8 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
     """Answer, and where the hospital has a site file, under it and with a line in its log."""
     if "site-file" not in context.node_config:
         return _attempt(message, context, answer)[0]
-    from client_app.audit import append_line, entry
-    from client_app.site_file import answer_under, audit_log, own_name
+    from client_app.site.audit_log import append_line, entry
+    from client_app.site.policy import answer_under, audit_log, own_name
 
     site = own_name(context)
     reply, outcome = _attempt(message, context, partial(answer_under, answer))
@@ -80,7 +80,7 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
 
 def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Message, str]:
     """Return the reply, and whether it is an answer, the site's refusal or its failure."""
-    from client_app.audit import ANSWERED, FAILED, REFUSED, RefusedError
+    from client_app.site.audit_log import ANSWERED, FAILED, REFUSED, RefusedError
 
     try:
         message.content = unbundle(message.content)
@@ -113,7 +113,7 @@ def _own_log(context: Context, reason: str) -> None:
 
 
 def _hello(message: Message, context: Context) -> RecordDict:
-    from client_app.site import admit, open_site, who_is
+    from client_app.opening import admit, open_site, who_is
 
     try:
         refuse_other_versions(message.content.config_records.get(CONFIG, {}))
@@ -144,12 +144,12 @@ def _hello(message: Message, context: Context) -> RecordDict:
 
 
 def _train(message: Message, context: Context) -> RecordDict:
-    from client_app.site import open_method
+    from client_app.opening import open_method
 
     return open_method(message, context).answer()
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    from client_app.site import open_method
+    from client_app.opening import open_method
 
     return open_method(message, context).measure_only()

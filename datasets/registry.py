@@ -6,29 +6,29 @@ import hashlib
 import json
 from importlib import import_module
 
-from datasets.silos import DataSet, Silo
-from datasets.sources import Places, find_places
-from datasets.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
-from models.errors import DataError, SettingError
-from models.schema import as_mapping, defaults, unknown_name
-from models.settings import CommonSettings
+from datasets.digits.pools import Places, find_places
+from datasets.partition.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
+from datasets.silo.silos import DataSet, Silo
+from models.contract.errors import DataError, SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping, defaults, unknown_name
 
 DATA_SETS = {
-    "digits": "datasets.shifted:DIGITS",
-    "mnist": "datasets.shifted:MNIST",
-    "fmnist": "datasets.shifted:FMNIST",
-    "heart": "datasets.heart:HEART",
-    "heart-synthetic": "datasets.heart:HEART_SYNTHETIC",
-    "table": "datasets.table_silos:TABLE",
-    "isic2019": "datasets.isic2019:ISIC2019",
-    "dermoscopy-phantom": "datasets.phantom:DERMOSCOPY_PHANTOM",
-    "images": "datasets.manifests:IMAGES",
-    "mammography": "datasets.mammography:MAMMOGRAPHY",
-    "mini-mias": "datasets.mini_mias:MINI_MIAS",
-    "pneumoniamnist": "datasets.pneumoniamnist:PNEUMONIAMNIST",
-    "mammography-phantom": "datasets.mammography_phantom:MAMMOGRAPHY_PHANTOM",
-    "endovascular": "datasets.endovascular:ENDOVASCULAR",
-    "angiogram-phantom": "datasets.angiogram_phantom:ANGIOGRAM_PHANTOM",
+    "digits": "datasets.digits.shifted:DIGITS",
+    "mnist": "datasets.digits.shifted:MNIST",
+    "fmnist": "datasets.digits.shifted:FMNIST",
+    "heart": "datasets.tables.heart:HEART",
+    "heart-synthetic": "datasets.tables.heart:HEART_SYNTHETIC",
+    "table": "datasets.tables.dataset:TABLE",
+    "isic2019": "datasets.images.isic2019:ISIC2019",
+    "dermoscopy-phantom": "datasets.synthetic.dermoscopy_phantom:DERMOSCOPY_PHANTOM",
+    "images": "datasets.images.manifests:IMAGES",
+    "mammography": "datasets.radiographs.mammography:MAMMOGRAPHY",
+    "mini-mias": "datasets.radiographs.mini_mias:MINI_MIAS",
+    "pneumoniamnist": "datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
+    "mammography-phantom": "datasets.synthetic.mammography_phantom:MAMMOGRAPHY_PHANTOM",
+    "endovascular": "datasets.radiographs.endovascular:ENDOVASCULAR",
+    "angiogram-phantom": "datasets.synthetic.angiogram_phantom:ANGIOGRAM_PHANTOM",
 }
 
 

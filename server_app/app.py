@@ -9,7 +9,7 @@ import os
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from models.errors import FedsiloError, RunDirectoryError
+from models.contract.errors import FedsiloError, RunDirectoryError
 
 app = ServerApp()
 
@@ -21,9 +21,9 @@ def main(grid: Grid, context: Context) -> None:
     Raises:
         FedsiloError: with one line that says what was wrong and what to do; logged before.
     """
-    from server_app.config import resolve
-    from server_app.ray_engine import LAUNCH_VARIABLE
-    from server_app.run import run
+    from server_app.config.settings import resolve
+    from server_app.run.ray_engine import LAUNCH_VARIABLE
+    from server_app.run.runner import run
 
     try:
         launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))

@@ -10,9 +10,9 @@ import hypothesis
 import pytest
 import torch
 
-from models.schema import Value
-from server_app.config import resolve
-from server_app.run_directory import RunDirectory
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
+from server_app.records.run_directory import RunDirectory
 
 # Speed belongs in a benchmark, not in a test that fails on a busy machine
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -100,7 +100,7 @@ InlineRun = Callable[..., RunDirectory]
 @pytest.fixture
 def inline_run(tmp_path: Path) -> InlineRun:
     """Return a function that runs settings with the inline engine under ``tmp_path``."""
-    from server_app.inline import run_inline
+    from server_app.run.inline_engine import run_inline
 
     def run(
         values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path, draw: bool = False

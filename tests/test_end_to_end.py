@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-import client_app.registry
-import server_app.inline
-import strategies.registry
-from models.contract import TRAINING
-from models.errors import RunDirectoryError, SiteError
-from models.schema import Value
-from server_app.inline import InlineGrid
-from server_app.run_directory import RunDirectory
+import client_app.methods.registry
+import server_app.run.inline_engine
+import strategies.methods.registry
+from models.contract.errors import RunDirectoryError, SiteError
+from models.contract.messages import TRAINING
+from models.contract.settings_schema import Value
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import InlineGrid
 
-METHODS = sorted(strategies.registry.METHODS)
+METHODS = sorted(strategies.methods.registry.METHODS)
 # The network of the tiny fedevprompt, for methods that take any
 VIT: dict[str, Value] = {
     "network": "vit",
@@ -84,10 +84,10 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
 
 
 def test_both_sides_know_the_same_methods() -> None:
-    assert client_app.registry.METHODS.keys() == strategies.registry.METHODS.keys()
+    assert client_app.methods.registry.METHODS.keys() == strategies.methods.registry.METHODS.keys()
     for method in METHODS:
-        server = strategies.registry.strategy_class(method).settings_class
-        assert client_app.registry.method_class(method).settings_class is server
+        server = strategies.methods.registry.strategy_class(method).settings_class
+        assert client_app.methods.registry.method_class(method).settings_class is server
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -160,7 +160,7 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
     for lives in (2, 4, 7, 8, 11, 13):
         out = tmp_path / str(lives)
         with monkeypatch.context() as patch:
-            patch.setattr(server_app.inline, "InlineGrid", _DyingGrid)
+            patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
             _DyingGrid.lives = lives
             with pytest.raises(KeyboardInterrupt):
                 inline_run(values, out=out)
@@ -240,7 +240,7 @@ def test_fewer_nodes_than_silos_are_named(
 
 
 def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: InlineRun) -> None:
-    from datasets.storage import load_state
+    from datasets.io.atomic_files import load_state
 
     directory = inline_run(_values(tiny, "uefl"))
     arrays, facts = load_state(directory.path / "model.safetensors")
@@ -267,8 +267,8 @@ def test_the_inline_engine_runs_where_ray_is_not_installed(tiny: Tiny, tmp_path:
     values: Mapping[str, Value] = _values(tiny, "fedavg", rounds=1, out=str(tmp_path))
     code = (
         "import sys, json; sys.modules['ray'] = None\n"
-        "from server_app.inline import run_inline\n"
-        "from server_app.config import resolve\n"
+        "from server_app.run.inline_engine import run_inline\n"
+        "from server_app.config.settings import resolve\n"
         f"run_inline(resolve(json.loads({json.dumps(json.dumps(dict(values)))})), 3)"
     )
     done = subprocess.run(

@@ -8,22 +8,25 @@ from pathlib import Path
 
 import pytest
 
-import strategies.registry
+import strategies.methods.registry
 from client_app.app import app
-from client_app.privacy import LEDGER
-from models.errors import SettingError, SiteError
-from models.privacy import epsilon, epsilon_of_a_change
-from models.schema import Value
-from server_app.config import resolve
-from server_app.inline import InlineGrid, flower_identity
-from server_app.run import run
-from server_app.run_directory import RunDirectory
+from client_app.privacy.protection import LEDGER
+from models.contract.errors import SettingError, SiteError
+from models.contract.settings_schema import Value
+from models.privacy.gaussian_mechanism import epsilon, epsilon_of_a_change
+from server_app.config.settings import resolve
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import InlineGrid, flower_identity
+from server_app.run.runner import run
 
 Z = 0.5
 PRIVATE: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": Z}
 # Only what its own settings add on top of clipping and noise is in the way
 OWN: dict[str, dict[str, Value]] = {"fedaligncl": {"noise-variance": 0.0}}
-CLASSES = {name: strategies.registry.strategy_class(name) for name in strategies.registry.METHODS}
+CLASSES = {
+    name: strategies.methods.registry.strategy_class(name)
+    for name in strategies.methods.registry.METHODS
+}
 TAKING = sorted(name for name, cls in CLASSES.items() if cls.takes_privacy)
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.schema import Value
-from server_app import ray_engine
-from server_app.config import resolve
-from server_app.processes import app_folder, runs, tool
-from server_app.run_directory import RunDirectory
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
+from server_app.records.run_directory import RunDirectory
+from server_app.run.processes import app_folder, runs, tool
+from server_app.run.runner import ray_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 Tiny = Callable[..., dict[str, Value]]
@@ -198,7 +198,7 @@ def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
 
 
 def test_resources_are_checked_before_anything_starts() -> None:
-    from models.errors import SettingError
+    from models.contract.errors import SettingError
 
     with pytest.raises(SettingError, match="did you mean 'num-supernodes'"):
         ray_engine.check_resources({"num-supernode": 2})

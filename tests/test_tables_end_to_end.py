@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-import server_app.inline
-import strategies.registry
-from models.errors import SettingError, SiteError
-from models.schema import Value
-from server_app.config import resolve
-from server_app.inline import InlineGrid
-from server_app.run_directory import RunDirectory
+import server_app.run.inline_engine
+import strategies.methods.registry
+from models.contract.errors import SettingError, SiteError
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import InlineGrid
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]
 HEART: dict[str, Value] = {
@@ -51,8 +51,8 @@ OWN: dict[str, dict[str, Value]] = {
 }
 VARIANTS: dict[str, dict[str, Value]] = {
     method: {"method": method} | OWN.get(method, {})
-    for method in sorted(strategies.registry.METHODS)
-    if strategies.registry.strategy_class(method).takes_tables
+    for method in sorted(strategies.methods.registry.METHODS)
+    if strategies.methods.registry.strategy_class(method).takes_tables
 } | {
     "picsr-finetuned": {
         "method": "picsr",
@@ -74,8 +74,10 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
 
 
 def test_a_method_of_images_is_refused_on_a_table() -> None:
-    methods = strategies.registry.METHODS
-    of_images = [m for m in methods if not strategies.registry.strategy_class(m).takes_tables]
+    methods = strategies.methods.registry.METHODS
+    of_images = [
+        m for m in methods if not strategies.methods.registry.strategy_class(m).takes_tables
+    ]
     assert of_images == ["fedaligncl", "fedevprompt"]
     said = "method 'fedevprompt' is of images, and data set 'heart-synthetic' is a table"
     with pytest.raises(SettingError, match=said):
@@ -153,7 +155,7 @@ def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
     for lives in (8, 9, 12, 13, 16, 20):
         out = tmp_path / str(lives)
         with monkeypatch.context() as patch:
-            patch.setattr(server_app.inline, "InlineGrid", _DyingGrid)
+            patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
             _DyingGrid.lives = lives
             with pytest.raises(KeyboardInterrupt):
                 inline_run(values, 4, out)

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_app.base import SiteMethod
-from client_app.registry import method_class
-from client_app.request import Request
-from client_app.state import SiteState
+from client_app.methods.base import SiteMethod
+from client_app.methods.registry import method_class
+from client_app.site.private_state import SiteState
+from client_app.site.request import Request
 from datasets.registry import load_silo
-from datasets.silos import Silo
-from models.contract import ARRAYS, CONFIG, Instruction
-from models.networks import build_classifier, exchanged_arrays
-from models.schema import build
-from models.settings import CommonSettings
-from server_app.config import RunSettings, resolve
-from server_app.inline import flower_identity
-from strategies.state import to_record
+from datasets.silo.silos import Silo
+from models.contract.messages import ARRAYS, CONFIG, Instruction
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import build
+from models.networks.classifier import build_classifier, exchanged_arrays
+from server_app.config.settings import RunSettings, resolve
+from server_app.run.inline_engine import flower_identity
+from strategies.loop.state import to_record
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,14 +14,14 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
-from datasets.heart import HEART
+from datasets.digits.pools import Places
 from datasets.registry import load_silo
-from datasets.silos import Silo
-from datasets.sources import Places
-from models.contract import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from models.schema import Value
-from models.settings import CommonSettings
-from server_app.config import resolve
+from datasets.silo.silos import Silo
+from datasets.tables.heart import HEART
+from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]
@@ -181,7 +181,7 @@ def test_the_text_of_a_foreign_error_stays_in_the_sites_own_log(
 
     logged = io.StringIO()
     handler, log = logging.StreamHandler(logged), logging.getLogger("flwr")
-    monkeypatch.setattr("client_app.site.open_site", fail)
+    monkeypatch.setattr("client_app.opening.open_site", fail)
     log.addHandler(handler)
     try:
         reply = app(message(kind), context({"partition-id": 0}))

@@ -8,11 +8,11 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
-from client_app.site import site_settings
-from models.contract import HELLO
-from models.errors import SettingError
-from models.schema import Value
-from server_app.config import resolve
+from client_app.opening import site_settings
+from models.contract.errors import SettingError
+from models.contract.messages import HELLO
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
 
 
 def _node(tmp_path: Path, weights: str, **node: str) -> Context:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from datasets.sources import Places
+from datasets.digits.pools import Places
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]
 

@@ -14,10 +14,10 @@ from datasets.registry import (
     silo_count,
     silo_names,
 )
-from datasets.silos import DataSet
-from models.errors import SettingError
-from models.schema import Value, build, defaults
-from models.settings import CommonSettings
+from datasets.silo.silos import DataSet
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, build, defaults
 
 TABLE = CommonSettings(dataset="table")
 IMAGES = ("digits", "mnist", "fmnist")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from models.schema import Value
-from server_app.cli import main
-from server_app.deployment import Deployment, read_deployment
-from server_app.run_directory import RunDirectory
+from models.contract.settings_schema import Value
+from server_app.cli.main import main
+from server_app.deploy.deployment import Deployment, read_deployment
+from server_app.records.run_directory import RunDirectory
 
 Deployed = Callable[[Mapping[str, Value], str], tuple[int, RunDirectory]]
 _FOLDER_NAMES = 300  # bytes

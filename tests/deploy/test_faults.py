@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.schema import Value
-from server_app.cli import main
-from server_app.deployment import SERVER, Deployment, read_deployment
-from server_app.processes import app_folder, end_trees, runs
-from server_app.run_directory import RunDirectory
+from models.contract.settings_schema import Value
+from server_app.cli.main import main
+from server_app.deploy.deployment import SERVER, Deployment, read_deployment
+from server_app.records.run_directory import RunDirectory
+from server_app.run.processes import app_folder, end_trees, runs
 
 SITES = 3
 HALT = 60.0  # seconds

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server_app.cli import main
-from server_app.deploy import flwr, up
-from server_app.deployment import FEDERATION, SERVER, DeploymentError, read_deployment
-from server_app.processes import app_folder, end_trees, free_ports, tool
+from server_app.cli.main import main
+from server_app.deploy.commands import flwr, up
+from server_app.deploy.deployment import FEDERATION, SERVER, DeploymentError, read_deployment
+from server_app.run.processes import app_folder, end_trees, free_ports, tool
 
 SITES = 2
 _LIMIT = 60.0  # seconds until a refusal is in a log

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from client_app.registry import METHODS
-from models.schema import Value
-from server_app.config import resolve
-from server_app.run_directory import RunDirectory
+from client_app.methods.registry import METHODS
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
+from server_app.records.run_directory import RunDirectory
 
 SITES = 6
 POOLING = {"mix"}  # an oracle: no hospital hands its images out

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from models.schema import Value
-from server_app.deployment import read_deployment
-from server_app.run_directory import RunDirectory
+from models.contract.settings_schema import Value
+from server_app.deploy.deployment import read_deployment
+from server_app.records.run_directory import RunDirectory
 
 SITES = 2
 SITE_FILE = """

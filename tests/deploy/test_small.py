@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from models.schema import Value
-from server_app.cli import main
-from server_app.deployment import Deployment
-from server_app.run_directory import RunDirectory
+from models.contract.settings_schema import Value
+from server_app.cli.main import main
+from server_app.deploy.deployment import Deployment
+from server_app.records.run_directory import RunDirectory
 
 ALWAYS, SITES = True, 2
 

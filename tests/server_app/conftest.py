@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from models.schema import Value
-from server_app.config import resolve
-from server_app.inline import run_inline
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
+from server_app.run.inline_engine import run_inline
 
 DIGITS: dict[str, Value] = {
     "dataset": "digits",

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract import (
+from models.contract.messages import (
     ARRAYS,
     CONFIG,
     EVALUATE,
@@ -22,14 +22,14 @@ from models.contract import (
     SECONDS,
     SiteFacts,
 )
-from models.schema import Value
-from models.settings import CommonSettings, NoSettings
-from server_app.inline import InlineGrid, flower_identity, partition_configs
-from strategies.base import FederatedStrategy
-from strategies.fedavg import FedAvg
-from strategies.hooks import Hook
-from strategies.roster import Roster, meet_sites
-from strategies.state import RoundState, SiteReply, to_record
+from models.contract.settings import CommonSettings, NoSettings
+from models.contract.settings_schema import Value
+from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.hooks import Hook
+from strategies.loop.roster import Roster, meet_sites
+from strategies.loop.state import RoundState, SiteReply, to_record
+from strategies.methods.fedavg import FedAvg
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
@@ -256,8 +256,8 @@ def started(
 def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, FederatedStrategy]]:
     """Return a function that runs settings with real sites on a spying grid."""
     from client_app.app import app
-    from server_app.config import resolve
-    from strategies.registry import strategy_class
+    from server_app.config.settings import resolve
+    from strategies.methods.registry import strategy_class
 
     def run(
         values: Mapping[str, Value], hooks: Sequence[Hook] = ()

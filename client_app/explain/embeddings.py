@@ -1,0 +1,69 @@
+"""What a network makes of samples before it answers, at the hospital that holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+from torch import Tensor, nn
+
+from client_app.training.compute import Compute
+from client_app.training.evaluation import SiteNetwork, over_batches
+from models.contract.errors import SettingError
+from models.networks.classifier import TokenClassifier
+
+EMBEDDING, PENULTIMATE = "embedding", "penultimate"
+LAYERS = (EMBEDDING, PENULTIMATE)
+
+
+def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = EMBEDDING) -> Tensor:
+    """Return the embeddings (n, c) of inputs (n, ...), in eval mode, float32 on the CPU.
+
+    Args:
+        network: placed on the compute device.
+        inputs: as a silo holds them.
+        compute: the device; the precision is fp32 whatever it says.
+        layer: ``embedding`` is the mean of the encoder's tokens, ``penultimate`` what the head's
+            last linear layer reads.
+
+    Raises:
+        SettingError: the network mixes several, which have no embedding in common.
+    """
+    exact = dataclasses.replace(compute, bf16=False)
+    classifier = single_classifier(network)
+    if layer == EMBEDDING:
+        return over_batches(network, inputs, exact, lambda x: network.encode(x).mean(dim=1))
+    last = _last_linear(classifier)
+    return over_batches(network, inputs, exact, lambda x: _read_by(last, network, x))
+
+
+def single_classifier(network: SiteNetwork) -> TokenClassifier:
+    """Return the classifier that a method's network is, or wraps.
+
+    Raises:
+        SettingError: it mixes several.
+    """
+    parts = cast(nn.Module, network).modules()
+    found = [part for part in parts if isinstance(part, TokenClassifier)]
+    if len(found) != 1:
+        raise SettingError(
+            f"this model mixes {len(found)} networks, which have no layer in common to look at: "
+            "name a run of a method with one network, such as fedavg or local"
+        )
+    return found[0]
+
+
+def _last_linear(classifier: TokenClassifier) -> nn.Linear:
+    layers = [part for part in classifier.head.modules() if isinstance(part, nn.Linear)]
+    return layers[-1]
+
+
+def _read_by(layer: nn.Linear, network: SiteNetwork, inputs: Tensor) -> Tensor:
+    """Return what ``layer`` is given, (batch, c), while ``network`` classifies ``inputs``."""
+    given: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    try:
+        network.classify(network.discretise(network.encode(inputs)))
+    finally:
+        hook.remove()
+    return given[-1]

@@ -1,0 +1,173 @@
+"""Why a routed model answered as it did for one patient; made, and read, at the hospital only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from models.methods.picsr import PICSRNetwork, feature_contributions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Told(Protocol):
+    """An explanation, whatever the method."""
+
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        ...
+
+    def figure(self) -> Figure:
+        """Draw it."""
+        ...
+
+
+LISTED, DRAWN = 3, 30  # features in a line of text, and in a picture
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a router did with one sample.
+
+    Attributes:
+        title: names the patient, the truth and the answer.
+        experts: the experts' sites.
+        weights: the router's weight of each expert.
+        answers: each expert's probability of the last class.
+        distances: the sample's distance from each expert's prototype, as the router embeds both.
+        scores: per expert, what each similarity (of the distances) and, last, the bias add to the
+            score whose softmax is the weight: the router's last layer.
+        features: names of the features.
+        contributions: per expert, what each feature adds to that distance.
+    """
+
+    title: str
+    experts: list[str]
+    weights: list[float]
+    answers: list[float]
+    distances: list[float]
+    scores: list[list[float]]
+    features: list[str]
+    contributions: list[list[float]]
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return vars(self)
+
+    def lines(self) -> list[str]:
+        """Return it as text: per expert its voice, the features near and apart, and its score."""
+        found = [self.title]
+        for index, site in enumerate(self.experts):
+            pairs = zip(self.contributions[index], self.features, strict=True)
+            ranked = sorted(pairs, key=lambda pair: abs(pair[0]))
+            near, far = ranked[:LISTED], ranked[::-1][:LISTED]
+            score = " ".join(f"{value:+.2f}" for value in self.scores[index])
+            found += [
+                f"expert of {site}: weight {self.weights[index]:.3f}, says "
+                f"{self.answers[index]:.3f}; distance {self.distances[index]:.2f}",
+                f"  close by {_told(near)}; apart by {_told(far)}",
+                f"  score {sum(self.scores[index]):.2f} = {score} (by each distance; bias last)",
+            ]
+        return found
+
+    def figure(self) -> Figure:
+        """Draw the experts' voices, the distances' part in the scores, the features' in those."""
+        from matplotlib.figure import Figure
+
+        rows = min(len(self.features), DRAWN)
+        figure = Figure(
+            figsize=(8 + 1.5 * len(self.experts), 2.2 + 0.28 * rows), layout="constrained"
+        )
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1.2))
+        self._draw_voices(left)
+        places = [*(f"from {site}" for site in self.experts), "bias"]
+        columns = list(zip(*self.scores, strict=True))
+        _heat_map(middle, columns, places, self.experts, "what each distance adds to the score")
+        self._draw_contributions(right)
+        figure.suptitle(self.title, fontsize="medium")
+        return figure
+
+    def _draw_voices(self, axes: Axes) -> None:
+        places = list(range(len(self.experts)))
+        axes.bar([p - 0.2 for p in places], self.weights, 0.4, label="router's weight")
+        axes.bar([p + 0.2 for p in places], self.answers, 0.4, label="expert's probability")
+        axes.set_xticks(places, self.experts, rotation=40, ha="right")
+        axes.set_ylim(0, 1.05)
+        axes.set_xlabel("expert of")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
+
+    def _draw_contributions(self, axes: Axes) -> None:
+        """Draw a row per feature, of many those that matter most."""
+        columns = list(zip(*self.contributions, strict=True))
+        weight = [max(map(abs, column)) for column in columns]
+        chosen = sorted(sorted(range(len(columns)), key=lambda i: -weight[i])[:DRAWN])
+        labels = [f"{s}\n(sum {d:.2f})" for s, d in zip(self.experts, self.distances, strict=True)]
+        _heat_map(
+            axes,
+            [columns[index] for index in chosen],
+            [self.features[index] for index in chosen],
+            labels,
+            "what each feature adds to the distance",
+        )
+
+
+def _told(pairs: list[tuple[float, str]]) -> str:
+    return ", ".join(f"{name} {value:+.2f}" for value, name in pairs)
+
+
+def _heat_map(
+    axes: Axes,
+    table: Sequence[Sequence[float]],
+    rows: list[str],
+    columns: list[str],
+    title: str,
+) -> None:
+    top = max(abs(value) for row in table for value in row) or 1.0
+    axes.imshow(table, cmap="PuOr", vmin=-top, vmax=top, aspect="auto")
+    for y, row in enumerate(table):
+        for x, value in enumerate(row):
+            colour = "white" if abs(value) > 0.6 * top else "black"
+            axes.text(
+                x, y, f"{value:.2f}", ha="center", va="center", fontsize="x-small", color=colour
+            )
+    axes.set_xticks(range(len(columns)), columns, fontsize="small", rotation=40, ha="right")
+    axes.set_yticks(range(len(rows)), rows, fontsize="small")
+    axes.set_title(title, fontsize="small")
+
+
+def explain_routing(
+    network: PICSRNetwork, sample: Tensor, title: str, features: list[str]
+) -> Explanation:
+    """Explain what ``network`` does with ``sample`` (*input_shape).
+
+    ``title`` gets the answer appended; without names of features their numbers stand for them.
+    """
+    network.eval()
+    with torch.no_grad():
+        weights = network.log_weights(sample[None])[0].exp()
+        experts = [expert(sample[None])[0] for expert in network.experts]
+        answers = [torch.softmax(logits, dim=-1)[-1].item() for logits in experts]
+        answer = network(sample[None])[0].exp()[-1].item()
+        distances = network.router.distances(sample[None], network.prototypes)[0]
+        scores = network.router.scores(distances)
+    parts = feature_contributions(network.router, sample, network.prototypes).flatten(1)
+    return Explanation(
+        f"{title}; the mixture gives it {answer:.3f}",
+        network.sites,
+        weights.tolist(),
+        answers,
+        distances.tolist(),
+        scores.tolist(),
+        features or [str(index) for index in range(parts.shape[1])],
+        parts.tolist(),
+    )

@@ -1,0 +1,75 @@
+"""CDL at a silo: a main model that is mixed with the neighbours', a support model that stays.
+
+In the silo's first round there is the main model alone, trained by the task; the support model
+starts as what that round made of it (``support/<array>``). From then on the task's loss and the
+divergence from the support model train the mixed main model, and its divergence from the main model
+trains the support model, by the same optimiser and rates, afresh each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from client_app.methods.decentralised import DecentralisedSite
+from client_app.methods.moon import twin
+from client_app.training.evaluation import SiteNetwork
+from client_app.training.loop import Objective, decayed_rates, open_optimiser
+from models.methods.cdl import CDLSettings, contrastive_divergence
+from models.networks.classifier import TokenClassifier, exchanged_arrays, load_exchanged
+
+_SUPPORT = "support/"
+
+
+class CDLSite(DecentralisedSite):
+    """Mixes, trains two models, sends the main one."""
+
+    settings_class = CDLSettings
+    settings: CDLSettings
+    _support: TokenClassifier | None = None
+
+    def objective(self, network: SiteNetwork) -> Objective:
+        """Return the main model's loss plus the contrastive divergence, if there is a support."""
+        main, support = cast(TokenClassifier, network), self._opened(network)
+        if support is None:
+            return main.loss
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            logits = main(inputs)
+            apart = contrastive_divergence(logits, support(inputs), self.settings.divergence_beta)
+            return main.criterion(logits, labels) + apart
+
+        return loss
+
+    def after_step(
+        self, network: SiteNetwork, optimiser: Optimizer | None
+    ) -> Callable[[Tensor], None] | None:
+        """Return the support model's step, by the gradients of the same batch."""
+        support = self._opened(network)
+        if support is None:
+            return None
+        own = open_optimiser(support, self.training_settings())
+        set_rates = decayed_rates(own, self.common, self._steps_before())
+
+        def step(inputs: Tensor) -> None:
+            set_rates()
+            own.step()
+            own.zero_grad(set_to_none=True)
+
+        return step
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the main model and the support model."""
+        support = exchanged_arrays(self._support or cast(nn.Module, network))
+        return super().kept(network) | {f"{_SUPPORT}{n}": array for n, array in support.items()}
+
+    def _opened(self, network: SiteNetwork) -> TokenClassifier | None:
+        """Return the support model as it was left, in training mode; None in the first round."""
+        stored = self.stored_under(_SUPPORT)
+        if self._support is None and stored:
+            self._support = twin(cast(TokenClassifier, network)).train()
+            load_exchanged(self._support, stored)
+        return self._support

@@ -1,0 +1,27 @@
+"""The ensemble at a site: a model of its own, sent after the last round, and the mean of all."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from client_app.methods.local import LocalSite
+from client_app.training.evaluation import SiteNetwork
+from models.networks.classifier import exchanged_arrays
+from models.networks.mixture import Mixture, open_experts
+
+
+class EnsembleSite(LocalSite):
+    """Trains alone as ``local`` does; once all experts are known, measures their mean."""
+
+    def open_network(self) -> SiteNetwork:
+        """Return the mean of the experts that came, else this site's own model."""
+        if came := self.request.arrays():
+            experts = open_experts(self.common, self.silo.task, came)
+            return cast(Mixture, self.compute.place(Mixture(experts)))
+        return super().open_network()
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the expert, when it is asked for."""
+        return exchanged_arrays(cast(nn.Module, network))

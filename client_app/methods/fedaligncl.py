@@ -1,0 +1,218 @@
+"""Fed-Align-CL at a site: local steps, alignment to the others' embeddings, curriculum, noise.
+
+The site keeps its discriminator and that one's optimiser (``discriminator/``,
+``discriminator-moments/``), which of its samples the local model got right at the end of an epoch
+(``right``, ``right-epoch``), and pacing's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from client_app.methods.adversarial_alignment import Aligner, embedded
+from client_app.methods.fedavg import FedAvgSite
+from client_app.privacy.noise_source import noise_source
+from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.loop import micro_batches
+from client_app.training.optimiser_state import moments_of, restore_moments
+from client_app.training.pacing import refuse_other_data
+from models.contract.errors import SiteError
+from models.contract.messages import INCOMING, measurement
+from models.contract.seeding import generator, seeded
+from models.maths.pacing import batch_of, ends_epoch, epoch_of
+from models.methods.fedaligncl import (
+    EMBEDDINGS,
+    Discriminator,
+    FedAlignCLSettings,
+    curriculum_order,
+    curriculum_scores,
+    perturbed,
+)
+from models.networks.classifier import TokenClassifier, exchanged_arrays, float_inputs
+from models.networks.resnet22 import still_statistics
+
+_WEIGHTS, _MOMENTS = "discriminator/", "discriminator-moments/"
+_RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
+
+
+class FedAlignCLSite(FedAvgSite):
+    """Receives global weights and the others' noisy embeddings, returns its own."""
+
+    settings_class = FedAlignCLSettings
+    settings: FedAlignCLSettings
+    _aligner: Aligner | None = None
+
+    @classmethod
+    def consent(cls, settings: FedAlignCLSettings) -> tuple[str, str] | None:
+        """Ask a hospital before embeddings of single images leave it."""
+        if not settings.align:
+            return None
+        return (
+            "allow-embeddings",
+            "the run sends embeddings, each of one training image, to all other sites; 'align' "
+            "false goes without",
+        )
+
+    def open_network(self) -> SiteNetwork:
+        """Build the network and load the global weights."""
+        foreign = f"{EMBEDDINGS}/"
+        arrays = self.request.arrays()
+        return self.classifier({n: a for n, a in arrays.items() if not n.startswith(foreign)})
+
+    def epoch_order(self, network: SiteNetwork, epoch: int) -> Tensor:
+        """Return the curriculum's order (eq. 4), or any while it has nothing to go by."""
+        known = self.stored.get(_RIGHT_EPOCH)
+        if known is None or int(known) != epoch - 1:  # it missed the end of the epoch before
+            return super().epoch_order(network, epoch)
+        local, now = self.stored[_RIGHT].bool(), self._right(network)
+        refuse_other_data(len(local), len(now))
+        forgotten = (local & ~now).double().mean().item()
+        self.told[measurement(INCOMING, "train", "forgotten")] = forgotten
+        if not self.settings.curriculum or epoch < self.settings.warmup_epochs:
+            return super().epoch_order(network, epoch)
+        scores = curriculum_scores(local, now, self.settings.forgotten_weight)
+        draw = generator(self.common.seed, "curriculum", epoch, self.silo.name)
+        return curriculum_order(scores, draw, self.settings.curriculum_sampling == "replacement")
+
+    def after_step(
+        self, network: SiteNetwork, optimiser: Optimizer | None
+    ) -> Callable[[Tensor], None] | None:
+        """Return the alignment of a batch, where alignment is on and others have sent any."""
+        if not self._aligns() or optimiser is None:
+            return None
+        module = cast(TokenClassifier, network)
+        others = self._others(module.channels)
+        if not others:
+            return None
+        discriminator = self._open_discriminator(module.channels)
+        self._aligner = Aligner(
+            network=module,
+            discriminator=discriminator,
+            optimiser=optimiser,
+            discriminator_optimiser=self._open_optimiser(discriminator),
+            others={site: self.compute.bring(array) for site, array in others.items()},
+            weight=self.settings.alignment_weight,
+            micro_batch=self.common.micro_batch,
+            compute=self.compute,
+            draw=generator(self.common.seed, "others", *self._key()),
+        )
+        return self._aligner
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return noisy weights and, where they are asked for, noisy embeddings."""
+        module = cast(TokenClassifier, network)
+        arrays = exchanged_arrays(module)
+        noisy = {name for name, _ in module.named_parameters()} & arrays.keys()
+        if count := self._asked():
+            arrays[EMBEDDINGS] = self._embeddings(module, count)
+            noisy.add(EMBEDDINGS)
+        at = self.request.instruction
+        key = ("perturbation", at.round, at.step, self.silo.name)
+        draw = noise_source(self.request, self.common.seed, *key)
+        return perturbed(arrays, noisy, self.settings, draw)
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the discriminator, and at an epoch's end what the local model gets right."""
+        found = self._discriminator_state()
+        round_ = self.request.instruction.round
+        if self._counts() and ends_epoch(round_, self.common):
+            found[_RIGHT] = self._right(network).to(torch.uint8)
+            found[_RIGHT_EPOCH] = torch.tensor(epoch_of(round_, self.common))
+        return found
+
+    def _key(self) -> tuple[int, str]:
+        return self.request.instruction.round, self.silo.name
+
+    def _discriminator_state(self) -> dict[str, Tensor]:
+        if self._aligner is None:
+            return {n: a for n, a in self.stored.items() if n.startswith((_WEIGHTS, _MOMENTS))}
+        discriminator = self._aligner.discriminator
+        moments = moments_of(self._aligner.discriminator_optimiser, discriminator)
+        weights = {f"{_WEIGHTS}{n}": a for n, a in discriminator.state_dict().items()}
+        return weights | {f"{_MOMENTS}{n}": a for n, a in moments.items()}
+
+    def _aligns(self) -> bool:
+        epoch = epoch_of(self.request.instruction.round, self.common)
+        return self.settings.align and epoch >= self.settings.warmup_epochs
+
+    def _asked(self) -> int:
+        """Return how many embeddings leave: what is asked for, if the run's settings have it so."""
+        asked = int(str(self.request.instruction.notes.get(EMBEDDINGS, 0)))
+        used = epoch_of(self.request.instruction.round + 1, self.common)
+        if not self.settings.align or used < self.settings.warmup_epochs:
+            return 0
+        return max(0, min(asked, self.settings.shared_embeddings))
+
+    def _counts(self) -> bool:
+        """Tell whether the next epoch asks which samples were right."""
+        epoch = epoch_of(self.request.instruction.round, self.common) + 1
+        wanted = self.settings.curriculum and epoch >= self.settings.warmup_epochs
+        return wanted or self.settings.count_forgotten
+
+    def _right(self, network: SiteNetwork) -> Tensor:
+        """Return (n,) bool: which training samples the network gets right, in eval mode."""
+        train, module = self.training_data(), cast(nn.Module, network)
+        logits = over_batches(network, train.inputs, self.compute, module)
+        return logits.argmax(dim=1) == train.labels
+
+    def _embeddings(self, module: TokenClassifier, count: int) -> Tensor:
+        """Return the embeddings (count, c) of any training samples, made as in training.
+
+        In eval mode batch norm would scale them otherwise than the ones they are compared with,
+        and a discriminator would tell the two modes apart, not the sites.
+        """
+        inputs = self.training_data().inputs
+        fresh = self.settings.embedding_draw == "round"
+        key = self._key() if fresh else (self.silo.name,)
+        draw = generator(self.common.seed, "shared-embeddings", *key)
+        chosen = torch.randperm(len(inputs), generator=draw)[:count]
+        module.train()
+        found = []
+        with torch.no_grad(), still_statistics(module), self.compute.autocast():
+            size = batch_of(len(inputs), self.common)
+            for part in micro_batches(len(chosen), min(size, self.common.micro_batch or size)):
+                batch = self.compute.pick(inputs, chosen[part])
+                found.append(embedded(module, float_inputs(batch)).cpu())
+        return torch.cat(found)
+
+    def _others(self, width: int) -> dict[str, Tensor]:
+        """Return the others' noisy embeddings (m, width) by site.
+
+        Raises:
+            SiteError: they are not embeddings of this network, or the site's own came back.
+        """
+        found: dict[str, Tensor] = {}
+        for name, array in sorted(self.request.arrays().items()):
+            if not name.startswith(f"{EMBEDDINGS}/"):
+                continue
+            site = name.removeprefix(f"{EMBEDDINGS}/")
+            if site == self.silo.name:
+                raise SiteError("its own embeddings came back: server and site differ in version")
+            if array.ndim != 2 or array.shape[1] != width or not array.isfinite().all():
+                raise SiteError(
+                    f"the embeddings of site {site} are {tuple(array.shape)}; they must be "
+                    f"(any, {width}) and finite: all sites need the same 'network' and "
+                    "'width'"
+                )
+            found[site] = array
+        return found
+
+    def _open_discriminator(self, width: int) -> Discriminator:
+        """Return the site's discriminator as it was left; at first the seed's."""
+        with seeded(self.common.seed, "discriminator", self.silo.name):
+            found = Discriminator(width)
+        if own := self.stored_under(_WEIGHTS):
+            found.load_state_dict(own)
+        return found.to(self.compute.device)
+
+    def _open_optimiser(self, discriminator: Discriminator) -> Optimizer:
+        """Return Adam over the discriminator, as it was left."""
+        rate = self.settings.discriminator_learning_rate or self.common.learning_rate
+        found = torch.optim.Adam(discriminator.parameters(), lr=rate)
+        restore_moments(found, discriminator, self.stored_under(_MOMENTS))
+        return found

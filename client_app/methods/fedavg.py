@@ -1,0 +1,23 @@
+"""FedAvg at a site (McMahan et al. 2017): train the global model, send all of it back."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from client_app.methods.base import SiteMethod
+from client_app.training.evaluation import SiteNetwork
+from models.networks.classifier import exchanged_arrays
+
+
+class FedAvgSite(SiteMethod):
+    """Receives and returns every parameter and float buffer of the network."""
+
+    def open_network(self) -> SiteNetwork:
+        """Build the network and load the global weights."""
+        return self.classifier(self.request.arrays())
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return all trained weights."""
+        return exchanged_arrays(cast(nn.Module, network))

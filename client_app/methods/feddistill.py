@@ -1,0 +1,52 @@
+"""FedDistill at a site: train near the others' mean logits, then send the mean logits of its own.
+
+Of an evidential network the logits are log alpha, as everywhere here: their softmax are the
+expected probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+
+from client_app.methods.fedproto import class_means
+from client_app.methods.local import LocalSite
+from client_app.training.evaluation import SiteNetwork
+from client_app.training.loop import Objective
+from models.methods.feddistill import LOGITS, FedDistillSettings
+from models.methods.fedproto import class_targets, matching_loss
+from models.networks.classifier import TokenClassifier
+
+
+class FedDistillSite(LocalSite):
+    """Keeps its network, as ``local`` does; only the mean logits of each class leave it."""
+
+    settings_class = FedDistillSettings
+    settings: FedDistillSettings
+
+    def objective(self, network: SiteNetwork) -> Objective:
+        """Return the network's loss plus the distance to the others' mean logits of the label."""
+        own, classes = cast(TokenClassifier, network), self.silo.task.classes
+        found = class_targets(self.request.arrays(), LOGITS, classes, classes)
+        if found is None:
+            return own.loss
+        weight, targets = self.settings.logit_weight, found.to(self.compute.device)
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            logits = own.classify(own.discretise(own.encode(inputs)))
+            return own.criterion(logits, labels) + weight * matching_loss(logits, labels, targets)
+
+        return loss
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the mean logits (classes,) of each class that has enough training samples."""
+        means = class_means(
+            network,
+            self.silo.train,
+            self.silo.task.classes,
+            self.compute,
+            lambda inputs: network.classify(network.discretise(network.encode(inputs))),
+            max(self.settings.class_min_count, self.common.sums_min_count),
+        )
+        return {f"{LOGITS}{label}": mean for label, mean in means.items()}

@@ -1,0 +1,166 @@
+"""FedEvPrompt at a site: train prompts on evidence and the others' maps, then send own maps.
+
+Prompts, head and optimiser that are not shared stay in the site's own state:
+``network/<array>`` and ``optimiser/<array>/<moment>``.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from client_app.methods.base import SiteMethod
+from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.loop import Objective, open_optimiser
+from client_app.training.optimiser_state import moments_of, restore_moments
+from models.contract.errors import SiteError
+from models.contract.seeding import generator
+from models.maths.attention_rollout import (
+    BufferMoments,
+    buffer_moments,
+    distillation_loss,
+    upsampling_gram,
+)
+from models.maths.dirichlet import vacuity
+from models.methods.fedevprompt import (
+    BUFFER,
+    MAPS,
+    FedEvPromptSettings,
+    any_of_class,
+    map_fault,
+    most_certain,
+    shared_names,
+)
+from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.prompted_vit import PromptedViT
+
+_NETWORK, _OPTIMISER = "network/", "optimiser/"
+
+
+class FedEvPromptSite(SiteMethod):
+    """Holds prompts, a head and an optimiser of its own."""
+
+    settings_class = FedEvPromptSettings
+    settings: FedEvPromptSettings
+    _optimiser: Optimizer | None = None
+
+    def open_network(self) -> PromptedViT:
+        """Build the network from the seed's start, the site's own state and what came."""
+        network = cast(PromptedViT, self.new_classifier())
+        foreign = (MAPS, BUFFER)  # a finished run's model is read with the buffer in it
+        shared = {n: a for n, a in self.request.arrays().items() if not n.startswith(foreign)}
+        arrays = exchanged_arrays(network) | self.stored_under(_NETWORK) | shared
+        load_exchanged(network, arrays)
+        return cast(PromptedViT, self.compute.place(network))
+
+    def optimiser(self, network: SiteNetwork) -> Optimizer:
+        """Return the optimiser, with its own moments of what stays at the site."""
+        found = open_optimiser(cast(PromptedViT, network), self.common)
+        restore_moments(found, cast(PromptedViT, network), self.stored_under(_OPTIMISER))
+        self._optimiser = found
+        return found
+
+    def objective(self, network: SiteNetwork) -> Objective:
+        """Return the evidential loss, with distillation where others have sent maps (eq. 2)."""
+        vit = cast(PromptedViT, network)
+        moments = self._moments(vit)
+        if moments is None:
+            return vit.loss
+        weight, per_site = self.settings.distillation_weight, self.settings.buffer_maps
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            tokens, maps = vit.encode_with_rollout(inputs)
+            task = vit.criterion(vit.classify(tokens), labels)
+            return task + weight * distillation_loss(maps, labels, moments, per_site)
+
+        return loss
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the maps of the chosen training samples, and what is averaged."""
+        vit = cast(PromptedViT, network)
+        arrays = exchanged_arrays(vit)
+        shared = {name: arrays[name] for name in shared_names(self.settings, list(arrays))}
+        return shared | (self._maps(vit) if self.settings.distillation_weight else {})
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return what is not averaged, and the optimiser's moments of it."""
+        arrays = exchanged_arrays(cast(PromptedViT, network))
+        private = arrays.keys() - set(shared_names(self.settings, list(arrays)))
+        found = {f"{_NETWORK}{name}": arrays[name] for name in sorted(private)}
+        if self._optimiser:
+            moments = moments_of(self._optimiser, cast(PromptedViT, network), private)
+            found |= {f"{_OPTIMISER}{name}": value for name, value in moments.items()}
+        return found
+
+    def presentable(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Make noised maps maps again: not negative, summing to 1; one without a rest is even."""
+        return {
+            name: as_maps(array) if name.startswith(MAPS) else array
+            for name, array in arrays.items()
+        }
+
+    def _moments(self, vit: PromptedViT) -> BufferMoments | None:
+        """Return the moments of the others' maps, None if there are none.
+
+        Raises:
+            SiteError: a map that came cannot be one.
+        """
+        by_class: dict[int, list[Tensor]] = {}
+        for name, maps in self.request.arrays().items():
+            if not name.startswith(MAPS):
+                continue
+            site, _, label = name.removeprefix(MAPS).rpartition("/")
+            if site == self.silo.name:
+                fault: str | None = "these are its own maps, which must not come back"
+            elif not label.isdecimal() or int(label) >= self.silo.task.classes:
+                fault = "there is no such class"
+            elif maps.ndim != 2 or maps.shape[1] != vit.map_size():
+                fault = f"it is {tuple(maps.shape)}, not (any, {vit.map_size()})"
+            else:
+                fault = map_fault(maps)
+            if fault:
+                raise SiteError(f"the buffer's entry of site {site}, class {label}: {fault}")
+            by_class.setdefault(int(label), []).append(maps)
+        if not by_class:
+            return None
+        gram = upsampling_gram(vit.grid_size(), vit.image_size())
+        joined = {label: torch.cat(found) for label, found in sorted(by_class.items())}
+        return buffer_moments(joined, self.silo.task.classes, gram).to(self.compute.device)
+
+    def _maps(self, vit: PromptedViT) -> dict[str, Tensor]:
+        """Return the maps (up to M, cells) of each class that this site has samples of."""
+        train, count = self.silo.train, self.settings.buffer_maps
+        by_vacuity = self.settings.buffer_selection == "uncertainty"
+        vacuities = self._vacuities(vit) if by_vacuity else torch.empty(0)
+        found = {}
+        for label in torch.unique(train.labels).tolist():
+            if by_vacuity:
+                chosen = most_certain(vacuities, train.labels, label, count)
+            else:
+                key = (self.request.instruction.round, self.silo.name, label)
+                draw = generator(self.common.seed, "buffer", *key)
+                chosen = any_of_class(train.labels, label, count, draw)
+            parts = over_batches(
+                vit, train.inputs[chosen], self.compute, lambda x: vit.encode_with_rollout(x)[1]
+            )
+            found[f"{MAPS}{label}"] = parts
+        return found
+
+    def _vacuities(self, vit: PromptedViT) -> Tensor:
+        """Return the vacuity (n,) of every training sample."""
+        return over_batches(
+            vit,
+            self.silo.train.inputs,
+            self.compute,
+            lambda x: vacuity(vit.classify(vit.encode(x)).exp()),
+        )
+
+
+def as_maps(noised: Tensor) -> Tensor:
+    """Return rows (n, cells) clamped at 0 and divided by their sums; a row of zeros is even."""
+    kept = noised.clamp(min=0)
+    kept = torch.where(kept.sum(dim=-1, keepdim=True) > 0, kept, torch.ones_like(kept))
+    return kept / kept.sum(dim=-1, keepdim=True)

@@ -1,0 +1,102 @@
+"""MOON at a site: train near the global model's representations, away from its own last model's.
+
+The site keeps its model, head included, under ``previous/``. In the first round that it takes part
+in there is none and the term is left out, as in the authors' code; with the global model in its
+place the term would be a constant, log 2, without a gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from client_app.methods.fedavg import FedAvgSite
+from client_app.training.evaluation import SiteNetwork
+from client_app.training.loop import Objective
+from models.contract.messages import EVALUATE
+from models.methods.moon import (
+    PROJECTION,
+    MoonSettings,
+    build_projection,
+    contrastive_loss,
+)
+from models.networks.classifier import FrozenPart, TokenClassifier, exchanged_arrays, load_exchanged
+
+_PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
+
+
+class MoonSite(FedAvgSite):
+    """Receives and returns the network and, to train, the projection head."""
+
+    settings_class = MoonSettings
+    settings: MoonSettings
+
+    def open_network(self) -> SiteNetwork:
+        """Build the network with the global weights, the head a part of it except to evaluate."""
+        network = self.new_classifier()
+        if self.request.instruction.phase != EVALUATE:
+            head = build_projection(self.common.seed, network.channels, self.settings)
+            network.add_module("projection", head)
+        load_exchanged(network, _from_wire(self.request.arrays()))
+        return cast(TokenClassifier, self.compute.place(network))
+
+    def objective(self, network: SiteNetwork) -> Objective:
+        """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
+
+        It must be asked for before training: the global model is what ``network`` is now.
+        """
+        own = cast(TokenClassifier, network)
+        stored = self.stored_under(_PREVIOUS)
+        if not stored:
+            return own.loss
+        came, previous = (twin(own).eval().requires_grad_(False) for _ in range(2))
+        load_exchanged(previous, stored)
+        mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            tokens = own.encode(inputs)
+            task = own.criterion(own.classify(own.discretise(tokens)), labels)
+            with torch.no_grad():
+                near, far = (_represented(net, net.encode(inputs)) for net in (came, previous))
+            z = _represented(own, tokens)
+            return task + mu * contrastive_loss(z, near, far, temperature)
+
+        return loss
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return all trained weights, the head's among them."""
+        return _to_wire(exchanged_arrays(cast(nn.Module, network)))
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the trained model, from which the next round keeps away."""
+        arrays = exchanged_arrays(cast(nn.Module, network))
+        return {f"{_PREVIOUS}{name}": array for name, array in arrays.items()}
+
+
+def twin(network: TokenClassifier) -> TokenClassifier:
+    """Return a copy; what is frozen for good, a ViT's backbone, it has in common with it."""
+    frozen: dict[int, object] = {
+        id(part): part for part in network.modules() if isinstance(part, FrozenPart)
+    }
+    return copy.deepcopy(network, frozen)
+
+
+def _represented(network: TokenClassifier, tokens: Tensor) -> Tensor:
+    """Return the representations (batch, size) of tokens that ``network`` encoded."""
+    found: Tensor = network.get_submodule("projection")(tokens)
+    return found
+
+
+def _to_wire(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {_renamed(name, _HEAD, PROJECTION): array for name, array in arrays.items()}
+
+
+def _from_wire(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {_renamed(name, PROJECTION, _HEAD): array for name, array in arrays.items()}
+
+
+def _renamed(name: str, before: str, after: str) -> str:
+    return f"{after}{name.removeprefix(before)}" if name.startswith(before) else name

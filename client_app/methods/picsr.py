@@ -1,0 +1,162 @@
+"""PICSR at a site: train an expert, send it once with a prototype, then train the router.
+
+The server tells the ``stage``: ``warmup`` (FedAvg), ``experts`` (alone, from the site's own state)
+or ``router`` (all experts and prototypes came, the router is trained).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from client_app.explain.routing import Explanation, explain_routing
+from client_app.methods.base import SiteMethod
+from client_app.privacy.noise_source import noise_source
+from client_app.training.evaluation import SiteNetwork
+from datasets.silo.silos import Silo
+from models.contract.errors import SiteError
+from models.contract.settings import CommonSettings
+from models.methods.picsr import (
+    EXPERTS,
+    OWN_EXPERT,
+    OWN_PROTOTYPE,
+    PROTOTYPE,
+    ROUTER,
+    ROUTING_STAGE,
+    WARMUP,
+    PICSRNetwork,
+    PICSRSettings,
+    arrays_below,
+    build_router,
+    prototype,
+    routing_figures,
+)
+from models.networks.classifier import exchanged_arrays, float_inputs, load_exchanged
+from models.networks.mixture import expert_array, open_experts
+from models.privacy.gaussian_noise import normals
+
+
+class RoutingWatch:
+    """The router's weights of a split's samples; only their summary is told."""
+
+    def __init__(self, sites: list[str], least: int) -> None:
+        self.sites = sites
+        self.least = least
+        self.weights: list[Tensor] = []
+
+    def see(self, tokens: Tensor) -> None:
+        """Keep the weights of a batch; they are the last channel, as logarithms."""
+        self.weights.append(tokens[..., -1].float().exp().cpu())
+
+    def values(self) -> dict[str, float]:
+        """Return mean and quantiles per expert."""
+        return routing_figures(torch.cat(self.weights), self.sites, self.least)
+
+
+class PICSRSite(SiteMethod):
+    """Holds an expert; refuses to send a prototype of too few samples."""
+
+    settings_class = PICSRSettings
+    settings: PICSRSettings
+
+    @classmethod
+    def admit(cls, silo: Silo, common: CommonSettings, settings: PICSRSettings) -> None:
+        """Refuse to take part with too few samples for a prototype."""
+        bounds = {
+            "prototype-min-count": settings.prototype_min_count,
+            "sums-min-count": common.sums_min_count,  # a hospital's own floor may be behind it
+        }
+        count, key = len(silo.train), max(bounds, key=lambda name: bounds[name])
+        if count < bounds[key]:
+            raise SiteError(
+                f"site {silo.name} sends no prototype: it has {count} training samples and "
+                f"at least {bounds[key]} are needed ('{key}'); leave the site out"
+            )
+
+    def open_network(self) -> SiteNetwork:
+        """Build the router with its experts, or this site's expert."""
+        if self.stage() == ROUTING_STAGE:
+            return cast(PICSRNetwork, self.compute.place(self._router_network()))
+        return self.classifier(self.request.arrays() or self.own_state())
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the stage's weights; with an expert also the prototype."""
+        arrays = exchanged_arrays(cast(nn.Module, network))
+        if self.stage() == WARMUP:
+            return arrays
+        if self.stage() == EXPERTS:
+            return {f"{OWN_EXPERT}{name}": array for name, array in arrays.items()} | {
+                OWN_PROTOTYPE: self._prototype()
+            }
+        return self._trained(cast(PICSRNetwork, network))
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the expert while it trains."""
+        return exchanged_arrays(cast(nn.Module, network)) if self.stage() == EXPERTS else {}
+
+    def training_settings(self) -> CommonSettings:
+        """Train the router with a step size of its own."""
+        if self.stage() != ROUTING_STAGE:
+            return self.common
+        own = self.settings
+        return dataclasses.replace(
+            self.common,
+            learning_rate=own.router_learning_rate,
+            weight_decay=own.router_weight_decay,
+        )
+
+    def watch(self, network: SiteNetwork, split: str) -> RoutingWatch | None:
+        """Return a watch of the routing, once there is a router."""
+        if self.stage() != ROUTING_STAGE:
+            return None
+        return RoutingWatch(cast(PICSRNetwork, network).sites, self.settings.prototype_min_count)
+
+    def explain(self, split: str, row: int) -> Explanation:
+        """Say which experts spoke for a patient, and which features made the patient close to whom.
+
+        Raises:
+            DataError: the split has no such row.
+        """
+        chosen = self.silo.splits()[split]
+        self.refuse_row(split, row)
+        names = self.silo.class_names()
+        title = (
+            f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}; "
+            f"probabilities are of '{names[-1]}'"
+        )
+        network = self._router_network()
+        sample = float_inputs(chosen.inputs[row])
+        return explain_routing(network, sample, title, list(self.silo.features))
+
+    def stage(self) -> str:
+        """Return what the server says that this round is about."""
+        return str(self.request.instruction.notes["stage"])
+
+    def _router_network(self) -> PICSRNetwork:
+        arrays = self.request.arrays()
+        experts = open_experts(self.common, self.silo.task, arrays)
+        shape = self.silo.task.input_shape
+        router = build_router(self.settings, shape, len(experts), self.common.seed)
+        load_exchanged(router, arrays_below(ROUTER, arrays))
+        prototypes = arrays_below(PROTOTYPE, arrays)
+        return PICSRNetwork(experts, prototypes, router, self.settings.train_experts)
+
+    def _trained(self, network: PICSRNetwork) -> dict[str, Tensor]:
+        arrays = {f"{ROUTER}{n}": array for n, array in exchanged_arrays(network.router).items()}
+        if self.settings.train_experts:
+            for site, expert in zip(network.sites, network.experts, strict=True):
+                arrays |= {
+                    expert_array(site, name): array
+                    for name, array in exchanged_arrays(expert).items()
+                }
+        return arrays
+
+    def _prototype(self) -> Tensor:
+        mean = prototype(float_inputs(self.silo.train.inputs))
+        if not self.settings.prototype_noise:
+            return mean
+        draw = noise_source(self.request, self.common.seed, "prototype-noise", self.silo.name)
+        return mean + self.settings.prototype_noise * normals(mean.shape, draw, torch.float32)

@@ -1,0 +1,152 @@
+"""UEFL at a site: train through the codebooks it was given, cluster its features when asked.
+
+Phases: ``train``; ``uncertainty`` measures the aggregated model on validation data; ``centroids``
+runs K-means on the training features and sends centroids with counts (shared codebooks), or adds
+them to the site's own book (personal codebooks, which are never sent).
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from client_app.methods.base import SiteMethod
+from client_app.training.evaluation import SiteNetwork, measure, tokens_of
+from models.contract.messages import INCOMING, measurement
+from models.contract.seeding import derive_seed
+from models.maths.federated_kmeans import Centroids, local_centroids
+from models.methods.uefl import (
+    CODEBOOK,
+    NEW_CODEWORDS,
+    UEFLNetwork,
+    UEFLSettings,
+    gaussian_codebook,
+    perplexity,
+    segment_dimension,
+)
+from models.networks.classifier import exchanged_arrays, load_exchanged
+
+
+class CodeUse:
+    """Code use as perplexity (eq. 11), and the mean squared distance of tokens to codewords."""
+
+    def __init__(self, network: UEFLNetwork) -> None:
+        self.network = network
+        self.counts = torch.zeros(len(network.codebook()), dtype=torch.int64)
+        self.squared = 0.0
+        self.elements = 0
+
+    def see(self, tokens: Tensor) -> None:
+        """Count the codes of a batch of tokens (batch, l, c)."""
+        found = self.network.nearest(tokens)
+        codes = found.codes.flatten().cpu()
+        self.counts += torch.bincount(codes, minlength=len(self.counts))
+        self.squared += float((found.codewords - tokens.float()).square().sum())
+        self.elements += tokens.numel()
+
+    def values(self) -> dict[str, float]:
+        """Return ``perplexity`` and ``codeword-distance``."""
+        return {
+            "perplexity": perplexity(self.counts),
+            "codeword-distance": self.squared / self.elements,
+        }
+
+
+class UEFLSite(SiteMethod):
+    """Sends the network and the books it may use; a book it was not given it never sees."""
+
+    settings_class = UEFLSettings
+    settings: UEFLSettings
+
+    def open_network(self) -> UEFLNetwork:
+        """Build the network from the message and, if they are personal, the site's own books."""
+        arrays = self.request.arrays()
+        classifier = self.new_classifier()
+        books = {
+            name.removeprefix(CODEBOOK): arrays.pop(name)
+            for name in sorted(arrays)
+            if name.startswith(CODEBOOK)
+        }
+        if self._personal():
+            books = self._own_books(segment_dimension(classifier.channels, self.settings.segments))
+        load_exchanged(classifier, arrays)
+        network = UEFLNetwork(classifier, books, self.settings)
+        return cast(UEFLNetwork, self.compute.place(network))
+
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the classifier's weights and, unless personal, the books."""
+        uefl = cast(UEFLNetwork, network)
+        books = {} if self._personal() else self._books(uefl)
+        return exchanged_arrays(uefl.classifier) | books
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the personal books."""
+        return self._books(cast(UEFLNetwork, network)) if self._personal() else {}
+
+    def watch(self, network: SiteNetwork, split: str) -> CodeUse:
+        """Return a watch of code use."""
+        return CodeUse(cast(UEFLNetwork, network))
+
+    def phase_uncertainty(self) -> RecordDict:
+        """Answer with the entropy of the incoming model on validation data (eq. 8)."""
+        network = self.open_network()
+        instruction = self.request.instruction
+        values = measure(
+            network,
+            self.silo.val,
+            self.common,
+            self.compute,
+            (instruction.round, self.silo.name, "uncertainty"),
+        )
+        return self.reply({measurement(INCOMING, "val", "entropy"): values["entropy"]})
+
+    def phase_centroids(self) -> RecordDict:
+        """Answer with centroids and counts, or add codewords to the personal books."""
+        network = self.open_network()
+        shared_gaussian = not self._personal() and self.settings.codeword_start == "gaussian"
+        if shared_gaussian:  # the server draws the new book: nothing need leave the site
+            return self.reply({NEW_CODEWORDS: self.settings.codes})
+        found = self._new_codewords(network)
+        metrics = {NEW_CODEWORDS: float(len(found.counts))}
+        if not self._personal():
+            centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
+            return self.reply(metrics, {"centroids": centres, "counts": counts})
+        books = self._books(network)
+        if len(found.counts):
+            books[f"{CODEBOOK}{len(books)}"] = torch.from_numpy(found.centres)
+        self.keep(books)
+        return self.reply(metrics)
+
+    def _new_codewords(self, network: UEFLNetwork) -> Centroids:
+        if self.settings.codeword_start == "kmeans":
+            return self._centroids(network)
+        dimension, book = network.codebook().shape[1], len(network.codebooks)
+        drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        return Centroids(drawn.numpy(), np.ones(len(drawn), np.int64))
+
+    def _centroids(self, network: UEFLNetwork) -> Centroids:
+        dimension = network.codebook().shape[1]
+        seed = derive_seed(
+            self.common.seed, "kmeans", self.request.instruction.round, self.silo.name
+        )
+        features = tokens_of(network, self.silo.train, self.compute).reshape(-1, dimension)
+        return local_centroids(
+            features.numpy(), self.settings.codes, seed, self.settings.centroid_min_count
+        )
+
+    def _personal(self) -> bool:
+        return self.settings.codebooks == "personal"
+
+    def _own_books(self, dimension: int) -> dict[str, Tensor]:
+        own = self.own_state()
+        if own is None:
+            return {"0": gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)}
+        return {name.removeprefix(CODEBOOK): book for name, book in own.items()}
+
+    @staticmethod
+    def _books(network: UEFLNetwork) -> dict[str, Tensor]:
+        return {f"{CODEBOOK}{name}": book.detach() for name, book in network.codebooks.items()}

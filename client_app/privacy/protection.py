@@ -1,0 +1,214 @@
+"""Differential privacy at a site: no array leaves without clipping, noise and a line in the ledger.
+
+The ledger is the site's own file beside its states of the run. It counts every noisy message, also
+one that a server lost and asks for again, and it is written before the message leaves. A hospital
+with a cap of its own has another one, of all its runs: a server chooses a run's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from client_app.privacy.noise_source import noise_source
+from client_app.site.audit_log import RefusedError
+from datasets.io.atomic_files import write_atomically
+from models.contract.errors import CheckpointError, SiteError
+from models.contract.messages import DP_RELEASES
+from models.contract.settings import CommonSettings
+from models.privacy.gaussian_mechanism import SPENT, clip_and_noise, combined_multiplier, epsilon
+
+if TYPE_CHECKING:
+    from client_app.methods.base import SiteMethod
+
+LEDGER = "privacy-ledger.json"
+
+
+@dataclass(frozen=True)
+class OwnCap:
+    """A hospital's own cap: what all its runs together may tell, whatever servers ask.
+
+    Attributes:
+        ledger: counts the noisy messages of all runs, by their noise multiplier.
+        most: the cap on epsilon.
+        delta: at which it holds.
+    """
+
+    ledger: Path
+    most: float
+    delta: float
+
+
+def protect(
+    method: SiteMethod, arrays: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Return the arrays of a reply as they may leave the site, and what the server is told.
+
+    Without 'clip-norm' they leave as they are, but not from a hospital that has a cap of its own.
+
+    Raises:
+        SiteError: epsilon is spent, the cap means nothing without clipping, or training diverged.
+        CheckpointError: a ledger is damaged, or of other noise.
+    """
+    common, site = method.common, method.silo.name
+    if not common.clip_norm:
+        if arrays and common.max_epsilon:
+            raise RefusedError(
+                f"site {site} has a cap on epsilon and the run's 'clip-norm' is 0: without "
+                "clipping there is no epsilon; set 'clip-norm' and 'noise-multiplier', or leave "
+                "the site out"
+            )
+        return dict(arrays), {}
+    path = method.state.folder / LEDGER
+    if not arrays:
+        return {}, {DP_RELEASES: read_ledger(path, common)}
+    refuse_diverged(arrays)
+    releases = spend(path, common, method.request.own_cap)
+    at = method.request.instruction
+    draw = noise_source(method.request, common.seed, "privacy", at.round, at.step, site)
+    clip, z = common.clip_norm, common.noise_multiplier
+    noised = clip_and_noise(arrays, method.dp_reference(), clip, z, draw)
+    return method.presentable(noised), {DP_RELEASES: releases}
+
+
+def spend(path: Path, common: CommonSettings, own: OwnCap | None) -> int:
+    """Enter one more noisy message in the run's ledger and the hospital's own; return the count.
+
+    Messages that are answered side by side wait for each other here.
+
+    Raises:
+        SiteError: it would bring epsilon above a cap; nothing is entered.
+        CheckpointError: a ledger is damaged, or of other noise.
+    """
+    lock = own.ledger if own else path
+    with locked(lock.with_name(f".{lock.name}.lock")):
+        releases = read_ledger(path, common)
+        refuse_spent(releases, common)
+        if own:
+            spend_own(own, common.noise_multiplier)
+        write_ledger(path, releases + 1, common)
+    return releases + 1
+
+
+def spend_own(own: OwnCap, noise_multiplier: float) -> None:
+    """Enter a message in the hospital's ledger of all runs.
+
+    Raises:
+        SiteError: it would bring the hospital's epsilon above its cap.
+        CheckpointError: the ledger is damaged.
+    """
+    known = read_own_ledger(own.ledger)
+    after = {**known, noise_multiplier: known.get(noise_multiplier, 0) + 1}
+    before, then = (epsilon(combined_multiplier(c), 1, own.delta) for c in (known, after))
+    if then > own.most:
+        raise RefusedError(
+            f"{SPENT}: {sum(known.values())} noisy messages of all runs are {before:.4g} at delta "
+            f"{own.delta:g}, one more would make it {then:.4g}, above the hospital's own "
+            f"'max-epsilon' {own.most:g}; nothing left the site"
+        )
+    content = {"releases": {repr(z): count for z, count in sorted(after.items())}}
+    write_atomically(own.ledger, json.dumps(content, indent=2) + "\n", mode=0o600)
+
+
+def read_own_ledger(path: Path) -> dict[float, int]:
+    """Return the noisy messages of all runs by noise multiplier; empty if there is no ledger yet.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        counts = json.loads(path.read_text())["releases"]
+        found = {float(z): int(count) for z, count in counts.items()}
+        if any(z <= 0 or count < 0 for z, count in found.items()):
+            raise ValueError("releases")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the hospital's privacy ledger {path.name} is damaged ({type(error).__name__}): bring "
+            "it back; what was spent in all runs is known by nothing else"
+        ) from None
+    return found
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is not there."""
+    import fcntl  # of Linux and macOS, where hospitals' containers run
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def refuse_diverged(arrays: Mapping[str, Tensor]) -> None:
+    """Refuse values that are not finite: noise would hide that training diverged.
+
+    Raises:
+        SiteError: it names the array.
+    """
+    for name, array in arrays.items():
+        if not array.isfinite().all():
+            raise SiteError(
+                f"training diverged, '{name}' holds values that are not finite: lower "
+                "'learning-rate'; nothing left the site"
+            )
+
+
+def refuse_spent(releases: int, common: CommonSettings) -> None:
+    """Refuse one more message where it would bring epsilon above 'max-epsilon'; 0: no limit.
+
+    Raises:
+        SiteError: it gives epsilon before and after.
+    """
+    z, delta, cap = common.noise_multiplier, common.delta, common.max_epsilon
+    if not cap or (after := epsilon(z, releases + 1, delta)) <= cap:
+        return
+    raise RefusedError(
+        f"{SPENT}: {releases} noisy messages of this run are {epsilon(z, releases, delta):.4g} at "
+        f"delta {delta:g}, one more would make it {after:.4g}, above the site's 'max-epsilon' "
+        f"{cap:g}; nothing left the site"
+    )
+
+
+def read_ledger(path: Path, common: CommonSettings) -> int:
+    """Return how many noisy messages the ledger counts; 0 if there is none yet.
+
+    Raises:
+        CheckpointError: it is damaged, or counts messages of other noise.
+    """
+    if not path.exists():
+        return 0
+    try:
+        found = json.loads(path.read_text())
+        releases, kinds = found["releases"], {key: float(found[key]) for key in _kind(common)}
+        if type(releases) is not int or releases < 0:
+            raise ValueError(f"releases {releases!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the privacy ledger {path} is damaged ({type(error).__name__}): bring it back, or "
+            "choose another 'run-name'; what was spent in this run is known by nothing else"
+        ) from None
+    if kinds != _kind(common):
+        raise CheckpointError(
+            f"the privacy ledger {path} counts messages of {kinds}, and the run asks for "
+            f"{_kind(common)}: choose another 'run-name'"
+        )
+    return int(releases)
+
+
+def write_ledger(path: Path, releases: int, common: CommonSettings) -> None:
+    """Store the count, whole or not at all, for the site's own eyes."""
+    content: dict[str, Any] = {"releases": releases, **_kind(common), "delta": common.delta}
+    write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
+
+
+def _kind(common: CommonSettings) -> dict[str, float]:
+    return {"clip-norm": common.clip_norm, "noise-multiplier": common.noise_multiplier}

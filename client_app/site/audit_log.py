@@ -1,0 +1,147 @@
+"""A site's audit log: one JSON line per message, written before the answer leaves.
+
+A line holds names, counts and bytes, never a value of the data. A line that cannot be written
+whole and flushed to the disk keeps the answer at the site.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from models.contract.errors import SiteError
+from models.contract.messages import CONFIG
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, defaults
+from strategies.wire.bundles import record_bytes
+
+ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
+
+_LONGEST = 200  # characters of what a server names
+_LONGEST_REASON = 1000
+
+
+class RefusedError(SiteError):
+    """The hospital's own word, not a fault, keeps an answer at the site."""
+
+
+def entry(
+    site: str, message: Message, context: Context, reply: Message, outcome: str
+) -> dict[str, Any]:
+    """Return the line of a message and the reply to it, as keys and values."""
+    asked: Mapping[str, Any] = {}
+    if message.has_content():
+        asked = message.content.config_records.get(CONFIG, ConfigRecord())
+    run = defaults(CommonSettings) | dict(context.run_config)
+    left = reply.content if reply.has_content() else RecordDict()
+    why = str(reply.error.reason) if reply.has_error() else ""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "site": site,
+        "run": _short(asked.get("run-name", "")),
+        "run-id": context.run_id,
+        "kind": _short(message.metadata.message_type),
+        "method": _short(run["method"]),
+        "dataset": _short(run["dataset"]),
+        "round": _short(asked.get("round", 0)),
+        "phase": _short(asked.get("phase", "")),
+        "outcome": outcome,
+        "why": why[:_LONGEST_REASON],
+        "records": grouped(names_in(left)),
+        "bytes-in": record_bytes(message.content) if message.has_content() else 0,
+        "bytes-out": record_bytes(left) + len(why.encode()),
+    }
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Append one JSON line, whole and on the disk, or leave the log as it was.
+
+    Sites and processes that share a log wait for each other.
+
+    Raises:
+        RefusedError: it could not be written; the path stays at the site.
+    """
+    import fcntl  # of Linux and macOS, where hospitals' containers run
+
+    data = json.dumps(line).encode() + b"\n"
+    try:
+        log = _open(path)
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX)
+            _append(log, data)
+        finally:
+            os.close(log)
+    except OSError as error:
+        raise _unwritable(error) from None
+
+
+def check_log(path: Path) -> None:
+    """Refuse a log that cannot be opened, before the work that it would have to tell of.
+
+    Raises:
+        RefusedError: it cannot; the path stays at the site.
+    """
+    try:
+        os.close(_open(path))
+    except OSError as error:
+        raise _unwritable(error) from None
+
+
+def names_in(content: RecordDict) -> list[str]:
+    """Return what ``content`` holds as ``<record>/<key>``, sorted."""
+    return sorted(f"{record}/{key}" for record, values in content.items() for key in values)
+
+
+def grouped(names: Iterable[str]) -> dict[str, int]:
+    """Return names that begin alike as one pattern, with their number.
+
+    What follows a key's first '.' or '/' becomes '*': ``arrays/head.1.bias`` is ``arrays/head.*``.
+    """
+    found: dict[str, int] = {}
+    for name in names:
+        record, _, key = name.partition("/")
+        ends = [at for mark in "./" if (at := key.find(mark)) >= 0]
+        group = f"{record}/{key[: min(ends) + 1]}*" if ends else name
+        found[group] = found.get(group, 0) + 1
+    return found
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _append(log: int, data: bytes) -> None:
+    size = os.fstat(log).st_size
+    torn = size and os.pread(log, 1, size - 1) != b"\n"  # by a power cut: that message never left
+    data = b"\n" + data if torn else data
+    try:
+        if os.write(log, data) != len(data):
+            raise OSError(0, "only a part of the line went to the disk: it is full")
+        os.fsync(log)
+    except OSError:
+        _cut_back(log, size)
+        raise
+
+
+def _cut_back(log: int, size: int) -> None:
+    try:
+        os.ftruncate(log, size)
+    except OSError:
+        return  # a log that may only grow: the next line begins on a line of its own
+
+
+def _unwritable(error: OSError) -> RefusedError:
+    return RefusedError(
+        f"the site's audit log cannot be written ({error.strerror}), and nothing leaves unlogged: "
+        "the hospital must see to its 'audit-log'"
+    )
+
+
+def _short(value: object) -> Value:
+    return value if isinstance(value, int) else str(value)[:_LONGEST]

@@ -1,0 +1,340 @@
+"""A hospital's own word on what may be asked of it: a YAML file on its disk, named by node config.
+
+``site-file`` in the node config is its absolute path. It is read anew at each message, never named
+by a run or a message, and a file that cannot be used refuses everything. A request beyond it is
+refused before data are opened where that can be known, and always before anything leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context, Message, RecordDict
+
+from client_app.site.audit_log import RefusedError, check_log, grouped, names_in
+from models.contract.errors import SettingError
+from models.contract.messages import ARRAYS, CONFIG, METRICS
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, build, key_of, setting, unknown_key, unknown_name
+
+if TYPE_CHECKING:
+    from datasets.silo.silos import Silo
+
+SITE_FILE = "site-file"
+_LISTS = ("methods", "datasets", "records", "refused-records")
+_NEEDED = _LISTS[:3]
+_ROOTS = (f"{ARRAYS}/", f"{METRICS}/", f"{CONFIG}/")
+
+
+def _lower_cap(one: float, other: float) -> float:
+    return min(one, other) if one and other else one or other  # 0 is no cap
+
+
+# Where the node config has the key too, the stricter of both holds
+_STRICTER: dict[str, Callable[[Any, Any], Any]] = {
+    "minimum-train-samples": max,
+    "minimum-per-label": max,
+    "sums-min-count": max,
+    "max-epsilon": _lower_cap,
+    "delta": min,
+    "allow-folds": min,  # of two, one false is false
+    "allow-embeddings": min,
+}
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """What a hospital allows; docs/site-file.md says each key in words.
+
+    Texts of the lists may hold ``*``, which stands for any characters. ``given`` holds the file's
+    single values as they stand in it: those that it does not name leave the node config's alone.
+    """
+
+    site: str = setting("", "the site that the file is for: the node config's 'site'")
+    methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+    refused_records: tuple[str, ...] = ()
+    max_rounds: int = setting(0, "rounds of a run, at most; 0: any", minimum=0)
+    minimum_train_samples: int = setting(0, "training samples, at least", minimum=0)
+    minimum_per_label: int = setting(0, "training samples of each label that is there", minimum=0)
+    sums_min_count: int = setting(1, "as the run's; the higher holds", minimum=1)
+    clip_norm: float = setting(0.0, "the run's must be at most this; 0: any", minimum=0.0)
+    noise_multiplier: float = setting(0.0, "the run's must be at least this", minimum=0.0)
+    max_epsilon: float = setting(0.0, "cap over all runs; 0: none", minimum=0.0)
+    delta: float = setting(1e-5, "at which the cap holds", above=0.0, below=1.0)
+    allow_folds: bool = setting(False, "whether a run may choose among samples")
+    allow_embeddings: bool = setting(False, "whether embeddings of single images may leave")
+    audit_log: str = setting("", "file of the audit log; empty: in 'state-dir'")
+    given: Mapping[str, Value] = field(default_factory=dict)
+
+    def refuse_request(self, asked: CommonSettings, round_: int) -> None:
+        """Refuse what can be told from the run's settings and the round alone.
+
+        Raises:
+            RefusedError: names the key, what it allows and what was asked.
+        """
+        for what, key, name, allowed in (
+            ("method", "methods", asked.method, self.methods),
+            ("data set", "datasets", asked.dataset, self.datasets),
+        ):
+            if not matches(name, allowed):
+                told = ", ".join(allowed) or "none"
+                raise RefusedError(
+                    f"the site file does not allow {what} '{name}' ('{key}': {told})"
+                )
+        if self.max_rounds and max(asked.rounds, round_) > self.max_rounds:
+            raise RefusedError(
+                f"the site file allows runs of at most {self.max_rounds} rounds ('max-rounds') and "
+                f"{max(asked.rounds, round_)} are asked for"
+            )
+        self._refuse_noise(asked)
+
+    def _refuse_noise(self, asked: CommonSettings) -> None:
+        clip, noise = asked.clip_norm, asked.noise_multiplier
+        if self.clip_norm and not 0 < clip <= self.clip_norm:
+            raise RefusedError(
+                f"the site file demands a 'clip-norm' of at most {self.clip_norm:g} and the run's "
+                f"is {clip:g}" + ("" if clip else ": it does not clip")
+            )
+        if self.noise_multiplier and (not clip or noise < self.noise_multiplier):
+            raise RefusedError(
+                f"the site file demands a 'noise-multiplier' of at least {self.noise_multiplier:g} "
+                f"and the run's is {noise:g}" + ("" if clip else ", with a 'clip-norm' of 0")
+            )
+
+    def refuse_records(self, content: RecordDict) -> None:
+        """Refuse a reply that holds more than may leave.
+
+        Raises:
+            RefusedError: names what it is, by groups of names.
+        """
+        names = names_in(content)
+        unlisted = [name for name in names if not matches(name, self.records)]
+        barred = [name for name in names if matches(name, self.refused_records)]
+        for key, found in (("records", unlisted), ("refused-records", barred)):
+            if found:
+                groups = list(grouped(found))
+                more = f" and {len(groups) - 5} more" if len(groups) > 5 else ""
+                raise RefusedError(
+                    f"the site file does not let {', '.join(groups[:5])}{more} leave ('{key}'), "
+                    "which the method sends: nothing left the site"
+                )
+
+    def over(self, context: Context) -> Context:
+        """Return the context with the file's limits in its node config, the stricter of both.
+
+        Raises:
+            SettingError: the node config has a wrong value.
+        """
+        known = {key: value for key, value in context.node_config.items() if key in _STRICTER}
+        own = _with_delta(_typed(build(SiteFile, known), known))
+        merged = dict(context.node_config)
+        for key, stricter in _STRICTER.items():
+            if values := [place[key] for place in (own, _with_delta(self.given)) if key in place]:
+                merged[key] = reduce(stricter, values)
+        return Context(
+            context.run_id, context.node_id, merged, context.state, dict(context.run_config)
+        )
+
+
+def read_site_file(context: Context) -> SiteFile:
+    """Return the site file that the node config names, checked.
+
+    Raises:
+        RefusedError: it cannot be used, or is another site's; the path stays at the site.
+    """
+    path = Path(str(context.node_config[SITE_FILE]))
+    if not path.is_absolute():
+        raise RefusedError("'site-file' in the node config must be an absolute path")
+    try:
+        found = _parsed(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RefusedError(f"the site file cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RefusedError("the site file cannot be read: it is no UTF-8 text") from None
+    except SettingError as error:
+        raise RefusedError(f"the site file cannot be used: {error}") from None
+    if found.site and found.site != (named := own_name(context)):
+        raise RefusedError(f"the site file's 'site' is '{found.site}', and this is site '{named}'")
+    return found
+
+
+def answer_under(
+    answer: Callable[[Message, Context], RecordDict], message: Message, context: Context
+) -> RecordDict:
+    """Answer a message as far as the site file allows it.
+
+    Raises:
+        RefusedError: it does not.
+        FedsiloError: as ``answer`` does.
+    """
+    with _named(context):
+        rules = read_site_file(context)
+        rules.refuse_request(build(CommonSettings, context.run_config), _round_of(message))
+        check_log(audit_log(context))  # before an hour of training, not after
+        limited = rules.over(context)
+    content = answer(message, limited)
+    with _named(context):
+        rules.refuse_records(content)
+    return content
+
+
+@contextmanager
+def _named(context: Context) -> Iterator[None]:
+    try:
+        yield
+    except (RefusedError, SettingError) as error:
+        raise RefusedError(f"site {own_name(context)}: {error}") from None
+
+
+def _round_of(message: Message) -> int:
+    try:
+        return int(str(message.content[CONFIG]["round"]))  # as an Instruction reads it
+    except (KeyError, ValueError):
+        return 0  # whoever reads it as a round fails too
+
+
+def audit_log(context: Context) -> Path:
+    """Return where the audit log is: what the site file names, else in the ``state-dir``.
+
+    Of a site file that cannot be used the refusals are logged in the ``state-dir``.
+
+    Raises:
+        RefusedError: neither is named.
+    """
+    try:
+        named = read_site_file(context).audit_log
+    except RefusedError:
+        named = ""
+    if named:
+        return Path(named)
+    if "state-dir" in context.node_config:
+        home = Path(str(context.node_config["state-dir"]))
+        with suppress(OSError):  # whoever opens the log will say so
+            home.mkdir(parents=True, exist_ok=True)  # as for the private state
+        return home / f"{own_name(context)}-audit.jsonl"
+    raise RefusedError(
+        "there is no audit log: name an 'audit-log' in the site file or a 'state-dir' in the node "
+        "config"
+    )
+
+
+def own_name(context: Context) -> str:
+    """Return the site's name as well as it is known, for errors and the audit log."""
+    if "site" in context.node_config:
+        return str(context.node_config["site"])
+    from client_app.opening import who_is
+
+    return who_is(context)
+
+
+def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
+    """Refuse a silo of fewer training samples, or of a label, than the hospital's own limits.
+
+    Raises:
+        RefusedError: names the limit, not the count: that would tell what is withheld.
+    """
+    keys = ("minimum-train-samples", "minimum-per-label")
+    least = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
+    if len(silo.train) < least.minimum_train_samples:
+        raise RefusedError(
+            f"site {silo.name} has fewer than {least.minimum_train_samples} training samples "
+            "('minimum-train-samples'): it takes no part"
+        )
+    if any(0 < count < least.minimum_per_label for count in silo.label_counts()["train"]):
+        raise RefusedError(
+            f"site {silo.name} has a label of fewer than {least.minimum_per_label} training "
+            "samples ('minimum-per-label'): it takes no part"
+        )
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether ``name`` matches one of ``patterns``, in which ``*`` is any characters."""
+    return any(
+        re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
+        for pattern in patterns
+    )
+
+
+def _parsed(text: str) -> SiteFile:
+    values = _mapping(text)
+    lists = {key: _list(key, values[key]) for key in _LISTS if key in values}
+    known = {key_of(f.name) for f in fields(SiteFile)} - {"given"}
+    for key in values:
+        if key not in known:
+            raise unknown_key(str(key), known)
+    if missing := [key for key in _NEEDED if key not in values]:
+        raise SettingError(
+            f"it lacks '{missing[0]}': list what is allowed, or [\"*\"] for everything"
+        )
+    _check_names(lists)
+    single = {key: value for key, value in values.items() if key not in lists}
+    found = build(SiteFile, single)
+    if found.audit_log and not Path(found.audit_log).is_absolute():
+        raise SettingError("'audit-log' must be an absolute path")
+    return replace(
+        found,
+        methods=lists["methods"],
+        datasets=lists["datasets"],
+        records=lists["records"],
+        refused_records=lists.get("refused-records", ()),
+        given=_typed(found, single),
+    )
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = "" if line is None else f" (line {line + 1})"
+        raise SettingError(f"it is no valid YAML{where}") from None
+    if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
+        raise SettingError("it is empty" if values is None else "it is no list of 'key: value'")
+    keys = [key.value for key, _ in node.value]
+    for key in keys:
+        if keys.count(key) > 1:  # YAML would let the last one win
+            raise SettingError(f"'{key}' stands in it twice")
+    return values
+
+
+def _list(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+        raise SettingError(f"'{key}' must be a list of texts, such as [\"*\"], and is {value!r}")
+    return tuple(value)
+
+
+def _check_names(lists: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse names that nothing has: a misspelt one would refuse, or let pass, unnoticed."""
+    from client_app.methods.registry import METHODS
+    from datasets.registry import DATA_SETS
+
+    for what, key, known in (("method", "methods", METHODS), ("data set", "datasets", DATA_SETS)):
+        for name in lists[key]:
+            if "*" not in name and name not in known:
+                raise unknown_name(what, name, known)
+    for key in ("records", "refused-records"):
+        for pattern in lists.get(key, ()):
+            if pattern != "*" and not pattern.startswith(_ROOTS):
+                raise SettingError(
+                    f"'{key}' has '{pattern}', which must begin with one of {', '.join(_ROOTS)}"
+                )
+
+
+def _typed(found: SiteFile, keys: Iterable[str]) -> dict[str, Value]:
+    return {key: getattr(found, key.replace("-", "_")) for key in keys}
+
+
+def _with_delta(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values with the delta that a cap has which names none."""
+    return ({"delta": SiteFile.delta} if "max-epsilon" in values else {}) | dict(values)

@@ -1,0 +1,138 @@
+"""A site's private state on its own disk: personal weights, codebooks, whatever a method keeps.
+
+One file per (round, step), whole or absent. Those of the newest two rounds are kept, so that a
+server that lost its last round can go on from the one that it knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from datasets.io.atomic_files import load_state, save_state
+from models.contract.errors import CheckpointError
+from models.contract.messages import Instruction
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping
+
+_NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """The states of one site in one run, in ``folder``.
+
+    ``promise`` (see ``promise_of``) is stored with each: what was kept under the promise that it
+    stays is not opened under another.
+    """
+
+    folder: Path
+    promise: str = ""
+
+    def before(self, instruction: Instruction) -> dict[str, Tensor] | None:
+        """Return the newest state older than ``instruction``; None if there is none.
+
+        Later states belong to rounds that the server lost, and are not looked at.
+
+        Raises:
+            CheckpointError: the state is gone, cut short or altered, or the server goes back
+                further than this site remembers.
+        """
+        keys = self._keys()
+        older = [key for key in keys if key < (instruction.round, instruction.step)]
+        if not older and _forgotten(keys, instruction):
+            raise CheckpointError(
+                f"private state of site {self.folder.name}: round {instruction.round} is asked for "
+                f"and the oldest state in {self.folder} is of round {keys[0][0]}; resume from a "
+                "newer checkpoint or start a new run"
+            )
+        if not older and instruction.expects_state:
+            raise CheckpointError(
+                f"private state of site {self.folder.name} is gone from {self.folder}: bring it "
+                "back, or start a new run"
+            )
+        if not older:
+            return None
+        path = self._path(*older[-1])
+        try:
+            arrays, facts = load_state(path)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"private state of site {self.folder.name}: {error}; remove the "
+                "file to go on from the state before it"
+            ) from None
+        if facts.get("promise", "") != self.promise:
+            raise CheckpointError(
+                f"private state of site {self.folder.name} in {self.folder} was kept under other "
+                "settings (method, what is shared, network or seed): choose another 'run-name'"
+            )
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
+        """Store the state that ``instruction`` led to, and drop those of older rounds.
+
+        Later states are of an attempt that the server lost: they are dropped too.
+
+        Raises:
+            CheckpointError: it cannot be written; what was stored before is still there.
+        """
+        facts = {
+            "round": instruction.round,
+            "step": instruction.step,
+            "promise": self.promise,
+        }
+        content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
+        try:
+            save_state(self._path(instruction.round, instruction.step), content, facts, mode=0o600)
+        except OSError as error:
+            raise CheckpointError(
+                f"private state of site {self.folder.name} cannot be written to {self.folder}: "
+                f"{error.strerror}; make room or mend the disk, then resume the run"
+            ) from error
+        now = (instruction.round, instruction.step)
+        kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
+        for key in self._keys():
+            if key > now or key[0] not in kept:
+                self._path(*key).unlink(missing_ok=True)
+
+    def _path(self, round_: int, step: int) -> Path:
+        return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
+
+    def _keys(self) -> list[tuple[int, int]]:
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+
+# Where a site computes and with how much patience; a hospital may change them during a run
+_FREE = frozenset(
+    {
+        *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
+        *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
+        *("rounds", "device", "precision", "threads", "evaluate-every"),
+    }
+)
+
+
+def promise_of(common: CommonSettings, own: Any) -> str:
+    """Return a digest of all settings that decide what a state means and what of it is shared."""
+    values = as_mapping(common) | as_mapping(own)
+    chosen = {key: value for key, value in values.items() if key not in _FREE}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def _forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
+    """Tell whether a state before ``instruction`` was there once and has been dropped.
+
+    A single round on disk, the one that is asked for again, is this site's first: nothing was.
+    """
+    rounds = {key[0] for key in keys}
+    return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}

@@ -1,0 +1,45 @@
+"""What an evidential network says of its own certainty, measured over a split."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from client_app.training.evaluation import SiteNetwork
+from models.maths.classification_metrics import bin_counts
+from models.maths.dirichlet import vacuity
+from models.maths.mc_dropout import only_dropout_active
+
+BINS = 10
+
+
+class EvidenceWatch:
+    """Mean vacuity; with ``binned`` also how accuracy goes with confidence and with vacuity."""
+
+    def __init__(self, network: SiteNetwork, labels: Tensor, binned: bool) -> None:
+        self.network = network
+        self.labels = labels
+        self.binned = binned
+        self.alphas: list[Tensor] = []
+
+    def see(self, tokens: Tensor) -> None:
+        """Keep alpha (batch, classes) of a batch, of a pass without dropout: it draws nothing."""
+        with only_dropout_active(cast(nn.Module, self.network), dropout=False):
+            logits = self.network.classify(self.network.discretise(tokens))
+        self.alphas.append(logits.float().exp().cpu())
+
+    def values(self) -> dict[str, float]:
+        """Return ``vacuity``, and per bin the number of samples, of right ones, and their mean."""
+        alphas = torch.cat(self.alphas)
+        uncertain = vacuity(alphas)
+        found = {"vacuity": uncertain.double().mean().item()}
+        if not self.binned:
+            return found
+        confidence, predicted = (alphas / alphas.sum(dim=1, keepdim=True)).max(dim=1)
+        right = predicted == self.labels
+        for name, values in (("reliability", confidence), ("certainty", uncertain)):
+            for key, value in bin_counts(values, right, BINS).items():
+                found[f"{name}.{key}"] = value
+        return found

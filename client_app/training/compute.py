@@ -1,0 +1,88 @@
+"""The one place that decides where and how precisely a site computes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.errors import SettingError
+
+_HELD = 2**31  # bytes
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A device and a precision.
+
+    Attributes:
+        device: where tensors live.
+        bf16: whether forward passes run under bf16 autocast.
+    """
+
+    device: torch.device
+    bf16: bool
+
+    def autocast(self) -> torch.autocast:
+        """Return the block in which forward passes run; it does nothing in fp32."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+    def place(self, network: nn.Module) -> nn.Module:
+        """Move a network to the device, convolutions in channels_last on a GPU."""
+        placed = network.to(self.device)
+        if self.device.type == "cuda":
+            placed = placed.to(memory_format=torch.channels_last)
+        return placed
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the device; on a GPU from pinned memory, images in channels_last."""
+        if self.device.type != "cuda":
+            return tensor
+        moved = tensor.pin_memory().to(self.device, non_blocking=True)
+        return moved.contiguous(memory_format=torch.channels_last) if moved.ndim == 4 else moved
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """Bring a data set's tensor to the device if it is small beside a GPU's memory."""
+        return tensor if tensor.nbytes > _HELD else self.bring(tensor)
+
+    def pick(self, held: Tensor, rows: Tensor) -> Tensor:
+        """Return ``rows`` of what ``hold`` returned, on the device."""
+        if held.device.type == self.device.type:
+            return held[self.bring(rows)]
+        return self.bring(held[rows])
+
+
+def choose_compute(device: str, precision: str, threads: int) -> Compute:
+    """Resolve the settings ``device``, ``precision`` and ``threads`` for this process.
+
+    ``threads`` is set here, for each message, because it belongs to the result: other numbers of
+    threads add up in another order.
+
+    Raises:
+        SettingError: the device is unknown, or there is no such GPU.
+    """
+    torch.set_num_threads(threads)
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise SettingError(f"setting 'device' is '{device}'; it must be auto, cpu, cuda or cuda:N")
+    have_gpu = torch.cuda.is_available()
+    if kind == "cuda" and (not have_gpu or int(index or 0) >= torch.cuda.device_count()):
+        raise SettingError(
+            f"setting 'device' is '{device}', and this machine has "
+            f"{torch.cuda.device_count() if have_gpu else 'no'} usable GPU; use auto or cpu"
+        )
+    use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
+    if use_gpu:
+        _be_repeatable(precision)
+    chosen = torch.device(f"cuda:{int(index or 0)}" if use_gpu else "cpu")
+    return Compute(chosen, precision == "bf16" or (precision == "auto" and use_gpu))
+
+
+def _be_repeatable(precision: str) -> None:
+    """Ask CUDA for the same bits on the same machine, and for true fp32 where that is asked for."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"

@@ -1,0 +1,109 @@
+"""Epochs that span rounds: a round is ``pace`` steps of an epoch of ``epoch-steps``.
+
+The optimiser, the epoch's order of samples and the position in it are the site's own state, under
+names that begin with ``pace/``. Epochs are counted by the rounds of the run, so that all sites
+begin one together: a site that missed a round goes on where it was, and leaves out what it did not
+get to when the next epoch begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from client_app.training.optimiser_state import moments_of, restore_moments
+from models.contract.errors import SiteError
+from models.contract.settings import CommonSettings
+from models.maths.pacing import batch_of, begins_epoch, epoch_of
+
+PREFIX = "pace/"
+_EPOCH, _POSITION, _ORDER, _OPTIMISER = "epoch", "position", "order", "optimiser/"
+
+
+@dataclass
+class Pacing:
+    """Where a site is in its epoch.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        position: steps of it that the site has taken.
+        order: (n,) the training samples in the order of this epoch.
+        steps: steps of this round.
+        size: samples of a step.
+    """
+
+    epoch: int
+    position: int
+    order: Tensor
+    steps: int
+    size: int
+
+    def batches(self) -> list[Tensor]:
+        """Return the samples of this round's steps; after the last sample the first comes again.
+
+        That happens in an epoch only where a site has fewer than two samples a step.
+        """
+        places = torch.arange(self.steps * self.size) + self.position * self.size
+        return list(torch.split(self.order[places % len(self.order)], self.size))
+
+    def stored(self, optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+        """Return what the next round needs, once this round's steps are taken."""
+        moments = moments_of(optimiser, module)
+        return {
+            f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
+            f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
+            f"{PREFIX}{_ORDER}": self.order,
+            **{f"{PREFIX}{_OPTIMISER}{name}": value for name, value in moments.items()},
+        }
+
+
+def open_pacing(
+    stored: Mapping[str, Tensor],
+    round_: int,
+    samples: int,
+    settings: CommonSettings,
+    new_order: Callable[[int], Tensor],
+) -> Pacing:
+    """Return where the site is in ``round_``.
+
+    Args:
+        stored: the site's state, maybe empty.
+        round_: the round, from 1.
+        samples: training samples.
+        settings: ``epoch-steps`` and ``pace``.
+        new_order: returns the order of an epoch's samples, (samples,); asked when one begins.
+    """
+    epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
+    known = stored.get(f"{PREFIX}{_EPOCH}")
+    goes_on = known is not None and int(known) == epoch and not begins_epoch(round_, settings)
+    if not goes_on:
+        return Pacing(epoch, 0, new_order(epoch), settings.pace, size)
+    position, order = int(stored[f"{PREFIX}{_POSITION}"]), stored[f"{PREFIX}{_ORDER}"]
+    refuse_other_data(len(order), samples)
+    return Pacing(epoch, position, order, settings.pace, size)
+
+
+def refuse_other_data(before: int, now: int) -> None:
+    """Refuse another number of training samples than the site's state is of.
+
+    Raises:
+        SiteError: tells both.
+    """
+    if before != now:
+        raise SiteError(
+            f"the training data changed during the run: {before} samples before, {now} now; bring "
+            "them back, or choose another 'run-name'"
+        )
+
+
+def restore_optimiser(
+    optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]
+) -> None:
+    """Let ``optimiser`` go on where the site's state has it."""
+    prefix = f"{PREFIX}{_OPTIMISER}"
+    own = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(prefix)}
+    restore_moments(optimiser, module, own)

@@ -1,0 +1,4 @@
+"""Photographs with a manifest or a listing, and the dermoscopic centres.
+
+Stands on io and silo.
+"""

@@ -1,0 +1,237 @@
+"""Silos that are images: a site's listed files, split by patient or lesion, decoded and cached.
+
+Images of one group (a patient, a lesion) are in one part only. A public part, where there is one,
+is drawn by a hash of the group's name, so that a group which two sites share is public at both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from datasets.digits.pools import Places
+from datasets.images.decoding import Decoded, Fault, check_faults, decode_files
+from datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
+from datasets.io.atomic_files import build_folder
+from datasets.silo.row_splits import SPLIT_KEYS, RowSplit, check_folds, split_rows
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, open_silo, save_silo
+from models.contract.errors import DataError, SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping
+
+SMALLEST_IMAGE = 16  # pixels of a side
+_MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+
+Classes = Mapping[str, Sequence[str]]
+
+
+class ImageDataSet(DataSet):
+    """A data set whose sites list images of the same classes.
+
+    Class attributes:
+        own_size: pixels of a side where the settings name none.
+        own_share: share of test images where there are no test folds.
+    """
+
+    settings = frozenset(
+        {
+            "image-size",
+            "colour-constancy",
+            "broken-images",
+            "sample-share",
+            "public-share",
+            *SPLIT_KEYS,
+        }
+    )
+    headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
+
+    @abstractmethod
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return the labels of each class by its name, in class order."""
+
+    @abstractmethod
+    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Return the sites whose images are here, by partition."""
+
+    @abstractmethod
+    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
+        """Return the images of a site, of which 'sample-share' are in use.
+
+        Raises:
+            DataError: there is no such site, or its listing cannot be used.
+        """
+
+    def own_size(self, places: Places) -> int:
+        """Return the pixels of an image's side where the settings name none."""
+        return 224
+
+    def own_share(self, places: Places) -> float:
+        """Return the share of test images where there are no folds."""
+        return 0.25
+
+    def content(self, index: ImageIndex) -> list[Any]:
+        """Return what decides the pixels, to know a cached silo by: size and time of each file."""
+        return [str(index.folder.resolve()), [_file_facts(index.folder / n) for n in index.names]]
+
+    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
+        """Return the images of ``index``."""
+        return decode_files(index.folder, index.names, size, settings.colour_constancy)
+
+    def check(self, settings: CommonSettings) -> None:
+        """Refuse folds that are not there and images too small."""
+        check_folds(settings)
+        if 0 < settings.image_size < SMALLEST_IMAGE:
+            raise SettingError(
+                f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
+                f"{SMALLEST_IMAGE}"
+            )
+
+    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """List, split, decode and cache a site's images."""
+        index = self.index(name, settings, places)
+        own = index.take(np.flatnonzero(~in_public(index.groups, settings.public_share)))
+        making = _Making(self, own, name, settings, places)
+        target = making.target("silo")
+        if not target.is_dir():
+            build_folder(target, making.fill)
+        return open_silo(target, len(self.classes(settings, places)))
+
+    def public(self, settings: CommonSettings, places: Places) -> Split:
+        """Return the public part of all sites, which no silo holds.
+
+        Raises:
+            SettingError: 'public-share' is 0.
+            DataError: no image is in it, or some cannot be decoded.
+        """
+        if settings.public_share == 0:
+            raise SettingError("setting 'public-share' is 0: name a share above 0")
+        found = [self.index(site, settings, places) for site in self.sites(settings, places)]
+        parts = [
+            index.take(np.flatnonzero(in_public(index.groups, settings.public_share)))
+            for index in found
+        ]
+        public = joined(f"{self.name}, public part", parts)
+        if not len(public):
+            raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
+        making = _Making(self, public, "public", settings, places)
+        target = making.target("public")
+        if not target.is_dir():
+            build_folder(target, making.fill_public)
+        return open_silo(target, len(self.classes(settings, places))).train
+
+
+@dataclass(frozen=True)
+class _Making:
+    """The making of one folder of images."""
+
+    data: ImageDataSet
+    index: ImageIndex
+    name: str
+    settings: CommonSettings
+    places: Places
+
+    @property
+    def size(self) -> int:
+        return self.settings.image_size or self.data.own_size(self.places)
+
+    @property
+    def share(self) -> float:
+        return self.data.own_share(self.places)
+
+    def target(self, kind: str) -> Path:
+        """Return the folder, named after a hash of everything that decides its content."""
+        values, index = as_mapping(self.settings), self.index
+        unread = frozenset(SPLIT_KEYS if kind == "public" else ())
+        chosen = {key: values[key] for key in sorted(self.data.settings - unread)}
+        rows = [index.names, index.labels.tolist(), index.groups, index.parts]
+        classes = _as_pairs(self.data.classes(self.settings, self.places))
+        made = [kind, self.size, self.share, classes, chosen, rows, self.data.content(index)]
+        text = json.dumps([_MAKER, self.data.name, self.name, *made])
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        prefix = self.name if kind == "silo" else "all"
+        return self.places.cache / f"{self.data.name}-silos" / f"{prefix}-{kind}-{key}"
+
+    def fill(self, folder: Path) -> None:
+        """Split the images, decode them and write the parts."""
+        check_copies(self.index)
+        split = self._rows()
+        rows = {part: getattr(split, part) for part in SPLITS}
+        parts, faults = self._decoded(rows)
+        if len(parts["train"]) < 2:
+            raise DataError(
+                f"{self.index.where}: {len(parts['train'])} training images are left "
+                f"({faults} were left out as broken); at least 2 are needed: add images, or lower "
+                "the test, validation or public share"
+            )
+        save_silo(folder, parts, self._facts(faults))
+
+    def fill_public(self, folder: Path) -> None:
+        """Decode all images and write them."""
+        everything = np.arange(len(self.index))
+        rows = {"train": everything, "val": everything[:0], "test": everything[:0]}
+        parts, faults = self._decoded(rows)
+        save_silo(folder, parts, self._facts(faults))
+
+    def _rows(self) -> RowSplit:
+        settings, index = self.settings, self.index
+        if index.parts:
+            return _given_split(index, settings)
+        seed = settings.fold_seed
+        return split_rows(index.labels, settings, self.share, seed, index.where, index.groups)
+
+    def _decoded(self, rows: Mapping[str, Rows]) -> tuple[dict[str, Split], int]:
+        """Return the decoded parts and the number of images left out."""
+        parts: dict[str, Split] = {}
+        faults: list[Fault] = []
+        for part, chosen in rows.items():
+            index = self.index.take(chosen)
+            found = self.data.decode(index, self.size, self.settings)
+            faults += found.faults
+            labels = torch.from_numpy(index.labels[found.kept])
+            parts[part] = Split(torch.from_numpy(found.images), labels)
+        index = self.index.take(np.concatenate(list(rows.values())))
+        told = dict(zip(index.names, index.told, strict=True))
+        check_faults(faults, len(index), told, self.settings.broken_images, index.where)
+        return parts, len(faults)
+
+    def _facts(self, faults: int) -> dict[str, Any]:
+        classes = self.data.classes(self.settings, self.places)
+        digest = json.dumps([_as_pairs(classes), self.size])
+        return {
+            "name": self.name,
+            "distribution": self.name,
+            "classes": list(classes),
+            "dropped": faults,
+            "schema": hashlib.sha256(digest.encode()).hexdigest(),
+        }
+
+
+def _as_pairs(classes: Classes) -> list[Any]:
+    return [[name, sorted(labels)] for name, labels in classes.items()]
+
+
+def _file_facts(path: Path) -> list[int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:
+    """Return the split that the user gave."""
+    if settings.test_folds or settings.val_folds:
+        raise DataError(
+            f"{index.where} gives the split itself: set 'test-folds' and 'val-folds' to 0, or "
+            "empty its column 'split'"
+        )
+    train, val, test = (np.flatnonzero([p == part for p in index.parts]) for part in SPLITS)
+    return RowSplit(train, val, test if settings.use_test else test[:0])

@@ -1,0 +1,205 @@
+"""Image files as arrays of one size, by Pillow; files that cannot be read are told together.
+
+Colour constancy is shades of grey: the illuminant is the power mean of each channel (Finlayson and
+Trezzi 2004), and the image is divided by it, so that the illuminant becomes grey.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.contract.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels = npt.NDArray[np.uint8]
+
+# Not all that Pillow knows: for some formats it starts other programs
+_FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
+_WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
+_GREY_POWER = 6
+_NAMED_FAULTS = 5
+
+
+class BrokenImageError(Exception):
+    """An image file cannot be decoded; the text is the reason, without the file's name."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An image that could not be decoded: the file's name in its folder, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Those of some files that could be decoded.
+
+    Attributes:
+        images: (k, channels, size, size), uint8 or, of radiographs, int16 (see ``Split``).
+        kept: (k,) their places among the files.
+        faults: the other files.
+    """
+
+    images: npt.NDArray[Any]
+    kept: npt.NDArray[np.int64]
+    faults: tuple[Fault, ...]
+
+
+def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
+    """Return an image file as RGB (3, size, size), 0..255.
+
+    Its central square is resized (bilinear, antialiased), which is the shorter side resized and
+    the longer one cropped. Colour constancy is applied after that, to what a network sees.
+
+    Raises:
+        BrokenImageError: the file is missing, cut short, no image or of more than 8 bits.
+    """
+    with opened_image(path, _FORMATS) as image:
+        pixels = _central_square(image, size)
+    return shades_of_grey(pixels) if constancy else pixels
+
+
+@contextmanager
+def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
+    """Open an image file of one of Pillow's ``formats``, to be decoded in the block.
+
+    Raises:
+        BrokenImageError: the file is missing, cut short or none of the formats.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=formats) as image:
+            yield image
+    except UnidentifiedImageError:
+        raise BrokenImageError(f"is no image of {', '.join(formats)}") from None
+    except FileNotFoundError:
+        raise BrokenImageError("is missing") from None
+    except Image.DecompressionBombError:
+        raise BrokenImageError("has more pixels than Pillow decodes") from None
+    except (BrokenImageError, MemoryError):
+        raise
+    except OSError as error:  # with a number it is the system's, without one the decoder's
+        raise BrokenImageError(
+            f"cannot be read: {error.strerror}" if error.errno else "is cut short or damaged"
+        ) from None
+    except Exception:  # decoders raise nearly anything on damaged files
+        raise BrokenImageError("is cut short or damaged") from None
+
+
+def _central_square(image: Image, size: int) -> Pixels:
+    from PIL import ImageOps
+    from PIL.Image import Resampling
+
+    if image.mode.split(";")[0] in _WIDE_MODES:
+        raise BrokenImageError("has more than 8 bits a channel: save it with 8")
+    image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at half, a quarter, ...
+    upright = ImageOps.exif_transpose(image).convert("RGB")
+    width, height = upright.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    box = (left, top, left + side, top + side)
+    square = upright.resize((size, size), Resampling.BILINEAR, box=box)
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def shades_of_grey(pixels: Pixels) -> Pixels:
+    """Return ``pixels`` (3, height, width) as if lit by grey light, its norm preserved."""
+    channels = pixels.astype(np.float64)
+    light = (channels**_GREY_POWER).mean(axis=(1, 2)) ** (1 / _GREY_POWER)
+    norm = np.sqrt((light**2).mean())
+    gain = np.divide(norm, light, out=np.ones(3), where=light > 0)  # a black channel stays black
+    corrected: Pixels = np.rint(channels * gain[:, None, None]).clip(0, 255).astype(np.uint8)
+    return corrected
+
+
+def decode_files(folder: Path, names: Sequence[str], size: int, constancy: bool) -> Decoded:
+    """Decode the files ``names`` of ``folder`` as ``decode_image`` does."""
+    shape = (3, size, size)
+    return decode_each(
+        names, shape, np.uint8, lambda name: decode_image(folder / name, size, constancy)
+    )
+
+
+def decode_each(
+    names: Sequence[str],
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    decode: Callable[[str], npt.NDArray[Any]],
+) -> Decoded:
+    """Decode images, one after the other, into one array.
+
+    Images that cannot be decoded are left out of the array and listed (see ``check_faults``).
+
+    Args:
+        names: the images.
+        shape: (channels, size, size) of each.
+        dtype: of the array.
+        decode: returns the image of a name, or raises a ``BrokenImageError``.
+    """
+    images = np.empty((len(names), *shape), dtype=dtype)
+    kept: list[int] = []
+    faults: list[Fault] = []
+    for place, name in enumerate(names):
+        try:
+            images[len(kept)] = decode(name)
+            kept.append(place)
+        except BrokenImageError as error:
+            faults.append(Fault(name, str(error)))
+    return Decoded(images[: len(kept)], np.array(kept, dtype=np.int64), tuple(faults))
+
+
+def check_faults(
+    faults: Sequence[Fault], images: int, told: Mapping[str, str], policy: str, where: str
+) -> None:
+    """Refuse faults unless ``policy`` (broken-images) is 'skip'.
+
+    Args:
+        faults: those among all of a site's images.
+        images: how many images it has.
+        told: what each of them is called in errors, by the file's name.
+        policy: 'refuse' or 'skip'.
+        where: names the site in errors.
+
+    Raises:
+        DataError: counts them and tells the first, with their reasons.
+    """
+    if not faults or policy == "skip":
+        return
+    log_names(where, [(told[fault.name], fault.name) for fault in faults])
+    named = "; ".join(f"{told[fault.name]} {fault.reason}" for fault in faults[:_NAMED_FAULTS])
+    more = len(faults) - _NAMED_FAULTS
+    raise DataError(
+        f"{where}: {len(faults)} of {images} images cannot be used: {named}"
+        f"{f'; and {more} more' if more > 0 else ''}: mend them, or set 'broken-images' to 'skip'"
+    )
+
+
+def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
+    """Write into this machine's own log which files an error is about, where it does not name them.
+
+    Args:
+        where: names the site.
+        images: what each image is called in the error, and its file.
+    """
+    named = [f"{told} is {name}" for told, name in images if told != name]
+    if named:
+        logging.getLogger("flwr").warning("fedsilo: %s: %s", where, describe(named))
+
+
+def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:
+    """Return the first of ``names`` as a text, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")

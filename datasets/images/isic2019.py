@@ -1,0 +1,178 @@
+"""ISIC 2019: dermoscopic images of six centres, cut into centres as FLamby cuts them.
+
+23,247 images of eight diagnoses (du Terrail et al. 2022, Fed-ISIC2019); those of one lesion stay
+together. The files are the user's: the challenge's images, FLamby's ``train_test_split`` and the
+lesion tables of HAM10000 and ISIC, in the folder ``isic2019`` of the data directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from datasets.digits.pools import Places, find_places
+from datasets.images.dataset import Classes, ImageDataSet
+from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.silo.silos import no_such_silo
+from models.contract.errors import DataError
+from models.contract.settings import CommonSettings
+
+CENTRES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias")
+DIAGNOSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+
+_LISTING = "train_test_split"
+_AVAILABLE = "available.csv"
+_FOLDERS = ("images", "ISIC_2019_Training_Input_preprocessed", "ISIC_2019_Training_Input")
+_LESIONS = (("HAM10000_metadata", "image_id"), ("ISIC_2019_Training_Metadata.csv", "image"))
+
+
+def classes_of(target: str) -> dict[str, tuple[str, ...]]:
+    """Return the diagnoses of each class for the setting 'target'."""
+    if target == "diagnosis":
+        return {diagnosis: (diagnosis,) for diagnosis in DIAGNOSES}
+    return {"other": tuple(d for d in DIAGNOSES if d != "NV"), "nevus": ("NV",)}
+
+
+def class_of(diagnosis: int, target: str) -> int:
+    """Return the class of a diagnosis (its place in ``DIAGNOSES``) for the setting 'target'."""
+    return diagnosis if target == "diagnosis" else int(DIAGNOSES[diagnosis] == "NV")
+
+
+class Isic2019(ImageDataSet):
+    """``isic2019``: a site needs the tables, and of the images only its own."""
+
+    name = "isic2019"
+    settings = ImageDataSet.settings | {"target"}
+    silos_by_files = True
+
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return nevus against all others, or the eight diagnoses."""
+        return classes_of(settings.target)
+
+    def silo_names(self, settings: CommonSettings) -> list[str]:
+        """Return the centres of which images are here."""
+        return self.sites(settings, find_places(settings.data_dir, settings.cache_dir))
+
+    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Return the centres of which images are here."""
+        folder = _folder(places)
+        here = set(os.listdir(_image_folder(folder)))
+        listed = _listing(folder, *_stamps(folder, _LISTING, _AVAILABLE)).items()
+        centres = {centre for image, (_, centre) in listed if f"{image}.jpg" in here}
+        return [name for centre, name in enumerate(CENTRES) if centre in centres]
+
+    def notices(self, settings: CommonSettings) -> list[str]:
+        """Name the centres that are left out; empty where there are no data at all."""
+        try:
+            found = self.silo_names(settings)
+        except DataError:
+            return []
+        absent = [name for name in CENTRES if name not in found]
+        if not absent:
+            return []
+        return [f"isic2019: no image of {', '.join(absent)} is here; left out"]
+
+    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
+        """Return a centre's images that are listed, and available if that is listed too.
+
+        An image without a lesion's id stands alone, unless no table knows any image of the centre.
+        """
+        here = self.sites(settings, places)
+        if site not in here:
+            raise no_such_silo(site, here)
+        folder, centre = _folder(places), CENTRES.index(site)
+        lesions = _lesions(folder, *_stamps(folder, *(name for name, _ in _LESIONS)))
+        listed = _listing(folder, *_stamps(folder, _LISTING, _AVAILABLE)).items()
+        rows = {image: target for image, (target, there) in listed if there == centre}
+        if not any(image in lesions for image in rows):
+            raise DataError(
+                f"isic2019, {site}: no table of lesions knows an image of this centre, and images "
+                f"of a lesion would be both training and test data: put {_LESIONS[-1][0]} into "
+                "the folder isic2019 of the data directory"
+            )
+        names = tuple(f"{image}.jpg" for image in rows)
+        whole = ImageIndex(
+            where=f"isic2019, {site}",
+            folder=_image_folder(folder),
+            names=names,
+            labels=np.array([class_of(t, settings.target) for t in rows.values()], dtype=np.int64),
+            groups=tuple(lesions.get(image) or image for image in rows),
+            told=names,  # public names
+        )
+        return take_share(whole, settings.sample_share)
+
+
+def _folder(places: Places) -> Path:
+    if places.data is None:
+        raise DataError(
+            f"data set 'isic2019' needs a folder isic2019 with {_LISTING}, a table of lesions and "
+            "the images: set 'data-dir' or $FEDSILO_DATA"
+        )
+    return places.data / "isic2019"
+
+
+def _image_folder(folder: Path) -> Path:
+    for name in _FOLDERS:
+        if (folder / name).is_dir():
+            return folder / name
+    raise DataError(f"{folder} has no folder of images: it must be one of {', '.join(_FOLDERS)}")
+
+
+def _stamps(folder: Path, *names: str) -> list[tuple[int, int] | None]:
+    """Return size and time of each file: what is read once is read again when they change."""
+    paths = [folder / name for name in names]
+    found = [path.stat() if path.is_file() else None for path in paths]
+    return [stat and (stat.st_size, stat.st_mtime_ns) for stat in found]
+
+
+@lru_cache(maxsize=4)
+def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
+    """Return target and centre of each image that is to be here, in file order."""
+    path = folder / _LISTING
+    found: dict[str, tuple[int, int]] = {}
+    for number, row in read_rows(path, ("image", "target", "center")):
+        place = f"{path}, line {number}"
+        image = row["image"]
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", image):
+            raise DataError(f"{place}, column 'image': this is no image's name")
+        if image in found:
+            raise DataError(f"{place}: image {image} is listed twice")
+        target = _number(row["target"], "target", len(DIAGNOSES), place)
+        found[image] = (target, _number(row["center"], "center", len(CENTRES), place))
+    if not (folder / _AVAILABLE).is_file():
+        return found
+    available = {row["image"] for _, row in read_rows(folder / _AVAILABLE, ("image",))}
+    return {image: row for image, row in found.items() if image in available}
+
+
+def _number(text: str, column: str, count: int, place: str) -> int:
+    number = text.removesuffix(".0")
+    if number not in map(str, range(count)):
+        raise DataError(f"{place}, column '{column}': it must be a number from 0 to {count - 1}")
+    return int(number)
+
+
+@lru_cache(maxsize=4)
+def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
+    """Return the lesion of each image that a table knows, empty where none names one.
+
+    The first table that names one decides.
+    """
+    tables = [(folder / name, key) for name, key in _LESIONS if (folder / name).is_file()]
+    if not tables:
+        raise DataError(
+            f"{folder} has no table of lesions ({' or '.join(name for name, _ in _LESIONS)}): "
+            "without one, images of a lesion would be both training and test data"
+        )
+    found: dict[str, str] = {}
+    for path, key in tables:
+        for _, row in read_rows(path, (key, "lesion_id")):
+            found[row[key]] = found.get(row[key]) or row["lesion_id"]
+    return found
+
+
+ISIC2019 = Isic2019()

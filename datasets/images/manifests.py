@@ -1,0 +1,269 @@
+"""The user's own images: a declaration in the data directory, and each site's manifest (CSV).
+
+docs/images.md says how they look. Errors about a manifest name manifest, line and column, and never
+a patient or an image's file, which may be named after one, since errors travel to the server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+import numpy as np
+
+from datasets.digits.pools import Places, find_places
+from datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
+from datasets.images.decoding import describe
+from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.silo.silos import SPLITS, no_such_silo
+from datasets.tables.parsing import same_text
+from datasets.tables.schema_file import Reading, read_yaml
+from models.contract.errors import DataError
+from models.contract.settings import CommonSettings
+
+KEYS = ("sites", "classes", "image-size", "test-share")
+_LARGEST_IMAGE = 4096
+_BITS = (8, 16)  # the least and the most that can be declared
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a declaration may say, and what holds where it says nothing.
+
+    Attributes:
+        file: its name in the data directory.
+        image_size: pixels of a side.
+        test_share: share of test images.
+        bits: bits of a pixel.
+        keys: what it may say.
+    """
+
+    file: str
+    image_size: int
+    test_share: float
+    bits: int = 8
+    keys: tuple[str, ...] = KEYS
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What every site's images are.
+
+    Attributes:
+        sites: site -> manifest in the data directory.
+        classes: class name -> the manifests' labels that mean it, in class order.
+        image_size: pixels of a side where the settings name none.
+        test_share: share of test images where neither the manifest nor the settings split.
+        bits: bits of a pixel in every file.
+    """
+
+    sites: Mapping[str, str]
+    classes: Mapping[str, tuple[str, ...]]
+    image_size: int
+    test_share: float
+    bits: int
+
+
+IMAGES_FORM = Form("images.yaml", 224, 0.25)
+
+
+def read_declaration(path: Path, form: Form = IMAGES_FORM) -> Declaration:
+    """Return the declaration in a YAML file.
+
+    Raises:
+        DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
+    """
+    reading = Reading(str(path))
+    found = reading.mapping(read_yaml(path), "the file", form.keys, ("sites", "classes"))
+    size = reading.whole(found.get("image-size", form.image_size), "image-size")
+    if not SMALLEST_IMAGE <= size <= _LARGEST_IMAGE:
+        raise reading.fail(
+            f"'image-size' is {size}; it must be from {SMALLEST_IMAGE} to {_LARGEST_IMAGE}"
+        )
+    bits = reading.whole(found.get("bits", form.bits), "bits")
+    if not _BITS[0] <= bits <= _BITS[1]:
+        raise reading.fail(f"'bits' is {bits}; it must be from {_BITS[0]} to {_BITS[1]}")
+    return Declaration(
+        sites=reading.sites(found["sites"]),
+        classes=_classes(reading, found["classes"]),
+        image_size=size,
+        test_share=reading.number(found.get("test-share", form.test_share), "test-share", 0.0, 0.9),
+        bits=bits,
+    )
+
+
+def _classes(reading: Reading, content: Any) -> dict[str, tuple[str, ...]]:
+    """Return each class's labels; a list of classes are their own labels."""
+    if isinstance(content, list):
+        names = [reading.text(name, "classes") for name in content]
+        if len(set(names)) != len(names):
+            raise reading.fail("under 'classes' a name stands twice")
+        content = {name: [name] for name in names}
+    return reading.classes(content)
+
+
+class ManifestDataSet(ImageDataSet):
+    """Images that manifests list; a site needs its own manifest and images only.
+
+    Class attributes:
+        form: its declaration's.
+        columns: what its manifests may name besides path, label, split and patient.
+    """
+
+    form: ClassVar[Form]
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return the declared classes."""
+        return self.declaration(self._folder(places)).classes
+
+    def silo_names(self, settings: CommonSettings) -> list[str]:
+        """Return the declared sites, in the file's order."""
+        return self.sites(settings, find_places(settings.data_dir, settings.cache_dir))
+
+    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Return the declared sites, in the file's order."""
+        return list(self.declaration(self._folder(places)).sites)
+
+    def own_size(self, places: Places) -> int:
+        """Return the declared size."""
+        return self.declaration(self._folder(places)).image_size
+
+    def own_share(self, places: Places) -> float:
+        """Return the declared share."""
+        return self.declaration(self._folder(places)).test_share
+
+    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
+        """Read the site's manifest."""
+        folder = self._folder(places)
+        declaration = self.declaration(folder)
+        if site not in declaration.sites:
+            raise no_such_silo(site, list(declaration.sites))
+        manifest = _inside("", declaration.sites[site])
+        if manifest is None:
+            raise DataError(
+                f"{folder / self.form.file}: the manifest of site '{site}' lies outside the data "
+                "directory"
+            )
+        found = _Manifest(
+            folder, manifest, declaration.classes, self.form.file, self.columns
+        ).read()
+        return take_share(found, settings.sample_share)
+
+    def declaration(self, folder: Path) -> Declaration:
+        """Return the declaration in the data directory ``folder``."""
+        return read_declaration(folder / self.form.file, self.form)
+
+    def _folder(self, places: Places) -> Path:
+        if places.data is None:
+            raise DataError(
+                f"data set '{self.name}' needs a folder with {self.form.file}, the sites' "
+                "manifests and their images: set 'data-dir' or $FEDSILO_DATA"
+            )
+        return places.data
+
+
+class OwnImages(ManifestDataSet):
+    """``images``: 8-bit images in colour."""
+
+    name = "images"
+    form = IMAGES_FORM
+
+
+def _inside(folder: str, path: str) -> str | None:
+    """Return ``path``, relative to ``folder``, as one of the data directory; None: it leaves it."""
+    joined = os.path.normpath(PurePosixPath(folder) / path)
+    return None if PurePosixPath(joined).parts[:1] in {("..",), ("/",)} else joined
+
+
+@dataclass
+class _Manifest:
+    """The reading of one manifest; ``lines`` maps each image's file to its line."""
+
+    folder: Path
+    file: str
+    classes: Mapping[str, tuple[str, ...]]
+    declaration: str
+    columns: tuple[str, ...] = ()
+    lines: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        return str(self.folder / self.file)
+
+    def read(self) -> ImageIndex:
+        optional = ("split", "patient", *self.columns)
+        rows = read_rows(self.folder / self.file, ("path", "label"), optional)
+        labels = [self._class(number, row["label"]) for number, row in rows]
+        groups = []
+        for number, row in rows:
+            name = self._file(number, row["path"])
+            groups.append(f"patient {row['patient']}" if row.get("patient") else f"file {name}")
+        parts = self._parts([(number, row.get("split", "")) for number, row in rows])
+        index = ImageIndex(
+            where=self.where,
+            folder=self.folder,
+            names=tuple(self.lines),
+            labels=np.array(labels, dtype=np.int64),
+            groups=tuple(groups),
+            told=tuple(f"the image of line {number}" for number in self.lines.values()),
+            parts=parts,
+        )
+        self._check_patients(index)
+        return index
+
+    def _class(self, number: int, label: str) -> int:
+        text = same_text(label)
+        for place, labels in enumerate(self.classes.values()):
+            if text in labels:
+                return place
+        known = ", ".join(f"'{label}'" for labels in self.classes.values() for label in labels)
+        raise DataError(
+            f"{self.where}, line {number}, column 'label': this label is none of {known}; correct "
+            f"it, or declare it under 'classes' in {self.declaration}"
+        )
+
+    def _file(self, number: int, path: str) -> str:
+        place = f"{self.where}, line {number}, column 'path'"
+        if not path or "\0" in path:
+            raise DataError(f"{place}: this is no file's name")
+        name = _inside(str(PurePosixPath(self.file).parent), path)
+        if name is None:
+            raise DataError(f"{place}: the file lies outside the data directory; move it there")
+        if name in self.lines:
+            raise DataError(f"{place}: the same file is in line {self.lines[name]}; keep one")
+        self.lines[name] = number
+        return name
+
+    def _parts(self, given: list[tuple[int, str]]) -> tuple[str, ...]:
+        """Return the part of each image; all of them say one, or none."""
+        if not any(part for _, part in given):
+            return ()
+        for number, part in given:
+            if part not in SPLITS:
+                raise DataError(
+                    f"{self.where}, line {number}, column 'split': it must be one of "
+                    f"{', '.join(SPLITS)}, in all lines or in none"
+                )
+        return tuple(part for _, part in given)
+
+    def _check_patients(self, index: ImageIndex) -> None:
+        """Refuse patients whom the given split puts into two parts; lines stand for their names."""
+        seen: dict[str, tuple[str, int]] = {}
+        pairs: list[str] = []
+        numbers = list(self.lines.values())
+        for group, part, number in zip(index.groups, index.parts, numbers, strict=False):
+            there, first = seen.setdefault(group, (part, number))
+            if there != part:
+                pairs.append(f"{first} ({there}) and {number} ({part})")
+        if pairs:
+            raise DataError(
+                f"{self.where}, column 'patient': a patient is in two parts, in lines "
+                f"{describe(pairs)}: put all images of a patient into one part"
+            )
+
+
+IMAGES = OwnImages()

@@ -1,0 +1,57 @@
+"""Download a data set's files from its public source, each checked before it gets its name."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from datasets.digits.pools import PublicFiles
+from datasets.io.atomic_files import write_atomically
+from models.contract.errors import DataError
+
+
+def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
+    """Bring the files of ``source`` into ``data_dir``; yield a line about each.
+
+    Args:
+        source: what to bring; its files' MD5 are the publisher's.
+        data_dir: the data directory; the source's own folder is made in it.
+        base_url: another place with the same file names, ending in '/'.
+
+    Raises:
+        DataError: a download failed, or a checksum differs.
+    """
+    folder = data_dir / source.folder
+    for file in source.files:
+        target = folder / file.name
+        if target.is_file() and _md5(target.read_bytes()) == file.md5:
+            yield f"{target}: there already, checksum right"
+            continue
+        content = _download((base_url or source.url) + file.name)
+        found = _md5(content)
+        if found != file.md5:
+            raise DataError(
+                f"{file.name} from {base_url or source.url} has MD5 {found}, not {file.md5}: "
+                "nothing was written; try again or name another --base-url"
+            )
+        write_atomically(target, content)
+        yield f"{target}: {len(content):,} bytes, checksum right"
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _download(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            content: bytes = reply.read()
+            return content
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(
+            f"{url} cannot be downloaded ({reason}): check the network or name another --base-url"
+        ) from None

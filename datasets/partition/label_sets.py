@@ -1,0 +1,283 @@
+"""Which labels each silo holds, and which samples of a pool it gets, as partition ``unseen`` cuts.
+
+A silo's share of unseen labels is |labels that it alone holds| / |labels that it holds| (FedEFM,
+section on unseen data). Of K labels S are shared, each by at least two of N silos; the others are
+private, spread as evenly as can be. Nothing is drawn: labels and rows are dealt out in order.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.digits.shifted import VALIDATION_SHARE
+from models.contract.errors import DataError, SettingError
+
+Rows = npt.NDArray[np.int64]
+Labels = npt.NDArray[Any]
+
+TOLERANCE = 0.05  # how far a silo's share may be from the one asked for
+_NEAR = TOLERANCE + 1e-9
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """``shared`` labels, of which silos with a private label more or fewer hold so many.
+
+    Attributes:
+        shared: S.
+        silos: how many silos have a private label more, and how many do not.
+        private: the private labels of each of the former, and of the latter.
+        held: the shared labels that they hold.
+    """
+
+    shared: int
+    silos: tuple[int, int]
+    private: tuple[int, int]
+    held: tuple[int, int]
+
+    def error(self, share: float) -> float:
+        """Return how far the worst silo's share is from ``share``."""
+        kinds = zip(self.silos, self.private, self.held, strict=True)
+        found = [own / (own + held) for silos, own, held in kinds if silos]
+        return round(max(abs(one - share) for one in found), 9)
+
+
+def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
+    """Return each silo's labels, so that ``share`` of them are at no other silo.
+
+    Of all that can be, the nearest to the share at the worst silo; of those with private labels as
+    even as can be, with the fewest shared ones. At 0 all silos hold all labels.
+
+    Raises:
+        SettingError: there is one silo, or some silo's share would be off by more than 0.05.
+    """
+    if silos < 2:
+        raise SettingError(f"partition 'unseen' cuts at least 2 silos, and there is {silos}")
+    plans = list(_plans(classes, silos, share))
+    if not plans:
+        raise SettingError(_impossible(classes, silos, share))
+    best = min(plans, key=lambda plan: (plan.error(share), min(plan.silos) > 0, plan.shared))
+    return _dealt(best)
+
+
+def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
+    """Return plans near ``share``: each label at a silo, each shared one at two, no silo empty."""
+    for shared in range(classes + 1):
+        fewer, more = divmod(classes - shared, silos)
+        private, counts = (fewer + 1, fewer), (more, silos - more)
+        # A silo without a label of its own holds all that are shared, as at 0
+        choices = [range(shared + 1) if own else (shared,) for own in private]
+        near = [
+            [held for held in some if own + held and abs(own / (own + held) - share) <= _NEAR]
+            for own, some in zip(private, choices, strict=True)
+        ]
+        for held in product(near[0] if more else (0,), near[1]):
+            if sum(n * h for n, h in zip(counts, held, strict=True)) >= 2 * shared:
+                yield _Plan(shared, counts, private, held)
+
+
+def _impossible(classes: int, silos: int, share: float) -> str:
+    """Say which shares near ``share`` all silos can have."""
+    whole = set(_common_shares(classes, silos))
+    below = max((found for found in whole if found < share), default=None)
+    above = min((found for found in whole if found > share), default=None)
+    nearest = " and ".join(f"{float(near):.3g}" for near in (below, above) if near is not None)
+    return (
+        f"setting 'unseen' is {share:g}, which is impossible with so few labels: the data set has "
+        f"{classes}, and there are {silos} silos; the nearest shares that are possible: {nearest}"
+    )
+
+
+def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
+    """Return the shares that all silos can have alike."""
+    yield Fraction(0)
+    for shared in range(classes):
+        fewer, more = divmod(classes - shared, silos)
+        for held in range(shared + 1 if fewer else 0):
+            # With a private label more, a silo holds so many more shared ones
+            extra = Fraction(held, fewer) if more else Fraction(0)
+            fits = extra.denominator == 1 and held + extra <= shared
+            if fits and silos * held + more * extra >= 2 * shared:
+                yield Fraction(fewer, fewer + held)
+
+
+def _dealt(plan: _Plan) -> list[tuple[int, ...]]:
+    """Deal out private labels in order, then shared ones in turn."""
+    kinds = zip(plan.silos, plan.private, plan.held, strict=True)
+    each = [(own, held) for silos, own, held in kinds for _ in range(silos)]
+    first_shared = sum(own for own, _ in each)
+    sets, next_own, turn = [], 0, 0
+    for own, held in each:
+        shared = [first_shared + (turn + i) % plan.shared for i in range(held)]
+        sets.append((*range(next_own, next_own + own), *sorted(shared)))
+        next_own, turn = next_own + own, turn + held
+    return sets
+
+
+def level(need: int, limits: Sequence[int]) -> list[int]:
+    """Share ``need`` out as evenly as ``limits`` allow; the sum is less if they are too low."""
+    parts = [0] * len(limits)
+    for rank, place in enumerate(sorted(range(len(limits)), key=limits.__getitem__)):
+        parts[place] = min(limits[place], need // (len(limits) - rank))
+        need -= parts[place]
+    return parts
+
+
+@dataclass(frozen=True)
+class LabelCut:
+    """The cutting of a pool into silos.
+
+    Attributes:
+        labels: part -> (n,) label of each sample of the pool; val and test may be empty.
+        sets: each silo's labels.
+        names: the silos, for errors.
+        classes: K, labels in all.
+        where: names the pool in errors.
+    """
+
+    labels: Mapping[str, Labels]
+    sets: Sequence[tuple[int, ...]]
+    names: Sequence[str]
+    classes: int
+    where: str
+
+    def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
+        """Return each silo's rows of the pool's parts, ascending: train, val and test.
+
+        Rows of part 'val' are the pool's validation samples where it has some, else training ones.
+
+        Args:
+            train_size: training samples of a silo, their last tenth for validation if the pool has
+                no validation part; 0: as many as each label can give an equal part of.
+            test_size: test samples of a silo; 0 likewise.
+
+        Raises:
+            DataError: the pool has too few samples of some label.
+        """
+        validation, trained = self._checked(train_size or self._most())
+        rows = self._by_label("train")
+        # From the end, which no silo trains on
+        last = [r[len(r) - len(self.sets) * v :] for r, v in zip(rows, validation, strict=True)]
+        parts = {
+            "train": self._in_turn(rows, trained),
+            "val": self._own_part("val", 0) if self._has("val") else self._sliced(last, validation),
+            "test": self._own_part("test", test_size),
+        }
+        return [{part: own[i] for part, own in parts.items()} for i in range(len(self.sets))]
+
+    def _in_turn(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
+        """Deal out so many of each silo's own labels, from the first on."""
+        taken = [0] * self.classes
+        dealt = []
+        for held, parts in zip(self.sets, counts, strict=True):
+            own = []
+            for label, count in zip(held, parts, strict=True):
+                own.append(rows[label][taken[label] : taken[label] + count])
+                taken[label] += count
+            dealt.append(_joined(own))
+        return dealt
+
+    def _sliced(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
+        """Deal out to each silo its next ``counts`` of all labels."""
+        each = list(zip(rows, counts, strict=True))
+        places = range(len(self.sets))
+        return [_joined([own[i * n : (i + 1) * n] for own, n in each]) for i in places]
+
+    def _has(self, part: str) -> bool:
+        return len(self.labels[part]) > 0
+
+    def _by_label(self, part: str) -> list[Rows]:
+        return [np.flatnonzero(self.labels[part] == label) for label in range(self.classes)]
+
+    def _counts(self, part: str) -> list[int]:
+        counts: list[int] = np.bincount(self.labels[part], minlength=self.classes).tolist()
+        return counts
+
+    def _sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
+        """Return validation samples by label, and each silo's training samples by its own labels.
+
+        Validation takes at most half of a label. The rest is parted in the ratio that silos of one
+        size, each balanced over its labels, need.
+        """
+        silos, have = len(self.sets), self._counts("train")
+        share = 0 if self._has("val") else size // VALIDATION_SHARE
+        validation = level(share, [count // (2 * silos) for count in have])
+        left = [count - silos * v for count, v in zip(have, validation, strict=True)]
+        whole = math.lcm(*(len(held) for held in self.sets))
+        asked = [0] * self.classes
+        for held in self.sets:
+            for label in held:
+                asked[label] += whole // len(held)
+        limits = [
+            [left[label] * (whole // len(held)) // asked[label] for label in held]
+            for held in self.sets
+        ]
+        return validation, [level(size - share, own) for own in limits]
+
+    def _most(self) -> int:
+        """Return the largest size at which no label is short."""
+
+        def short(size: int) -> bool:
+            validation, trained = self._sizes(size)
+            uneven = any(max(parts) - min(parts) > 1 for parts in (validation, *trained))
+            return uneven or not self._fits(size, validation, trained)
+
+        sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
+        return bisect_left(sizes, True, key=short)
+
+    def _fits(self, size: int, validation: list[int], trained: list[list[int]]) -> bool:
+        need = size if self._has("val") else size - size // VALIDATION_SHARE
+        whole = self._has("val") or sum(validation) == size // VALIDATION_SHARE
+        return whole and all(sum(parts) == need for parts in trained)
+
+    def _checked(self, size: int) -> tuple[list[int], list[list[int]]]:
+        """Return ``_sizes``, each label trained on where it is held."""
+        if not self._has("val") and size < VALIDATION_SHARE:
+            raise DataError(
+                f"{self.where}: a silo of {size} training images has no validation part, a tenth: "
+                "raise 'silo-train-size', or lower 'silos'"
+            )
+        validation, trained = self._sizes(size)
+        for name, held, parts in zip(self.names, self.sets, trained, strict=True):
+            if not min(parts):
+                none = held[parts.index(0)]
+                raise DataError(
+                    f"{self.where}: no training image is left of label {none} for {name}, of "
+                    f"{self._counts('train')[none]}: lower 'silos', or raise 'silo-train-size'"
+                )
+        if not self._fits(size, validation, trained):
+            least = min(sum(validation) + sum(parts) for parts in trained)
+            raise DataError(
+                f"{self.where}: {len(self.sets)} silos of {size} training images are more than "
+                f"their labels have: some silo gets {least} (the pool's labels have "
+                f"{self._counts('train')}); lower 'silo-train-size' or 'silos'"
+            )
+        return validation, trained
+
+    def _own_part(self, part: str, size: int) -> list[Rows]:
+        """Cut val or test samples of all labels; each silo gets none if the pool has none."""
+        silos, have = len(self.sets), self._counts(part)
+        if not sum(have) and not size:
+            return [np.empty(0, np.int64)] * silos
+        limits = [count // silos for count in have]
+        if not min(limits) or 0 < size < self.classes or size > sum(limits):
+            raise DataError(
+                f"{self.where}: {silos} silos of {size or self.classes} {part} images, which are "
+                f"of all {self.classes} labels, cannot be: the pool's labels have {have}; change "
+                "'silos', 'silo-test-size' or the data set's own split"
+            )
+        parts = level(size or self.classes * min(limits), limits)
+        return self._sliced(self._by_label(part), parts)
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    return np.sort(np.concatenate(rows))

@@ -1,0 +1,150 @@
+"""Sets of silos by name, with the links between them: the Gaia network, or a CSV file of edges.
+
+Gaia is the 11 AWS regions of Hsieh et al. 2017, "Gaia: geo-distributed machine learning approaching
+LAN speeds", as Marfoq et al. 2020, "Throughput-optimal topology design for cross-silo federated
+learning", use them: each pair is linked, a link takes 0.0085 ms a km of great-circle distance and
+4 ms besides, and carries 1 Gbps.
+
+A file's columns are ``site`` and ``neighbour``, and optionally ``latency-ms`` and ``gbps``; an
+edge goes both ways, and where a value is missing the run's ``link-latency-ms`` and ``link-gbps``
+hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from datasets.images.index import read_rows
+from datasets.tables.schema_file import Reading
+from models.contract.errors import DataError
+
+GAIA = "gaia"
+
+_EDGE, _VALUES = ("site", "neighbour"), ("latency-ms", "gbps")
+_EARTH_RADIUS = 6371.0  # km
+_LATENCY, _LATENCY_PER_KM = 4.0, 0.0085  # ms
+_GAIA_GBPS = 1.0
+
+# Degrees north and east; distances are those of the authors' gaia.gml within 1 %
+_REGIONS = {
+    "virginia": (37.12, -78.49),
+    "california": (36.70, -118.76),
+    "oregon": (43.98, -120.74),
+    "ireland": (53.35, -6.26),
+    "frankfurt": (50.11, 8.68),
+    "tokyo": (35.69, 139.69),
+    "seoul": (37.57, 126.98),
+    "singapore": (1.35, 103.82),
+    "sydney": (-33.87, 151.21),
+    "mumbai": (19.08, 72.88),
+    "sao-paulo": (-23.55, -46.63),
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two silos, the same both ways; None: the run's default."""
+
+    latency_ms: float | None = None
+    gbps: float | None = None
+
+
+@dataclass(frozen=True)
+class SiloSet:
+    """Silos and the links between them.
+
+    Attributes:
+        names: the silos, in order of appearance.
+        links: each pair that is linked, once, the earlier silo first; it may be few of all pairs.
+    """
+
+    names: tuple[str, ...]
+    links: Mapping[tuple[str, str], Link]
+
+    def link(self, one: str, other: str) -> Link | None:
+        """Return the link between two silos, named in either order; None: there is none."""
+        return self.links.get((one, other)) or self.links.get((other, one))
+
+
+def open_silo_set(text: str) -> SiloSet:
+    """Return the set that setting ``silo-set`` names: ``gaia``, or a CSV file of edges.
+
+    Raises:
+        DataError: the file is missing or no CSV, a column, silo or number is wrong, an edge stands
+            twice or joins a silo with itself, or there is no edge.
+    """
+    if text == GAIA:
+        return _gaia()
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise DataError(
+            f"silo set '{text}' is neither '{GAIA}' nor a file: name a CSV file with the columns "
+            f"{', '.join(_EDGE + _VALUES)} by its whole path"
+        )
+    return _read(path)
+
+
+def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Return the distance of two points, degrees (north, east), on a round earth (haversine)."""
+    north, east, north_there, east_there = (math.radians(x) for x in (*one, *other))
+    half = (
+        math.sin((north - north_there) / 2) ** 2
+        + math.cos(north) * math.cos(north_there) * math.sin((east - east_there) / 2) ** 2
+    )
+    return 2 * _EARTH_RADIUS * math.asin(math.sqrt(half))
+
+
+def _gaia() -> SiloSet:
+    links = {}
+    for one, other in combinations(_REGIONS, 2):
+        distance = great_circle_km(_REGIONS[one], _REGIONS[other])
+        links[one, other] = Link(_LATENCY + _LATENCY_PER_KM * distance, _GAIA_GBPS)
+    return SiloSet(tuple(_REGIONS), links)
+
+
+def _read(path: Path) -> SiloSet:
+    """Return the set in a file, silos in order of appearance."""
+    names: dict[str, int] = {}
+    links: dict[tuple[str, str], Link] = {}
+    lines: dict[tuple[str, str], int] = {}
+    for number, row in read_rows(path, _EDGE, _VALUES):
+        where = f"{path}, line {number}"
+        ends = [row[column] for column in _EDGE]
+        Reading(where).sites(dict.fromkeys(ends, where))  # refuses what is no site's name
+        for name in ends:
+            names.setdefault(name, len(names))
+        pair = min(ends, key=names.__getitem__), max(ends, key=names.__getitem__)
+        if pair[0] == pair[1]:
+            raise DataError(f"{where}: an edge joins silo '{pair[0]}' with itself: remove it")
+        if pair in links:
+            raise DataError(
+                f"{where}: the edge between '{pair[0]}' and '{pair[1]}' is in line {lines[pair]}, "
+                "and edges go both ways; keep one"
+            )
+        latency = _number(row, "latency-ms", where, zero=True)
+        links[pair] = Link(latency, _number(row, "gbps", where, zero=False))
+        lines[pair] = number
+    if not links:
+        raise DataError(f"{path} has no edge: a silo set has at least 2 silos and an edge")
+    return SiloSet(tuple(names), links)
+
+
+def _number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
+    """Return a value above 0, or 0 if that may be; None where it is empty or has no column."""
+    text = row.get(column)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        raise DataError(
+            f"{where}, column '{column}': '{text}' is no number {'from 0' if zero else 'above 0'}; "
+            "leave it empty for the run's default"
+        )
+    return value

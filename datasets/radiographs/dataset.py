@@ -1,0 +1,54 @@
+"""Silos of radiographs: one channel of 16 bits, which networks standardise image by image."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.images.dataset import ImageDataSet
+from datasets.images.decoding import Decoded, decode_each
+from datasets.images.index import ImageIndex
+from datasets.radiographs.decoding import as_int16
+from datasets.radiographs.vendor_profiles import Grey
+from models.contract.settings import CommonSettings
+
+HEADLINE = ("auc", "average-precision", "balanced-accuracy", "accuracy")
+
+_RENDERING = 1  # raise it when a file or a profile gives other pixels, so that no old cache is read
+
+
+class RadiographDataSet(ImageDataSet):
+    """Images of one channel, as int16."""
+
+    settings = ImageDataSet.settings - {"colour-constancy"}
+    headline = HEADLINE
+
+    @abstractmethod
+    def reader(
+        self, index: ImageIndex, size: int, settings: CommonSettings
+    ) -> Callable[[str], Grey]:
+        """Return what makes of an image's name its picture (size, size), 0..1.
+
+        It raises a ``BrokenImageError`` for an image that cannot be used.
+        """
+
+    def content(self, index: ImageIndex) -> list[Any]:
+        """Return what decides the pixels: the files, and how they are rendered."""
+        return [*super().content(index), _RENDERING]
+
+    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
+        """Return the images (k, 1, size, size) int16."""
+        from threadpoolctl import threadpool_limits
+
+        read = self.reader(index, size, settings)
+
+        def decode(name: str) -> npt.NDArray[np.int16]:
+            return as_int16(read(name))[None]
+
+        # Several threads would only wait for each other in small products, and may round otherwise
+        with threadpool_limits(1):
+            return decode_each(index.names, (1, size, size), np.int16, decode)

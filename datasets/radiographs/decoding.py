@@ -1,0 +1,126 @@
+"""Radiographs as pictures of one channel and one size, from files of 8 to 16 bits.
+
+As in the Fed-Align-CL paper (section IV) the empty rows and columns at the edges are cut off, what
+is left is resized to the wanted height and padded on the right to a square.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.images.decoding import BrokenImageError, opened_image
+from datasets.radiographs.vendor_profiles import Grey
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_FORMATS = ("PNG", "TIFF")
+_DEPTHS = {"L": 8, "I;16": 16, "I;16B": 16, "I;16L": 16, "I": 16}  # Pillow's modes of grey
+_EMPTY = 1 / 256  # of the span from darkest to brightest: air above which something lies
+_LEVELS = 65535  # of 16 bits
+_INT16_ZERO = 32768
+_PHOTOMETRIC = 262  # TIFF's tag that says whether 0 is white
+
+
+def read_grey(path: Path, bits: int) -> Grey:
+    """Return a grey PNG or TIFF of ``bits`` a pixel (8 to 16) as (height, width), 0..1.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged, not grey, of several pages or of another
+            depth.
+    """
+    with opened_image(path, _FORMATS) as image:
+        values, depth = _grey_values(image)
+        white_is_zero = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+    top = check_depth(depth, int(values.max()), bits)
+    if white_is_zero and depth > 8:  # Pillow itself inverts those of 8 bits
+        values = top - values
+    picture: Grey = values.astype(np.float32) / np.float32(top)
+    return picture
+
+
+def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
+    """Return the pixels (height, width) and the bits in which the file holds each."""
+    pages = getattr(image, "n_frames", 1)
+    if pages > 1:
+        raise BrokenImageError(f"has {pages} pages: save one image a file")
+    if image.mode not in _DEPTHS:
+        raise BrokenImageError(
+            f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
+        )
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > _LEVELS:
+        raise BrokenImageError("has values that need more than 16 bits a pixel")
+    return values, _DEPTHS[image.mode]
+
+
+def check_depth(depth: int, largest: int, bits: int) -> int:
+    """Return the largest value that ``bits`` can hold.
+
+    Args:
+        depth: bits, 8 or 16, in which a file holds a pixel.
+        largest: the largest value in it.
+        bits: what the files are declared to have.
+
+    Raises:
+        BrokenImageError: the file has another depth, or values that need more bits.
+    """
+    top: int = 2**bits - 1
+    if depth != (8 if bits <= 8 else 16):
+        raise BrokenImageError(f"has {depth} bits a pixel, and {bits} are declared")
+    if largest > top:
+        raise BrokenImageError(f"has values above {top}, and {bits} bits a pixel are declared")
+    return top
+
+
+def fit_square(picture: Grey, size: int) -> Grey:
+    """Return ``picture`` (height, width) without its empty edges, as (size, size).
+
+    A row or column is empty if nothing in it is brighter than the darkest pixel by more than a
+    256th of the span from the darkest to the brightest. What is left is resized (bilinear,
+    antialiased) to the height ``size``, or to that width if it would be wider, and padded on the
+    right, or below, with the darkest value.
+
+    Raises:
+        BrokenImageError: all pixels are equal, before or after that.
+    """
+    darkest, brightest = picture.min(), picture.max()
+    within = picture > darkest + (brightest - darkest) * np.float32(_EMPTY)
+    rows, columns = np.flatnonzero(within.any(axis=1)), np.flatnonzero(within.any(axis=0))
+    if not len(rows):
+        raise BrokenImageError("is empty: all its pixels are equal")
+    cropped = picture[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    square = np.full((size, size), darkest, dtype=np.float32)
+    resized = _resized(cropped, size)
+    square[: resized.shape[0], : resized.shape[1]] = resized
+    if square.min() == square.max():
+        raise BrokenImageError("is empty: all its pixels are equal but for its edges")
+    return square
+
+
+def _resized(picture: Grey, size: int) -> Grey:
+    """Return ``picture`` with its longer side ``size``, its aspect kept."""
+    scale = size / max(picture.shape)
+    height, width = (max(1, round(side * scale)) for side in picture.shape)
+    return resize(picture, height, width)
+
+
+def resize(picture: Grey, height: int, width: int) -> Grey:
+    """Return ``picture`` at another size: bilinear, antialiased, in float32."""
+    from PIL import Image
+    from PIL.Image import Resampling
+
+    # As one array in memory order: Pillow reads the buffer
+    image = Image.fromarray(np.ascontiguousarray(picture, dtype=np.float32))
+    return np.asarray(image.resize((width, height), Resampling.BILINEAR))
+
+
+def as_int16(picture: Grey) -> npt.NDArray[np.int16]:
+    """Return 0..1 as 16-bit values less 32768, so that they fit into int16."""
+    levels = np.rint(picture.clip(0, 1) * np.float32(_LEVELS))
+    shifted: npt.NDArray[np.int16] = (levels - _INT16_ZERO).astype(np.int16)
+    return shifted

@@ -1,0 +1,169 @@
+"""DICOM radiographs as they are displayed: lookup tables or the first window, black background.
+
+pydicom is imported when a DICOM is met. Errors hold fixed texts, not pydicom's: a header is full of
+the patient's data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.images.decoding import BrokenImageError
+from datasets.radiographs.decoding import check_depth
+from datasets.radiographs.vendor_profiles import Grey
+
+if TYPE_CHECKING:
+    from pydicom import FileDataset
+
+_PREAMBLE, _MAGIC = 128, b"DICM"
+_GREY = ("MONOCHROME1", "MONOCHROME2")  # of the first 0 is white
+_NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentation")
+
+
+def is_dicom(path: Path) -> bool:
+    """Tell whether a file is DICOM, by its name's ending or by its content."""
+    if path.suffix.lower() == ".dcm":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(_PREAMBLE + len(_MAGIC))[_PREAMBLE:] == _MAGIC
+    except OSError:
+        return False  # told when it is decoded
+
+
+def read_dicom(path: Path, bits: int) -> Grey:
+    """Return a DICOM's picture (height, width), 0..1, at most ``bits`` a pixel.
+
+    The modality's lookup table or rescaling, then the VOI lookup table or else the first window
+    apply; without either the whole range of the stored bits is shown. MONOCHROME1 is inverted, and
+    pixels of padding are black.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged, not grey, of several frames or another
+            depth, or in a compression that cannot be decoded here.
+    """
+    try:
+        return _read(path, bits)
+    except (BrokenImageError, MemoryError):
+        raise
+    except Exception:  # pydicom reads an element when it is asked for, and raises nearly anything
+        raise BrokenImageError("has a header that is damaged") from None
+
+
+def _read(path: Path, bits: int) -> Grey:
+    dataset = _header(path)
+    _check_kind(dataset, bits)
+    raw = _pixels(dataset)
+    try:
+        picture = _displayed(dataset, raw)
+    except Exception:  # whatever a damaged table leads to
+        picture = np.full(1, np.nan)
+    if not np.isfinite(picture).all():
+        raise BrokenImageError("has a rescaling, window or lookup table that cannot be applied")
+    if dataset.PhotometricInterpretation == "MONOCHROME1":
+        picture = 1 - picture
+    picture[_padding(dataset, raw)] = 0
+    return picture.astype(np.float32)
+
+
+def _header(path: Path) -> FileDataset:
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    try:
+        return dcmread(path)
+    except InvalidDicomError:
+        raise BrokenImageError("is no DICOM file") from None
+    except FileNotFoundError:
+        raise BrokenImageError("is missing") from None
+    except OSError as error:
+        raise BrokenImageError(f"cannot be read: {error.strerror}") from None
+    except Exception:  # damaged files raise nearly anything
+        raise BrokenImageError("is cut short or damaged") from None
+
+
+def _check_kind(dataset: FileDataset, bits: int) -> None:
+    """Refuse what is no single grey image of the declared depth."""
+    if "PixelData" not in dataset:
+        raise BrokenImageError("is a DICOM without pixel data")
+    if any(dataset.get(key) is None for key in _NEEDED):
+        raise BrokenImageError(f"is a DICOM that lacks one of {', '.join(_NEEDED)}")
+    if dataset.get("SamplesPerPixel", 1) != 1 or dataset.get("PhotometricInterpretation") not in (
+        _GREY
+    ):
+        raise BrokenImageError(f"is not grey: it must be {' or '.join(_GREY)}")
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    if frames != 1:
+        raise BrokenImageError(f"has {frames} frames: save one image a file")
+    check_depth(dataset.BitsAllocated, 2**dataset.BitsStored - 1, bits)
+
+
+def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
+    """Return the stored values (height, width)."""
+    from pydicom.pixels.decoders.base import get_decoder
+
+    syntax = dataset.file_meta.get("TransferSyntaxUID")
+    if syntax is None:
+        raise BrokenImageError("is a DICOM that names no transfer syntax")
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise BrokenImageError(
+            "is a DICOM of an unknown transfer syntax: save it uncompressed"
+        ) from None
+    if not decoder.is_available:
+        raise BrokenImageError(
+            f"is compressed ({syntax.name}), which cannot be decoded here: save it uncompressed, "
+            "or install pydicom's plugin for it"
+        )
+    try:
+        raw: npt.NDArray[Any] = dataset.pixel_array
+    except Exception:  # decoders raise nearly anything on damaged files
+        raise BrokenImageError("has pixel data that are cut short or damaged") from None
+    return raw
+
+
+def _displayed(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the stored values as they are displayed, 0..1."""
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+
+    low, high = _modality_range(dataset)
+    values = apply_modality_lut(raw, dataset)
+    if dataset.get("VOILUTSequence"):
+        table = dataset.VOILUTSequence[0]
+        entries, first, depth = table.LUTDescriptor
+        low, high = 0, 2**depth - 1
+        if depth == 8:  # pydicom keeps places in such a table in 8 bits, too few for most tables
+            table.LUTDescriptor = [entries, first, 16]
+        values = np.rint(values).astype(np.int64)
+    shown = apply_voi_lut(values, dataset).astype(np.float64)
+    stretched: npt.NDArray[Any] = ((shown - low) / (high - low)).clip(0, 1)
+    return stretched
+
+
+def _modality_range(dataset: FileDataset) -> tuple[float, float]:
+    """Return the least and the largest value that there can be after the modality's step."""
+    if dataset.get("ModalityLUTSequence"):
+        return 0, 2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1
+    levels = 2**dataset.BitsStored
+    low = -levels // 2 if dataset.PixelRepresentation else 0
+    slope, intercept = dataset.get("RescaleSlope"), dataset.get("RescaleIntercept")
+    if slope is None or intercept is None:
+        return low, low + levels - 1
+    if slope <= 0:
+        raise ValueError("pydicom's windows turn round on such a slope")
+    return low * slope + intercept, (low + levels - 1) * slope + intercept
+
+
+def _padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tell which pixels were added around the image, in the value or range that the file names."""
+    value = dataset.get("PixelPaddingValue")
+    if value is None:
+        return np.zeros(raw.shape, dtype=bool)
+    ends = value, dataset.get("PixelPaddingRangeLimit", value)
+    padded: npt.NDArray[np.bool_] = (raw >= min(ends)) & (raw <= max(ends))
+    return padded

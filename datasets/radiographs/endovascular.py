@@ -1,0 +1,182 @@
+"""The hospitals' own angiograms: ``endovascular.yaml`` and each source's manifest (CSV).
+
+Manifests are those of ``images``, with a column ``mask`` besides (docs/endovascular.md). An image
+becomes grey of 8 bits; its central square is resized, that of its mask to the nearest pixel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.digits.pools import Places
+from datasets.images.decoding import BrokenImageError, Decoded, Pixels, decode_each, opened_image
+from datasets.images.index import ImageIndex, read_rows
+from datasets.images.manifests import KEYS, Form, ManifestDataSet
+from datasets.radiographs.decoding import read_grey, resize
+from datasets.radiographs.dicom import is_dicom, read_dicom
+from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from datasets.radiographs.vendor_profiles import Grey
+from models.contract.errors import DataError
+from models.contract.settings import CommonSettings
+
+_RENDERING = 1  # raise it when a file gives other pixels, so that no old cache is read
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Endovascular(ManifestDataSet, MaskedDataSet):
+    """``endovascular``: images of 8 to 16 bits, some of which have masks."""
+
+    name = "endovascular"
+    settings = ManifestDataSet.settings - {"colour-constancy"}
+    form = Form("endovascular.yaml", 224, 0.25, bits=8, keys=(*KEYS, "bits"))
+    columns: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def content(self, index: ImageIndex) -> list[Any]:
+        """Return what decides the pixels: the files, the declared bits, and how they are read."""
+        bits = self.declaration(index.folder).bits
+        return [*super().content(index), bits, _RENDERING]
+
+    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
+        """Return the images (k, 1, size, size)."""
+        bits = self.declaration(index.folder).bits
+
+        def decode(name: str) -> Pixels:
+            return _shrunk(_central_square(read_picture(index.folder / name, bits)), size)[None]
+
+        return decode_each(index.names, (1, size, size), np.uint8, decode)
+
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+        """Return the images that have masks, each in the part that it has without its mask."""
+        return masked_silo(_WithMasks().load(name, settings, places))
+
+
+class _WithMasks(Endovascular):
+    """Those images that have masks, the mask as their second channel."""
+
+    name = "endovascular-masked"
+
+    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
+        """Return all images of a source, some of which must have masks."""
+        found = super().index(site, settings, places)
+        if not read_masks(found).keys() & set(found.names):
+            raise DataError(
+                f"{found.where}, column 'mask': no image in use has a mask, and segmentation "
+                "needs some: name the masks' files there"
+            )
+        return found
+
+    def content(self, index: ImageIndex) -> list[Any]:
+        """Return what decides the pixels: the masks' files too."""
+        masks = read_masks(index)
+        files = dataclasses.replace(index, names=tuple(masks.values()))
+        return [*super().content(index), masks, super().content(files)]
+
+    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
+        """Return the images with masks (k, 2, size, size); the others are no faults."""
+        bits, masks = self.declaration(index.folder).bits, read_masks(index)
+
+        def decode(name: str) -> Pixels:
+            picture = read_picture(index.folder / name, bits)
+            mask = _mask_of(picture, index.folder / masks[name])
+            image = _shrunk(_central_square(picture), size)
+            return np.stack([image, _nearest(_central_square(mask), size)])
+
+        rows = np.flatnonzero([name in masks for name in index.names])
+        found = decode_each(index.take(rows).names, (2, size, size), np.uint8, decode)
+        return Decoded(found.images, rows[found.kept], found.faults)
+
+
+def read_masks(index: ImageIndex) -> dict[str, str]:
+    """Return each image's mask, both as files in the index's folder; some may have none.
+
+    Raises:
+        DataError: the manifest, ``index.where``, cannot be read, or a mask lies outside the folder.
+    """
+    manifest = Path(index.where)
+    rows = read_rows(manifest, ("path", "label"))
+    masks = {}
+    for number, row in rows:
+        if not row.get("mask"):
+            continue
+        image, mask = (
+            os.path.relpath(manifest.parent / row[column], index.folder)
+            for column in ("path", "mask")
+        )
+        if "\0" in mask or mask.split(os.sep)[0] == os.pardir:
+            raise DataError(
+                f"{index.where}, line {number}, column 'mask': the file lies outside the data "
+                "directory, or this is no file's name; move it there"
+            )
+        masks[image] = mask
+    return masks
+
+
+def read_picture(path: Path, bits: int) -> Grey:
+    """Return an image file, or a DICOM, of ``bits`` a pixel as (height, width), 0..1.
+
+    Of 8 bits are PNG and JPEG, in colours too, of more grey PNG and TIFF.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged or of another kind or depth.
+    """
+    if is_dicom(path):
+        return read_dicom(path, bits)
+    return read_grey(path, bits) if bits > 8 else _read_8_bits(path)
+
+
+def _read_8_bits(path: Path) -> Grey:
+    from PIL import ImageOps
+
+    with opened_image(path, ("PNG", "JPEG")) as image:
+        if image.mode.split(";")[0] in ("I", "F"):  # Pillow would clip them to white
+            raise BrokenImageError("has more than 8 bits a pixel, and 8 are declared by 'bits'")
+        upright = ImageOps.exif_transpose(image).convert("L")
+        picture: Grey = np.asarray(upright, dtype=np.float32) / np.float32(255)
+    return picture
+
+
+def _mask_of(picture: Grey, path: Path) -> Mask:
+    """Return where a mask's file is not 0, of the shape of its ``picture``.
+
+    Raises:
+        BrokenImageError: the file cannot be read, or has another size.
+    """
+    try:
+        with opened_image(path, ("PNG",)) as image:
+            values, bands = np.asarray(image), image.getbands()
+    except BrokenImageError as error:
+        raise BrokenImageError(f"has a mask that {error}") from None
+    if values.ndim == 3:  # an opaque background is none the less background
+        values = values[..., [band != "A" for band in bands]].max(axis=2)
+    if values.shape != picture.shape:
+        (height, width), (high, wide) = values.shape, picture.shape
+        raise BrokenImageError(f"has a mask of {width}x{height} pixels, and {wide}x{high} itself")
+    return values > 0
+
+
+def _central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    side = min(picture.shape)
+    top, left = ((length - side) // 2 for length in picture.shape)
+    return picture[top : top + side, left : left + side]
+
+
+def _shrunk(square: Grey, size: int) -> Pixels:
+    """Return a square picture as (size, size), 0..255: bilinear, antialiased."""
+    pixels: Pixels = np.rint(resize(square, size, size).clip(0, 1) * 255).astype(np.uint8)
+    return pixels
+
+
+def _nearest(square: Mask, size: int) -> Pixels:
+    """Return a square mask as (size, size), 0 or 1: of each pixel the nearest one."""
+    places = ((np.arange(size) + 0.5) * len(square) / size).astype(np.int64)
+    return square[np.ix_(places, places)].astype(np.uint8)
+
+
+ENDOVASCULAR = Endovascular()

@@ -1,0 +1,45 @@
+"""The hospitals' own mammograms: ``mammography.yaml`` and each site's manifest (CSV).
+
+Manifests are those of ``images`` (docs/mammograms.md). Files are grey PNG or TIFF, or DICOM, of the
+declared bits; a picture is cropped, resized and padded as in the Fed-Align-CL paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from datasets.images.index import ImageIndex
+from datasets.images.manifests import KEYS, Form, ManifestDataSet
+from datasets.radiographs.dataset import RadiographDataSet
+from datasets.radiographs.decoding import fit_square, read_grey
+from datasets.radiographs.dicom import is_dicom, read_dicom
+from datasets.radiographs.vendor_profiles import Grey
+from models.contract.settings import CommonSettings
+
+
+class Mammography(ManifestDataSet, RadiographDataSet):
+    """``mammography``: radiographs of 8 to 16 bits."""
+
+    name = "mammography"
+    form = Form("mammography.yaml", 2048, 0.2, bits=16, keys=(*KEYS, "bits"))
+
+    def content(self, index: ImageIndex) -> list[Any]:
+        """Return what decides the pixels: the files, and the declared bits."""
+        return [*super().content(index), self.declaration(index.folder).bits]
+
+    def reader(
+        self, index: ImageIndex, size: int, settings: CommonSettings
+    ) -> Callable[[str], Grey]:
+        """Return the reading of a file."""
+        bits = self.declaration(index.folder).bits
+
+        def read(name: str) -> Grey:
+            path = index.folder / name
+            picture = read_dicom(path, bits) if is_dicom(path) else read_grey(path, bits)
+            return fit_square(picture, size)
+
+        return read
+
+
+MAMMOGRAPHY = Mammography()

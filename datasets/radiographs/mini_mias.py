@@ -1,0 +1,130 @@
+"""mini-MIAS: 322 real mammograms of 161 women (Suckling et al. 1994), parted by breast tissue.
+
+The sites are the three tissues, so their looks differ as those of hospitals may. The files are the
+user's, for research only: ``labels.csv`` and ``images/`` in the folder ``mini_mias`` of the data
+directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from datasets.digits.pools import Places
+from datasets.images.dataset import Classes
+from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.radiographs.dataset import RadiographDataSet
+from datasets.radiographs.decoding import fit_square, read_grey
+from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
+from datasets.silo.silos import no_such_silo
+from models.contract.errors import DataError
+from models.contract.seeding import derive_seed
+from models.contract.settings import CommonSettings
+
+SITES = {"F": "fatty", "G": "glandular", "D": "dense"}
+CLASSES = {"not-malignant": ("N", "B"), "malignant": ("M",)}
+
+_PROFILES = {"F": SHOULDERED, "G": SIGMOID, "D": STEEP}
+_COLUMNS = ("image", "patient", "tissue", "severity")
+_BITS = 8
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of ``labels.csv``."""
+
+    patient: str
+    tissue: str
+    severity: str
+
+
+class MiniMias(RadiographDataSet):
+    """``mini-mias``: a site needs the listing, and of the images only its own."""
+
+    name = "mini-mias"
+    settings = RadiographDataSet.settings | {"intensity-profiles"}
+
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return malignant against benign and normal."""
+        return CLASSES
+
+    def silo_names(self, settings: CommonSettings) -> list[str]:
+        """Return the three tissues."""
+        return list(SITES.values())
+
+    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Return the three tissues."""
+        return list(SITES.values())
+
+    def own_size(self, places: Places) -> int:
+        """Return 128."""
+        return 128
+
+    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
+        """Return the images of a tissue."""
+        if site not in SITES.values():
+            raise no_such_silo(site, list(SITES.values()))
+        folder = _folder(places)
+        listed = _listing(folder).items()
+        rows = {image: row for image, row in listed if SITES[row.tissue] == site}
+        names = tuple(rows)
+        whole = ImageIndex(
+            where=f"mini-mias, {site}",
+            folder=folder / "images",
+            names=names,
+            labels=np.array([row.severity == "M" for row in rows.values()], dtype=np.int64),
+            groups=tuple(row.patient for row in rows.values()),
+            told=names,  # public names
+        )
+        return take_share(whole, settings.sample_share)
+
+    def reader(
+        self, index: ImageIndex, size: int, settings: CommonSettings
+    ) -> Callable[[str], Grey]:
+        """Return the reading of a file, rendered by the tissue's profile."""
+        rows = _listing(index.folder.parent)
+
+        def read(name: str) -> Grey:
+            picture = fit_square(read_grey(index.folder / name, _BITS), size)
+            if not settings.intensity_profiles:
+                return picture
+            draw = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
+            return _PROFILES[rows[name].tissue].render(picture, draw)
+
+        return read
+
+
+def _folder(places: Places) -> Path:
+    if places.data is None:
+        raise DataError(
+            "data set 'mini-mias' needs a folder mini_mias with labels.csv and images: set "
+            "'data-dir' or $FEDSILO_DATA"
+        )
+    return places.data / "mini_mias"
+
+
+def _listing(folder: Path) -> dict[str, _Row]:
+    """Return each image's line, in file order."""
+    path = folder / "labels.csv"
+    found: dict[str, _Row] = {}
+    for number, row in read_rows(path, _COLUMNS):
+        place = f"{path}, line {number}"
+        if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
+            raise DataError(f"{place}, column 'image': it must be a PNG file's plain name")
+        if row["image"] in found:
+            raise DataError(f"{place}: image {row['image']} is listed twice")
+        if not row["patient"]:
+            raise DataError(f"{place}, column 'patient': it is empty, and decides the split")
+        severities = [severity for listed in CLASSES.values() for severity in listed]
+        for column, known in (("tissue", list(SITES)), ("severity", severities)):
+            if row[column] not in known:
+                raise DataError(f"{place}, column '{column}': it must be one of {', '.join(known)}")
+        found[row["image"]] = _Row(row["patient"], row["tissue"], row["severity"])
+    return found
+
+
+MINI_MIAS = MiniMias()

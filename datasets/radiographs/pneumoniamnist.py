@@ -1,0 +1,194 @@
+"""PneumoniaMNIST: 5,856 chest X-rays of 28x28 pixels (Yang et al. 2023), cut into three vendors.
+
+MedMNIST's own split is kept: its training, validation and test images are each dealt out to the
+sites class by class, and each site renders its images by its vendor's profile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from datasets.digits.pools import Places, PublicFiles, RemoteFile, find_files
+from datasets.images.dataset import SMALLEST_IMAGE
+from datasets.io.atomic_files import build_folder
+from datasets.radiographs.dataset import HEADLINE
+from datasets.radiographs.decoding import as_int16, resize
+from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, open_silo, save_silo
+from models.contract.errors import DataError, SettingError
+from models.contract.seeding import derive_seed
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping
+
+CLASSES = ("normal", "pneumonia")
+
+_PROFILES = {"vendor-a": SHOULDERED, "vendor-b": SIGMOID, "vendor-c": STEEP}
+_FILE = RemoteFile("pneumoniamnist.npz", "28209eda62fecd6e6a2d98b1501bb15f")
+_SIDE = 28  # pixels
+_MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+
+Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class _MedMnistFiles:
+    """The public file, as MedMNIST publishes it."""
+
+    name: str = "pneumoniamnist"
+    folder: str = "pneumoniamnist"
+    url: str = "https://zenodo.org/records/10519652/files/"
+    files: tuple[RemoteFile, ...] = (_FILE,)
+
+
+class PneumoniaMnist(DataSet):
+    """``pneumoniamnist``: a site needs the whole file."""
+
+    name = "pneumoniamnist"
+    settings = frozenset(
+        {"image-size", "fold-seed", "use-test", "sample-share", "intensity-profiles"}
+    )
+    headline = HEADLINE
+
+    @property
+    def files(self) -> PublicFiles:
+        """The one file."""
+        return _MedMnistFiles()
+
+    def silo_names(self, settings: CommonSettings) -> list[str]:
+        """Return the three vendors."""
+        return list(_PROFILES)
+
+    def check(self, settings: CommonSettings) -> None:
+        """Refuse images too small."""
+        if 0 < settings.image_size < SMALLEST_IMAGE:
+            raise SettingError(
+                f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
+                f"{SMALLEST_IMAGE}"
+            )
+
+    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Cut the silo from the file, once."""
+        if name not in _PROFILES:
+            raise no_such_silo(name, list(_PROFILES))
+        path = find_files(self.files, places) / _FILE.name
+        found, values = path.stat(), as_mapping(settings)
+        chosen = {key: values[key] for key in sorted(self.settings)}
+        facts = [_MAKER, name, str(path.resolve()), found.st_size, found.st_mtime_ns, chosen]
+        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        target = places.cache / "pneumoniamnist-silos" / f"{name}-{key}"
+        if not target.is_dir():
+            build_folder(target, _Making(path, name, settings).fill)
+        return open_silo(target, len(CLASSES))
+
+
+@dataclass(frozen=True)
+class _Making:
+    """The making of one silo's folder."""
+
+    path: Path
+    name: str
+    settings: CommonSettings
+
+    @property
+    def size(self) -> int:
+        return self.settings.image_size or _SIDE
+
+    def fill(self, folder: Path) -> None:
+        parts = {part: self._split(part, *pool) for part, pool in read_parts(self.path).items()}
+        digest = json.dumps([CLASSES, self.size])
+        facts = {
+            "name": self.name,
+            "distribution": self.name,
+            "classes": CLASSES,
+            "schema": hashlib.sha256(digest.encode()).hexdigest(),
+        }
+        save_silo(folder, parts, facts)
+
+    def _split(self, part: str, images: npt.NDArray[np.uint8], labels: npt.NDArray[Any]) -> Split:
+        rows = self._rows(part, labels)
+        if part == "test" and not self.settings.use_test:
+            rows = rows[:0]
+        made = np.empty((len(rows), 1, self.size, self.size), dtype=np.int16)
+        for place, row in enumerate(rows):
+            made[place, 0] = self._image(part, int(row), images[row])
+        return Split(torch.from_numpy(made), torch.from_numpy(labels[rows]))
+
+    def _rows(self, part: str, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the site's images of a part: of each class every third, in a drawn order."""
+        site = list(_PROFILES).index(self.name)
+        dealt = []
+        for label in range(len(CLASSES)):
+            key = derive_seed(self.settings.fold_seed, "pneumoniamnist", part, label)
+            drawn = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
+            own = drawn[site :: len(_PROFILES)]
+            dealt.append(own[: max(1, round(self.settings.sample_share * len(own)))])
+        return np.sort(np.concatenate(dealt))
+
+    def _image(self, part: str, row: int, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
+        picture = resize(pixels / np.float32(255), self.size, self.size)
+        if self.settings.intensity_profiles:
+            draw = np.random.default_rng(derive_seed(0, "vendor-noise", self.name, part, row))
+            picture = _PROFILES[self.name].render(picture, draw)
+        return as_int16(picture)
+
+
+def read_parts(path: Path) -> dict[str, Labelled]:
+    """Return each part's images (n, 28, 28) uint8 and labels (n,), by the names of ``SPLITS``.
+
+    Raises:
+        DataError: the file is damaged, or an array is missing or of another kind.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {
+                f"{part}_{kind}": content[f"{part}_{kind}"]
+                for part in SPLITS
+                for kind in ("images", "labels")
+            }
+    except KeyError as error:
+        raise DataError(f"{path}: array {error} is missing; {_advice()}") from None
+    except Exception as error:  # numpy raises nearly anything on damaged files
+        raise DataError(f"{path} is damaged or no npz file ({error}); {_advice()}") from None
+    return {
+        part: _labelled(path, part, arrays[f"{part}_images"], arrays[f"{part}_labels"])
+        for part in SPLITS
+    }
+
+
+def _labelled(
+    path: Path, part: str, images: npt.NDArray[Any], labels: npt.NDArray[Any]
+) -> Labelled:
+    """Check a part's arrays; each site needs an image of each class."""
+    if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE):
+        raise DataError(
+            f"{path}: {part}_images is {images.dtype} {images.shape}, and must be uint8 "
+            f"(n, {_SIDE}, {_SIDE}); {_advice()}"
+        )
+    if labels.shape not in ((len(images),), (len(images), 1)) or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: {part}_labels is {labels.dtype} {labels.shape}, and must be a whole number "
+            f"for each of {len(images)} images; {_advice()}"
+        )
+    flat = labels.reshape(-1).astype(np.int64)
+    counts = [int((flat == label).sum()) for label in range(len(CLASSES))]
+    if sum(counts) < len(flat) or min(counts) < len(_PROFILES):
+        raise DataError(
+            f"{path}: {part}_labels must be 0 or 1, each at least {len(_PROFILES)} times: there "
+            f"are {counts} of {len(flat)}; {_advice()}"
+        )
+    return images, flat
+
+
+def _advice() -> str:
+    return "run 'fedsilo fetch pneumoniamnist --data-dir DIR'"
+
+
+PNEUMONIAMNIST = PneumoniaMnist()

@@ -1,0 +1,4 @@
+"""What one hospital holds: tensors with a train, val and test split.
+
+Stands on io.
+"""

@@ -1,0 +1,196 @@
+"""Splitting a site's rows into training, validation and test rows, by scikit-learn.
+
+``folds`` 0 for the test rows is the data set's own split, by default that of FLamby's
+Fed-Heart-Disease: a fixed share, stratified only if every class has more than two rows. Rows of
+one group (images of a lesion, of a patient) stay together where groups are given.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.contract.errors import DataError, SettingError
+from models.contract.seeding import derive_seed
+from models.contract.settings import CommonSettings
+
+Indices = npt.NDArray[Any]
+
+# The settings that decide which rows are test and validation rows
+SPLIT_KEYS = ("test-folds", "test-fold", "val-folds", "val-fold", "fold-seed", "use-test")
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Row indices of each part, in ascending order; val and test may be empty."""
+
+    train: Indices
+    val: Indices
+    test: Indices
+
+
+def check_folds(settings: CommonSettings) -> None:
+    """Refuse folds that are not there, by a ``SettingError``."""
+    for kind in ("test", "val"):
+        folds = getattr(settings, f"{kind}_folds")
+        fold = getattr(settings, f"{kind}_fold")
+        if folds == 1:
+            raise SettingError(f"setting '{kind}-folds' is 1; it must be 0 or at least 2")
+        if fold and fold >= folds:
+            raise SettingError(
+                f"setting '{kind}-fold' is {fold} and '{kind}-folds' is {folds}; folds are "
+                f"counted from 0 to {max(folds - 1, 0)}"
+            )
+
+
+def split_rows(
+    labels: Indices,
+    settings: CommonSettings,
+    share: float,
+    seed: int,
+    where: str,
+    groups: Sequence[str] | None = None,
+) -> RowSplit:
+    """Split rows by ``settings`` (test-folds, val-folds, fold-seed, use-test).
+
+    Args:
+        labels: (n,) class of each row.
+        settings: how many folds, and which of them is left out.
+        share: share of test rows where there are no test folds; 0: none.
+        seed: random state of that split.
+        where: names the site in errors.
+        groups: (n,) group of each row; no group is in two parts. None: each row is its own.
+
+    Raises:
+        DataError: there are too few rows or groups for it.
+    """
+    rows = np.arange(len(labels))
+    ids = None if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
+    if settings.test_folds:
+        key = derive_seed(settings.fold_seed, "test-folds") % 2**32
+        rest, test = _fold(rows, labels, ids, settings.test_folds, settings.test_fold, key, where)
+    elif ids is None:
+        rest, test = shared_out(labels, share, seed, where)
+    else:
+        rest, test = shared_groups(labels, ids, share, seed, where)
+    val = rest[:0]
+    if settings.val_folds:
+        key = derive_seed(settings.fold_seed, "val-folds") % 2**32
+        rest, val = _fold(rest, labels, ids, settings.val_folds, settings.val_fold, key, where)
+    if not settings.use_test:
+        test = test[:0]
+    return RowSplit(np.sort(rest), np.sort(val), np.sort(test))
+
+
+def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
+    """Return training and test rows, ``share`` of them the latter, as FLamby splits a centre."""
+    from sklearn.model_selection import train_test_split
+
+    rows = np.arange(len(labels))
+    if share == 0:
+        return rows, rows[:0]
+    if len(rows) < 3:
+        raise DataError(
+            f"{where}: {len(rows)} rows are too few for a test part of {share:g}; add rows, or set "
+            "the schema's 'test-share' to 0"
+        )
+    counts = np.unique(labels, return_counts=True)[1]
+    stratify = labels if len(counts) > 1 and (counts > 2).all() else None
+    try:
+        train, test = train_test_split(
+            rows, test_size=share, random_state=seed, shuffle=True, stratify=stratify
+        )
+    except ValueError as error:  # a part would be smaller than the number of classes
+        raise DataError(
+            f"{where}: {len(rows)} rows cannot be split with a test share of {share:g}: {error}"
+        ) from None
+    return train, test
+
+
+def shared_groups(
+    labels: Indices, groups: Indices, share: float, seed: int, where: str
+) -> tuple[Indices, Indices]:
+    """Return training and test rows, about ``share`` of all rows and of each class the latter.
+
+    Groups are drawn in random order; one becomes test data if that brings the classes' test rows
+    nearer to their shares (chi-square distance). A second pass also counts how near all test rows
+    are, since of a rare class the share may be less than a row. Each part gets at least a group.
+
+    Args:
+        labels: (n,) class of each row.
+        groups: (n,) number of each row's group, from 0 without gaps.
+        share: share of test rows; 0: none.
+        seed: seed of the order.
+        where: names the site in errors.
+
+    Raises:
+        DataError: there are fewer than two groups.
+    """
+    rows = np.arange(len(labels))
+    if share == 0:
+        return rows, rows[:0]
+    counts = _group_counts(labels, groups)
+    if len(counts) < 2:
+        raise DataError(
+            f"{where}: {len(rows)} samples of {len(counts)} group (patient or lesion) cannot be "
+            f"split with a test share of {share:g}: add samples of others"
+        )
+    whole = counts.sum(axis=0)
+    lacking, taken = share * whole, np.zeros(len(counts), dtype=bool)
+    order = np.random.default_rng(derive_seed(seed, "test-groups")).permutation(len(counts))
+    for counted in (slice(-1), slice(None)):  # the classes; the classes and all
+        for group in order[~taken[order]]:
+            after = lacking - counts[group]
+            nearer = ((after**2 - lacking**2) / whole)[counted].sum() < 0
+            if nearer and taken.sum() < len(counts) - 1:
+                lacking, taken[group] = after, True
+    if not taken.any():
+        taken[order[np.argmin(counts[order, -1])]] = True
+    return rows[~taken[groups]], rows[taken[groups]]
+
+
+def _group_counts(labels: Indices, groups: Indices) -> Indices:
+    """Return (groups, classes + 1): each group's rows by class, and in all."""
+    classes, column = np.unique(labels, return_inverse=True)
+    counts = np.zeros((len(np.unique(groups)), len(classes) + 1))
+    np.add.at(counts, (groups, column), 1)
+    counts[:, -1] = counts[:, :-1].sum(axis=1)
+    return counts
+
+
+def _fold(
+    rows: Indices,
+    labels: Indices,
+    groups: Indices | None,
+    folds: int,
+    chosen: int,
+    key: int,
+    where: str,
+) -> tuple[Indices, Indices]:
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    if len(rows) < folds:
+        raise DataError(f"{where}: {len(rows)} rows cannot be cut into {folds} folds: take fewer")
+    if (np.unique(labels[rows], return_counts=True)[1] < folds).all():
+        raise DataError(
+            f"{where}: no class has as many as {folds} rows, so {folds} folds cannot be "
+            "stratified: take fewer"
+        )
+    own = None if groups is None else groups[rows]
+    if own is not None and len(np.unique(own)) < folds:
+        raise DataError(
+            f"{where}: rows of {len(np.unique(own))} groups (patients or lesions) cannot be cut "
+            f"into {folds} folds: take fewer"
+        )
+    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
+    with warnings.catch_warnings():
+        # A class with fewer rows than folds is then missing in some of them
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        splitter = kind(folds, shuffle=True, random_state=key)
+        rest, out = list(splitter.split(rows, labels[rows], own))[chosen]
+    return rows[rest], rows[out]

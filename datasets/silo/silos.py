@@ -1,0 +1,203 @@
+"""What a silo is: a hospital's samples as tensors with train, val and test split, and as files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datasets.digits.pools import Places, PublicFiles
+from datasets.io.atomic_files import write_atomically
+from models.contract.errors import DataError
+from models.contract.settings import CommonSettings
+from models.maths.standardisation import Figures
+from models.networks.classifier import Task
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """``inputs`` (n, *input_shape) and ``labels`` (n,) int64; n may be 0.
+
+    Inputs are float32 as networks take them, or images scaled a batch at a time
+    (``models.networks.classifier.float_inputs``): 8-bit ones (uint8), or radiographs of up to 16
+    bits less 32768 (int16).
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Silo:
+    """What one hospital holds.
+
+    Attributes:
+        name: the site's name.
+        distribution: what its data are like; sites of one distribution are summed up together.
+        task: input shape and number of classes.
+        train, val, test: the splits; val and test may be empty.
+        fingerprints: a SHA-256 per split.
+        features: a table's features in order, empty for images. A table's inputs are as they were
+            read, NaN where a value is missing, until they are standardised.
+        classes: the names of the classes, if they have some.
+        dropped: rows left out because a value was missing, or images that could not be decoded.
+        declared: figures to standardise by that the data's schema gives.
+        schema: a digest of a table's schema, or of images' classes and size, which all sites of a
+            run must share.
+    """
+
+    name: str
+    distribution: str
+    task: Task
+    train: Split
+    val: Split
+    test: Split
+    fingerprints: dict[str, str]
+    features: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    dropped: int = 0
+    declared: Figures | None = None
+    schema: str = ""
+
+    def splits(self) -> dict[str, Split]:
+        """Return the splits by name."""
+        return {"train": self.train, "val": self.val, "test": self.test}
+
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes, their numbers where they have none."""
+        return self.classes or tuple(str(label) for label in range(self.task.classes))
+
+    def label_counts(self) -> dict[str, list[int]]:
+        """Return, per split, how many samples each class has."""
+        return {
+            name: torch.bincount(split.labels, minlength=self.task.classes).tolist()
+            for name, split in self.splits().items()
+        }
+
+
+class DataSet(ABC):
+    """A data set that silos come from.
+
+    Class attributes:
+        settings: the keys of ``CommonSettings`` that only some data sets read, of those this one's.
+        headline: the metrics that its tables show.
+        silos_by_files: whether the files on a machine decide which silos are there, so that those
+            of a server say nothing of the hospitals.
+    """
+
+    settings: ClassVar[frozenset[str]] = frozenset()
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
+    silos_by_files: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The data set's name."""
+
+    @property
+    def files(self) -> PublicFiles | None:
+        """The public files that it needs; None: it needs none, or the user's own."""
+        return None
+
+    @abstractmethod
+    def silo_names(self, settings: CommonSettings) -> list[str]:
+        """Return the names of its silos, by partition; empty where only the sites know.
+
+        Raises:
+            DataError: what names them cannot be read.
+        """
+
+    @abstractmethod
+    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Return the silo ``name``, from the cache or made now.
+
+        Raises:
+            DataError: there is no such silo, a file is missing or unusable, or data are too few.
+        """
+
+    def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
+        """Refuse settings that cannot be, by a ``SettingError``."""
+
+    def notices(self, settings: CommonSettings) -> list[str]:
+        """Return what a user must be told of the data on this machine, a sentence each."""
+        return []
+
+
+def fingerprint(split: Split) -> str:
+    """Return a SHA-256 of a split's bytes."""
+    digest = hashlib.sha256()
+    for tensor in (split.inputs, split.labels):
+        # Hashed as it lies, without a copy: it may be large
+        digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1).data)
+    return digest.hexdigest()
+
+
+def no_such_silo(name: str, names: Sequence[str]) -> DataError:
+    """Build the error for a silo that is not there."""
+    return DataError(f"there is no silo '{name}': {len(names)} silos are {', '.join(names)}")
+
+
+def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any]) -> None:
+    """Write a silo's arrays and ``facts`` (JSON: name, distribution, classes, ...) to a folder.
+
+    Only its owner can read it: it may be a copy of patients' rows.
+    """
+    folder.chmod(0o700)
+    for name, split in splits.items():
+        np.save(folder / f"{name}-inputs.npy", split.inputs.numpy())
+        np.save(folder / f"{name}-labels.npy", split.labels.numpy())
+    fingerprints = {name: fingerprint(split) for name, split in splits.items()}
+    write_atomically(folder / "silo.json", json.dumps({**facts, "fingerprints": fingerprints}))
+
+
+def open_silo(folder: Path, classes: int) -> Silo:
+    """Return the silo that ``save_silo`` wrote, memory-mapped.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    try:
+        facts = json.loads((folder / "silo.json").read_text())
+        splits = {name: _open_split(folder, name) for name in SPLITS}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"the cached silo {folder} is damaged ({error}): remove that folder, it is made again"
+        ) from None
+    declared = facts.get("declared")
+    return Silo(
+        name=facts["name"],
+        distribution=facts["distribution"],
+        task=Task(tuple(splits["train"].inputs.shape[1:]), classes),
+        fingerprints=facts["fingerprints"],
+        features=tuple(facts.get("features", ())),
+        classes=tuple(facts.get("classes", ())),
+        dropped=facts.get("dropped", 0),
+        schema=facts.get("schema", ""),
+        declared=Figures(**{k: np.array(v) for k, v in declared.items()}) if declared else None,
+        **splits,
+    )
+
+
+def _open_split(folder: Path, name: str) -> Split:
+    def open_array(part: str) -> Tensor:
+        path = folder / f"{name}-{part}.npy"
+        try:
+            # Copy-on-write maps: tensors that share the page cache and cannot alter the file.
+            return torch.from_numpy(np.load(path, mmap_mode="c"))
+        except ValueError:
+            return torch.from_numpy(np.load(path))  # an empty file cannot be mapped
+
+    return Split(open_array("inputs"), open_array("labels"))

@@ -1,0 +1,4 @@
+"""CSV silos: a schema, a reader, the four hospitals of Fed-Heart-Disease.
+
+Stands on io and silo.
+"""

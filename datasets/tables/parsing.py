@@ -1,0 +1,264 @@
+"""Tables with a small schema: typed columns, a label column, marks of missing values.
+
+A categorical column becomes one feature per level but the first (one-hot, first level dropped);
+levels are declared, not found, so that all hospitals have the same features without a word.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.contract.errors import DataError
+from models.maths.standardisation import Figures
+
+_LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
+
+KINDS = ("numeric", "categorical", "ignored")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: ``kind`` of ``KINDS``; ``levels`` of a categorical one, in order.
+
+    ``mean`` and ``std`` are what a numeric column is standardised by where figures are declared.
+    """
+
+    name: str
+    kind: str = "numeric"
+    levels: tuple[str, ...] = ()
+    mean: float | None = None
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """What every hospital's table looks like.
+
+    Attributes:
+        columns: in file order where there is no header; without the label.
+        label: name of the label column; without a header it is the last.
+        classes: class name -> the label's values that mean it, in class order.
+        missing: texts that mark a missing value.
+        policy: ``drop`` rows with a missing value, or ``impute`` it by the pooled mean.
+        header: whether the first line names the columns.
+        delimiter: what stands between two values.
+    """
+
+    columns: tuple[Column, ...]
+    label: str
+    classes: Mapping[str, tuple[str, ...]]
+    missing: tuple[str, ...] = ("", "?")
+    policy: str = "drop"
+    header: bool = True
+    delimiter: str = ","
+    sites: Mapping[str, str] = field(default_factory=dict)
+    test_share: float = 0.34
+    split_seed: int = 43
+
+    def features(self) -> tuple[str, ...]:
+        """Return the features' names: numeric columns, then ``column=level`` of the others."""
+        found: list[str] = []
+        for column in self.columns:
+            if column.kind == "numeric":
+                found.append(column.name)
+        for column in self.columns:
+            found += [f"{column.name}={level}" for level in column.levels[1:]]
+        return tuple(found)
+
+    def digest(self) -> str:
+        """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
+        facts = [
+            [dataclasses.astuple(column) for column in self.columns],
+            [self.label, [[name, sorted(values)] for name, values in self.classes.items()]],
+            [sorted(same_text(mark) for mark in self.missing), self.policy],
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def lacks(self, token: str) -> bool:
+        """Tell whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
+        return same_text(token) in {same_text(mark) for mark in self.missing}
+
+    def declared(self) -> Figures | None:
+        """Return the declared figures, None if a numeric column has none.
+
+        One-hot features are shifted by an equal share of each level, which a missing one gets.
+        """
+        numeric = [column for column in self.columns if column.kind == "numeric"]
+        pairs = [(c.mean, c.std) for c in numeric if c.mean is not None and c.std is not None]
+        if len(pairs) < len(numeric):
+            return None
+        for column in self.columns:
+            pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
+        return Figures(np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs]))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A hospital's rows: ``rows`` (n, features) float32 with NaN, ``labels`` (n,) int64.
+
+    Errors about them name line and column and never a value, since errors travel to the server.
+    """
+
+    rows: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    dropped: int
+
+
+def same_text(token: str) -> str:
+    """Return a value's text in one form: '4.0' and '4' are the same level."""
+    text = token.strip()
+    if "_" in text:  # which Python would take for a separator of digits
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if abs(number) >= 2**53:  # beyond that floats merge neighbours
+        return text
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def parse_table(text: str, schema: TableSchema, where: str) -> Table:
+    """Return the rows of a CSV text.
+
+    Args:
+        text: the file's content.
+        schema: what it must look like.
+        where: names the file in errors.
+
+    Raises:
+        DataError: a column too few or too many, a text in a numeric column, a level or label that
+            the schema does not know; with line and column.
+    """
+    lines = _lines(text, schema.delimiter, where)
+    names = [*(column.name for column in schema.columns), schema.label]
+    if schema.header:
+        names = _header(lines[0][1] if lines else [], names, where)
+        lines = lines[1:]
+    reader = _RowReader(schema, names, where)
+    rows = [reader.read(number, line) for number, line in lines]
+    whole = [row for row in rows if row is not None]
+    kept = [row for row in whole if schema.policy == "impute" or not any(map(math.isnan, row[1]))]
+    features = np.array([row[1] for row in kept], dtype=np.float32)
+    return Table(
+        features.reshape(len(kept), len(schema.features())),
+        np.array([row[0] for row in kept], dtype=np.int64),
+        len(rows) - len(kept),
+    )
+
+
+def _lines(text: str, delimiter: str, where: str) -> list[tuple[int, list[str]]]:
+    """Return the lines that are not empty, with their numbers in the file."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        return [(reader.line_num, line) for line in reader if line]
+    except csv.Error as error:
+        raise DataError(f"{where}, line {reader.line_num}: no valid CSV ({error})") from None
+
+
+def _header(names: list[str], wanted: list[str], where: str) -> list[str]:
+    found = [name.strip() for name in names]
+    # Surplus names are only counted: without a header they would be a patient's values
+    missing, surplus = sorted(set(wanted) - set(found)), len(set(found) - set(wanted))
+    if missing or surplus or len(found) != len(set(found)):
+        raise DataError(
+            f"{where}: the first line does not name the schema's columns: missing {missing}, "
+            f"{surplus} that the schema does not know"
+            f"{'' if len(found) == len(set(found)) else ', a name stands twice'}; correct the "
+            "file, declare surplus columns as 'ignored', or set the schema's 'header' to false"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _RowReader:
+    schema: TableSchema
+    names: list[str]
+    where: str
+
+    def read(self, number: int, line: list[str]) -> tuple[int, list[float]] | None:
+        """Return label and features of a line; None if it has no label."""
+        if len(line) != len(self.names):
+            raise DataError(
+                f"{self.where}, line {number}: {len(line)} values, and the schema has "
+                f"{len(self.names)} columns ({', '.join(self.names)}); correct the line"
+            )
+        tokens = {name: token.strip() for name, token in zip(self.names, line, strict=True)}
+        label = tokens[self.schema.label]
+        if self.schema.lacks(label):
+            return None
+        numbers: list[float] = []
+        levels: list[float] = []
+        for column in self.schema.columns:
+            place = f"{self.where}, line {number}, column '{column.name}'"
+            if column.kind == "numeric":
+                numbers.append(self._number(tokens[column.name], place))
+            elif column.kind == "categorical":
+                levels += self._one_hot(tokens[column.name], column, place)
+        return self._class(label, number), numbers + levels
+
+    def _number(self, token: str, place: str) -> float:
+        if self.schema.lacks(token):
+            return math.nan
+        try:
+            value = math.nan if "_" in token else float(token)
+        except ValueError:
+            value = math.nan
+        if not abs(value) < _LARGEST:  # also not a number
+            raise DataError(
+                f"{place}: this is no number; correct it or use a mark of a missing value "
+                f"({_listed(self.schema.missing)})"
+            )
+        return value
+
+    def _one_hot(self, token: str, column: Column, place: str) -> list[float]:
+        if self.schema.lacks(token):
+            return [math.nan] * (len(column.levels) - 1)
+        level = same_text(token)
+        if level not in column.levels:
+            raise DataError(
+                f"{place}: this is none of the declared levels {_listed(column.levels)}; "
+                "correct it, or declare the level in the schema of all sites"
+            )
+        return [float(level == other) for other in column.levels[1:]]
+
+    def _class(self, token: str, number: int) -> int:
+        text = same_text(token)
+        for index, values in enumerate(self.schema.classes.values()):
+            if text in values:
+                return index
+        known = [value for values in self.schema.classes.values() for value in values]
+        raise DataError(
+            f"{self.where}, line {number}, column '{self.schema.label}': this label is none "
+            f"of {_listed(known)}; correct it, or declare it under 'classes'"
+        )
+
+
+def _listed(texts: Iterable[Any]) -> str:
+    return ", ".join(f"'{text}'" for text in texts)
+
+
+def read_text(path: Path) -> str:
+    """Return a table file's text.
+
+    Raises:
+        DataError: it is missing or no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text ({error.reason}): save it as UTF-8") from None

@@ -1,0 +1,208 @@
+"""Weights at rest: found, checked, and put into a network; a ViT's are never silently random."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from datasets.digits.pools import find_places
+from datasets.io.atomic_files import load_state
+from models.contract.errors import CheckpointError, SettingError
+from models.contract.settings import CommonSettings
+from models.networks.resnet22_weights import fill_resnet22
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+
+FOLDER = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
+
+
+def weights_file(settings: CommonSettings) -> Path | None:
+    """Return the file that ``backbone-weights`` names; None where it names none.
+
+    Raises:
+        SettingError: there is no such file, or the setting is empty.
+    """
+    named = settings.backbone_weights
+    if not named:
+        raise SettingError(
+            "network 'vit' needs weights for its backbone: set 'backbone-weights' to a file "
+            "(safetensors or a PyTorch state dict), to 'timm' to take those of the name in "
+            "'backbone', or, to go without any, to 'random'; 'fedsilo pretrain' makes a file"
+        )
+    if named in ("timm", "random"):
+        return None
+    places = find_places(settings.data_dir, settings.cache_dir)
+    folders = [places.cache / FOLDER] + ([places.data] if places.data else [])
+    given = Path(named).expanduser()
+    tried = [given] if given.is_absolute() else [folder / given for folder in folders]
+    for path in tried:
+        if path.is_file():
+            return path
+    raise SettingError(
+        f"setting 'backbone-weights' is '{named}', and there is no {' or '.join(map(str, tried))}: "
+        "give an absolute path, put the file there, or make it with 'fedsilo pretrain'"
+    )
+
+
+def backbone_digest(settings: CommonSettings) -> str:
+    """Return what tells given weights apart: all sites of a run must have the same.
+
+    It is empty where the network starts from the seed.
+    """
+    given = settings.network == "resnet22" and settings.backbone_weights
+    if settings.network != "vit" and not given:
+        return ""
+    path = weights_file(settings)
+    if path is None:
+        return f"{settings.backbone}, {_origin(settings)}"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _origin(settings: CommonSettings) -> str:
+    """Return where weights without a file of ours come from."""
+    if settings.backbone_weights == "random":
+        return "random"
+    import timm
+
+    published = timm.get_pretrained_cfg(settings.backbone)
+    return f"timm {timm.__version__}, {published.hf_hub_id if published else 'unknown'}"
+
+
+def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
+    """Fill the backbone of a prompted ViT, or a ResNet-22 if weights are named; no other network.
+
+    Raises:
+        SettingError: the weights are missing, unreadable or of another architecture.
+    """
+    if settings.network == "resnet22" and settings.backbone_weights:
+        path = weights_file(settings)
+        if path is None:
+            raise SettingError(
+                f"setting 'backbone-weights' is '{settings.backbone_weights}', and weights of "
+                "'resnet22' come from a file: name one, or leave it empty to start from the seed"
+            )
+        fill_resnet22(network.get_submodule("encoder"), file_state(path), str(path))
+        return
+    if not hasattr(network, "vit") or settings.backbone_weights == "random":
+        return
+    path = weights_file(settings)
+    vit = cast("VisionTransformer", network.vit)
+    if path is None:
+        state = timm_state(settings.backbone)
+        where = f"timm's weights of '{settings.backbone}'"
+    else:
+        refuse_seen_images(path, settings)
+        state, where = file_state(path), str(path)
+    _fill(vit, state, where)
+
+
+def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
+    """Refuse weights of ``fedsilo pretrain`` that have seen images of this run's silos.
+
+    Raises:
+        SettingError: the run's public part is smaller than theirs, or the file was altered.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            ours = "fedsilo" in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return  # no file of ours; whether it is one at all is told where it is read
+    if not ours:
+        return
+    try:
+        _, facts = load_state(path)
+    except CheckpointError as error:
+        raise SettingError(f"setting 'backbone-weights': {error}") from None
+    dataset, share, _ = facts["data"]
+    if dataset == settings.dataset and settings.public_share < share:
+        raise SettingError(
+            f"setting 'backbone-weights': {path} was trained on a public part of {share:g} of "
+            f"'{dataset}', and 'public-share' is {settings.public_share:g}: the sites would hold "
+            "images that it has seen; set 'public-share' to the same"
+        )
+
+
+def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
+    """Return the arrays in a safetensors file or a PyTorch state dict; no code in it is run.
+
+    Raises:
+        SettingError: it is neither; ``key`` is the setting that named it.
+    """
+    from timm.models import load_state_dict
+
+    try:
+        found: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
+    except Exception as error:  # a damaged file fails in any way
+        raise SettingError(
+            f"setting '{key}': {path} is cut short or no weights file "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from None
+    return found
+
+
+def timm_state(name: str, key: str = "backbone-weights") -> dict[str, Tensor]:
+    """Return timm's pretrained weights of the model ``name``, from its hub or the cache.
+
+    Raises:
+        SettingError: they cannot be had; ``key`` is the setting that named them.
+    """
+    import timm
+
+    try:
+        # With the head: without it timm would take a file that lacks arrays, and leave them random
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # no network, no such weights, no such name
+        raise SettingError(
+            f"timm's weights of '{name}' cannot be had "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): check the network, "
+            f"or name a file in '{key}'"
+        ) from None
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+def _sum_colours(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Let a patch embedding of colour images take grey ones, the same in all three channels."""
+    name = "patch_embed.proj.weight"
+    if found[name].ndim == 4 and found[name].shape[1] == 3 and wanted[name][1] == 1:
+        found[name] = found[name].sum(dim=1, keepdim=True)
+
+
+def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
+    """Put weights into ``vit``, with position and patch embeddings resampled to its sizes."""
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
+    other = f"setting 'backbone-weights': {where} is of another architecture than the run's ViT"
+    advice = "set 'backbone' and 'backbone-...' to those of the weights, or name other weights"
+    try:
+        found = checkpoint_filter_fn(state, vit)
+    except Exception as error:  # resampling fails on what is no ViT's
+        raise SettingError(f"{other} ({type(error).__name__}): {advice}") from None
+    missing = sorted(wanted.keys() - found.keys())
+    surplus = sorted(n for n in found.keys() - wanted.keys() if not n.startswith("head"))
+    if missing or surplus:
+        raise SettingError(
+            f"{other}: {len(missing)} arrays are missing ({', '.join(missing[:3])}), "
+            f"{len(surplus)} too many ({', '.join(surplus[:3])}); {advice}"
+        )
+    _sum_colours(found, wanted)
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
+            raise SettingError(
+                f"{other}: '{name}' is {tuple(found[name].shape)}, not {tuple(shape)}; {advice}"
+            )
+    trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
+    values = {name: torch.as_tensor(found[name]).float().contiguous() for name in wanted}
+    if not all(value.isfinite().all() for value in values.values()):
+        raise SettingError(f"setting 'backbone-weights': {where} holds values that are not finite")
+    vit.load_state_dict(values, assign=True)
+    for name, parameter in vit.named_parameters():
+        parameter.requires_grad_(trained[name])

@@ -1,0 +1,160 @@
+"""What a run's exchanged weights start from, beside the seed: a run's model, or a foundation ViT's.
+
+A file of exchanged arrays, as a run writes ``model.safetensors``, must fit the network array by
+array. Of another ViT's weights (CLIP, SAM, LVM-Med) all arrays of the blocks are needed; of the
+rest what fits is taken, resampled where timm can, and what does not stays as the seed has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from datasets.digits.pools import find_places
+from datasets.weights.backbones import FOLDER, file_state, timm_state
+from datasets.weights.provenance import refuse_other_cut, run_beside
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.networks.classifier import exchanged_arrays, load_exchanged
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+
+_TIMM = "timm:"
+# SAM's own names, which LVM-Med's files have too, and timm's for the same arrays
+_RENAMED = {"mlp.lin1.": "mlp.fc1.", "mlp.lin2.": "mlp.fc2."}
+_PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
+
+
+def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
+    """Put the weights that 'initial-weights' names into ``network``; empty: leave it as it is.
+
+    Raises:
+        SettingError: there are no such weights, or they are not of this network.
+    """
+    named = settings.initial_weights
+    if not named:
+        return
+    if named.startswith(_TIMM):
+        _fill_vit(network, timm_state(named.removeprefix(_TIMM), "initial-weights"), named)
+        return
+    path = initial_file(settings)
+    refuse_seen_start(settings)
+    state = file_state(path, "initial-weights")
+    if state.keys() & exchanged_arrays(network).keys():
+        _load(network, state, path)
+    else:
+        _fill_vit(network, state, str(path))
+
+
+def refuse_seen_start(settings: CommonSettings) -> None:
+    """Refuse weights of a run that was cut otherwise: it may have trained on what is tested here.
+
+    What that run started from itself is followed too, as far as its files are there.
+
+    Raises:
+        SettingError: names the setting that differs, or a file that is missing.
+    """
+    seen: set[Path] = set()
+    found: CommonSettings | None = settings
+    while found and found.initial_weights and not found.initial_weights.startswith(_TIMM):
+        path = initial_file(found) if found is settings else Path(found.initial_weights)
+        if path in seen or not path.is_file():
+            return
+        seen.add(path)
+        found = run_beside(path)
+        if found:
+            refuse_other_cut(settings, found, f"the run of {path}")
+
+
+def initial_file(settings: CommonSettings) -> Path:
+    """Return the file that 'initial-weights' names.
+
+    Raises:
+        SettingError: there is none.
+    """
+    places = find_places(settings.data_dir, settings.cache_dir)
+    given = Path(settings.initial_weights).expanduser()
+    folders = [places.cache / FOLDER] + ([places.data] if places.data else [])
+    tried = [given] if given.is_absolute() else [folder / given for folder in folders]
+    for path in tried:
+        if path.is_file():
+            return path
+    raise SettingError(
+        f"setting 'initial-weights' is '{settings.initial_weights}', and there is no "
+        f"{' or '.join(map(str, tried))}: give an absolute path (of a run: its model.safetensors), "
+        "or a name of timm with 'timm:' before it"
+    )
+
+
+def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
+    arrays = {name: torch.as_tensor(array).float() for name, array in state.items()}
+    if broken := [name for name, array in arrays.items() if not array.isfinite().all()]:
+        raise SettingError(
+            f"setting 'initial-weights': '{broken[0]}' in {path} is not finite: it is of a run "
+            "that diverged"
+        )
+    try:
+        load_exchanged(network, arrays)
+    except SettingError as error:
+        raise SettingError(
+            f"setting 'initial-weights': {path}: {error}; give the run the network, classes and "
+            "image size of the one that wrote it"
+        ) from None
+
+
+def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
+    """Take what fits of another ViT's weights."""
+    if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
+        raise SettingError(
+            f"setting 'initial-weights': {where} holds no arrays of this network; weights of a "
+            "ViT need 'network' 'vit' and 'train-backbone' true (of a frozen one they are "
+            "'backbone-weights')"
+        )
+    vit = cast("VisionTransformer", network.vit)
+    wanted = vit.state_dict()
+    found = _renamed(_resampled(state, vit))
+    fitting = {
+        name: torch.as_tensor(array).float()
+        for name, array in found.items()
+        if name in wanted and isinstance(array, Tensor) and array.shape == wanted[name].shape
+    }
+    blocks = [name for name in wanted if name.startswith("blocks.")]
+    if missing := [name for name in blocks if name not in fitting]:
+        raise SettingError(
+            f"setting 'initial-weights': {where} is of another architecture than the run's ViT: "
+            f"{len(missing)} of {len(blocks)} arrays of the blocks are not in it "
+            f"({', '.join(missing[:3])}); set 'backbone' to that of the weights"
+        )
+    if broken := [name for name, array in fitting.items() if not array.isfinite().all()]:
+        raise SettingError(f"setting 'initial-weights': '{broken[0]}' in {where} is not finite")
+    vit.load_state_dict({**wanted, **fitting})
+
+
+def _resampled(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
+    """Return weights as timm converts them for ``vit``; as they are where it cannot."""
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    try:
+        found: Mapping[str, Any] = checkpoint_filter_fn(dict(state), vit)
+    except Exception:  # it knows its own kinds of files only, and fails on others in any way
+        return state
+    return found
+
+
+def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by timm's names: a prefix that all blocks have is dropped."""
+    prefix = next(
+        (p for p in _PREFIXES if any(name.startswith(f"{p}blocks.") for name in state)), ""
+    )
+    found = {}
+    for name, array in state.items():
+        short = name.removeprefix(prefix)
+        for old, new in _RENAMED.items():
+            short = short.replace(old, new)
+        found[short] = array
+    return found

@@ -1,0 +1,77 @@
+"""Which images a run tests, by its settings; and whether weights have been trained on them.
+
+A run's ``config.toml`` lies beside its ``model.safetensors`` and says of which cut it is.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from datasets.registry import data_set
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, as_mapping, build, defaults
+
+# What alters images, or how many of the training ones validate, but not which ones are tested
+_SAME_TEST = frozenset(
+    {
+        "data-dir",
+        "cache-dir",
+        "val-folds",
+        "val-fold",
+        "use-test",
+        "image-size",
+        "colour-constancy",
+        "pixel-scale",
+        "intensity-profiles",
+        "broken-images",
+    }
+)
+PARTITION = frozenset({"silos", "partition", "unseen", "silo-set"})
+
+
+def cut_of(settings: CommonSettings) -> dict[str, Value]:
+    """Return the settings that decide which images of the data set are test images.
+
+    Partition ``unseen`` leaves every image of named sites in the part that it has there.
+    """
+    keys = data_set(settings.dataset).settings - _SAME_TEST
+    if "silos" in keys:
+        keys |= PARTITION
+    return {key: value for key, value in as_mapping(settings).items() if key in keys}
+
+
+def refuse_other_cut(here: CommonSettings, there: CommonSettings, what: str) -> None:
+    """Refuse weights that may have been trained on what is tested here.
+
+    Args:
+        here: the settings of the data that are used.
+        there: those that the weights were trained by.
+        what: the weights, for the error.
+
+    Raises:
+        SettingError: a setting that decides which images are test images differs.
+    """
+    if here.dataset != there.dataset:
+        return
+    now, then = cut_of(here), cut_of(there)
+    if other := [key for key in sorted(now) if now[key] != then[key]]:
+        key = other[0]
+        raise SettingError(
+            f"setting '{key}' is {now[key]!r}, and {what} was trained with {then[key]!r}: images "
+            "that it has trained on might be tested; leave it at the run's"
+        )
+
+
+def run_beside(weights: Path) -> CommonSettings | None:
+    """Return the settings of the run that a file of weights is of; None if it is of no run."""
+    config = weights.parent / "config.toml"
+    if not config.is_file():
+        return None
+    try:
+        found = tomllib.loads(config.read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        return None
+    known = defaults(CommonSettings)
+    return build(CommonSettings, {key: found[key] for key in found if key in known})

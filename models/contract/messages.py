@@ -1,0 +1,156 @@
+"""What both sides of the wire must agree on: the names of records, keys and metrics.
+
+Every message carries a ConfigRecord ``config`` (an ``Instruction``) and, where a method sends
+arrays, an ArrayRecord ``arrays``. Every reply carries a MetricRecord ``metrics`` with
+``num-examples``, ``seconds`` and measurements named ``<model>.<split>.<metric>``, where the model
+is ``incoming`` (the model as it was when the message came) or ``trained`` (after local training).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from models.contract.errors import SiteError
+from models.contract.settings_schema import Value
+
+if TYPE_CHECKING:
+    from models.maths.standardisation import Sums  # imports torch, which the app loads on demand
+
+ARRAYS = "arrays"
+FIGURES = "figures"  # mean and std to standardise a table by, float64
+CONFIG = "config"
+METRICS = "metrics"
+
+NUM_EXAMPLES = "num-examples"
+SECONDS = "seconds"
+PEAK_MEMORY = "peak-memory-bytes"
+KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
+DP_RELEASES = "dp-releases"  # noisy messages that the site has made in this run, with this one
+
+INCOMING = "incoming"
+TRAINED = "trained"
+
+_NOTE = "note."
+
+HELLO = "query.hello"
+TRAIN = "train"
+DISTIL = "distil"
+EVALUATE = "evaluate"
+TRAINING = frozenset({TRAIN, DISTIL})  # phases in which a site trains and measures its own model
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What the server asks of a site.
+
+    Attributes:
+        round: the round that this message belongs to, from 1.
+        phase: the phase of the round, see the strategy.
+        step: position of the phase in its round, from 0; orders a site's stored states.
+        run_name: names the run, and with it the site's private state.
+        run_dir: run directory in simulation, where sites without a state-dir keep their state.
+        evaluate: whether to measure the incoming model.
+        expects_state: whether the site has told before that it keeps private state of this run.
+        returns: whether the reply is to carry arrays.
+        notes: what else a method tells its sites, by name.
+    """
+
+    round: int
+    phase: str
+    step: int = 0
+    run_name: str = ""
+    run_dir: str = ""
+    evaluate: bool = True
+    expects_state: bool = False
+    returns: bool = True
+    notes: Mapping[str, Value] = field(default_factory=dict)
+
+    def to_config(self) -> dict[str, Value]:
+        """Return the instruction as keys and values of a ConfigRecord."""
+        return {
+            "round": self.round,
+            "phase": self.phase,
+            "step": self.step,
+            "run-name": self.run_name,
+            "run-dir": self.run_dir,
+            "evaluate": self.evaluate,
+            "expects-state": self.expects_state,
+            "returns": self.returns,
+            **{f"{_NOTE}{name}": value for name, value in self.notes.items()},
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Instruction:
+        """Read an instruction back.
+
+        Raises:
+            SiteError: a key is missing; server and site then run different versions.
+        """
+        try:
+            return cls(
+                round=int(str(config["round"])),
+                phase=str(config["phase"]),
+                step=int(str(config["step"])),
+                run_name=str(config["run-name"]),
+                run_dir=str(config["run-dir"]),
+                evaluate=bool(config["evaluate"]),
+                expects_state=bool(config["expects-state"]),
+                returns=bool(config["returns"]),
+                notes={
+                    key.removeprefix(_NOTE): value
+                    for key, value in config.items()
+                    if key.startswith(_NOTE)
+                },
+            )
+        except KeyError as error:
+            raise SiteError(
+                f"a message lacks {error}: server and site run different versions of fedsilo"
+            ) from None
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site says of itself at the start of a run (never a row of its data).
+
+    ``homeless`` sites are simulated ones without a folder of their own: they keep their private
+    state in the run directory, and only they are told where that is. ``features`` names a table's
+    features, ``schema`` is the digest of its schema, ``sums`` are those of its training rows, where
+    figures are pooled; ``dropped`` samples were left out. ``backbone`` is the digest of the
+    weights that the network starts from. ``floor`` is the site's 'sums-min-count', which its
+    hospital may have raised: of fewer samples no mean leaves it.
+    """
+
+    site: str
+    distribution: str
+    input_shape: tuple[int, ...]
+    classes: int
+    label_counts: dict[str, list[int]]
+    fingerprints: dict[str, str]
+    homeless: bool = False
+    features: tuple[str, ...] = ()
+    sums: Sums | None = None
+    dropped: int = 0
+    schema: str = ""
+    backbone: str = ""
+    class_names: tuple[str, ...] = ()
+    floor: int = 1
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of samples per split."""
+        return {split: sum(counts) for split, counts in self.label_counts.items()}
+
+
+def measurement(model: str, split: str, metric: str) -> str:
+    """Return the MetricRecord key of a measurement."""
+    return f"{model}.{split}.{metric}"
+
+
+def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
+    """Yield (model, split, metric, value) of every measurement among ``metrics``, sorted."""
+    for key in sorted(metrics):
+        model, _, rest = key.partition(".")
+        split, _, metric = rest.partition(".")
+        if metric:
+            yield model, split, metric, float(str(metrics[key]))

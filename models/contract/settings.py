@@ -1,0 +1,216 @@
+"""The settings that every method shares: what to run, on which silos, with which budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.contract.settings_schema import setting
+
+
+@dataclass(frozen=True)
+class CommonSettings:
+    """Run settings common to all methods; a method's own are in ``models/<method>.py``."""
+
+    method: str = setting("uefl", "federated method")
+    dataset: str = setting("digits", "data set that the silos are cut from")
+    seed: int = setting(42, "seed of every random number", minimum=0)
+    rounds: int = setting(30, "communication rounds in all", minimum=1)
+    silos: int = setting(9, "silos that images are cut into; tables have named sites", minimum=1)
+    min_sites: int = setting(0, "sites that must answer a round; 0: all that joined", minimum=0)
+
+    local_epochs: int = setting(2, "passes over a site's training data per round", minimum=1)
+    local_steps: int = setting(
+        0, "optimiser steps of every site per round, instead of passes; 0: local-epochs", minimum=0
+    )
+    epoch_steps: int = setting(
+        0,
+        "optimiser steps of an epoch that spans rounds, of samples/epoch-steps each; 0: a round "
+        "is local-epochs or local-steps",
+        minimum=0,
+    )
+    pace: int = setting(40, "of those, steps a round: it divides epoch-steps", minimum=1)
+    batch_size: int = setting(32, "samples per optimiser step", minimum=2)
+    micro_batch: int = setting(
+        0, "samples computed at once, of which a step adds up gradients; 0: all", minimum=0
+    )
+    gradient_checkpointing: bool = setting(
+        False, "resnet22: compute inner values again when going back, to save memory"
+    )
+    learning_rate: float = setting(1e-3, "step size of the optimiser", above=0.0)
+    optimiser: str = setting(
+        "adam", "optimiser of local training", choices=("adam", "adamw", "sgd")
+    )
+    rate_decay: str = setting(
+        "none",
+        "learning rate over the steps of all rounds: none, or divided by the root of their number",
+        choices=("none", "inverse-sqrt"),
+    )
+    weight_decay: float = setting(
+        0.0, "L2 penalty of the optimiser, of adamw decoupled decay", minimum=0.0
+    )
+
+    network: str = setting(
+        "auto",
+        "auto: conv for images, logistic for tables",
+        choices=("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
+    )
+    width: int = setting(
+        16,
+        "channels of the first stage (128 is UEFL's, 16 resnet22's) or hidden units of mlp",
+        minimum=1,
+    )
+    dropout: float = setting(0.1, "dropout rate of the head", minimum=0.0, below=1.0)
+    mc_passes: int = setting(
+        20, "Monte Carlo dropout passes of a measurement; 0: one pass without dropout", minimum=0
+    )
+
+    loss: str = setting(
+        "auto",
+        "auto: evidential for vit, else cross-entropy",
+        choices=("auto", "cross-entropy", "evidential"),
+    )
+    evidence: str = setting(
+        "softplus", "how logits become evidence, if evidential", choices=("softplus", "relu")
+    )
+
+    backbone: str = setting(
+        "vit_small_patch16_224",
+        "timm name of the ViT that vit prompts",
+        pattern=r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?",
+        wording="a name of timm, without a path or an address",
+    )
+    backbone_weights: str = setting(
+        "",
+        "its weights: a file (also in data-dir or cache-dir/backbones), timm, or random; of "
+        "resnet22 a file, empty: from the seed",
+    )
+    backbone_width: int = setting(0, "embedding channels of the ViT; 0: as named", minimum=0)
+    backbone_depth: int = setting(0, "blocks of the ViT; 0: as named", minimum=0)
+    backbone_heads: int = setting(0, "attention heads of the ViT; 0: as named", minimum=0)
+    backbone_patch: int = setting(0, "pixels of a patch's side; 0: as named", minimum=0)
+    initial_weights: str = setting(
+        "",
+        "what the exchanged weights start from: a safetensors file as a run writes it, a ViT's "
+        "weights file, or a name of timm with 'timm:' before it; empty: the seed",
+    )
+    train_backbone: bool = setting(False, "whether the ViT is trained and exchanged, not frozen")
+    prompt_sets: str = setting(
+        "b-t",
+        "prompts: b in the first layers and t in the rest, one set g, or none",
+        choices=("b-t", "g", "none"),
+    )
+    prompt_length: int = setting(50, "prefix keys and values per layer", minimum=1)
+    basic_layers: int = setting(3, "first layers, which take b-prompts", minimum=1)
+    basic_learning_rate: float = setting(2.5e-4, "step size of b- and g-prompts", above=0.0)
+
+    image_size: int = setting(
+        0, "pixels of an image's side; 0: the data set's own", minimum=0, maximum=4096
+    )
+    colour_constancy: bool = setting(False, "shades-of-grey colour constancy, power 6")
+    broken_images: str = setting(
+        "refuse",
+        "images that are missing or cannot be decoded: stop, or go on without them and say so",
+        choices=("refuse", "skip"),
+    )
+    target: str = setting(
+        "nevus",
+        "what dermoscopic images are classified into: nevus against all others, or diagnoses",
+        choices=("nevus", "diagnosis"),
+    )
+    sample_share: float = setting(
+        1.0, "share of each site's samples that is used", above=0.0, maximum=1.0
+    )
+    public_share: float = setting(
+        0.0,
+        "share of each site's lesions for pre-training, which no site holds",
+        minimum=0.0,
+        below=1.0,
+    )
+
+    intensity_profiles: bool = setting(
+        True, "whether each site's images get a vendor-like tone curve of its own"
+    )
+
+    pixel_scale: str = setting(
+        "standard", "standardised pixels, or raw 0..255", choices=("standard", "raw")
+    )
+    partition: str = setting(
+        "own",
+        "how images become silos: as the data set has them, or by labels that others have not seen",
+        choices=("own", "unseen"),
+    )
+    unseen: float = setting(
+        1.0,
+        "partition unseen: share of each silo's labels that no other silo has",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    silo_set: str = setting(
+        "", "silos by name with their links: gaia, or a CSV file of edges; empty: numbered"
+    )
+    silo_train_size: int = setting(0, "training images a silo; 0: the data set's own", minimum=0)
+    silo_test_size: int = setting(0, "test images a silo; 0: the data set's own", minimum=0)
+
+    standardise: str = setting(
+        "pooled",
+        "features of a table: pooled figures of all sites, each site's own, or the schema's",
+        choices=("pooled", "site", "declared"),
+    )
+    sums_min_count: int = setting(
+        10,
+        "samples behind a site's sums, class means and counts per bin; of fewer it sends none",
+        minimum=1,
+    )
+    test_folds: int = setting(
+        0, "stratified folds of a site's rows, one is test data; 0: the data set's split", minimum=0
+    )
+    test_fold: int = setting(0, "which of the test folds, from 0", minimum=0)
+    val_folds: int = setting(
+        0, "stratified folds of a site's training rows, one is validation data; 0: none", minimum=0
+    )
+    val_fold: int = setting(0, "which of the validation folds, from 0", minimum=0)
+    fold_seed: int = setting(0, "seed of the shuffling into folds", minimum=0)
+    use_test: bool = setting(True, "whether test rows are read; false while settings are chosen")
+
+    clip_norm: float = setting(
+        0.0,
+        "differential privacy: largest L2 norm of what a site's arrays tell; 0: none",
+        minimum=0.0,
+    )
+    noise_multiplier: float = setting(
+        0.0, "standard deviation of the noise on them, in clip-norms", minimum=0.0
+    )
+    delta: float = setting(1e-5, "delta of (epsilon, delta)", above=0.0, below=1.0)
+    max_epsilon: float = setting(
+        0.0, "the run ends before a site would have spent more; 0: no limit", minimum=0.0
+    )
+
+    device: str = setting(
+        "auto",
+        "where a site computes; auto takes a GPU where there is one",
+        pattern=r"auto|cpu|cuda(:[0-9]+)?",
+        wording="auto, cpu, cuda or cuda:N",
+    )
+    precision: str = setting(
+        "auto", "auto: bf16 on a GPU, else fp32", choices=("auto", "fp32", "bf16")
+    )
+    threads: int = setting(1, "CPU threads of one client", minimum=1)
+    evaluate_every: int = setting(
+        1, "rounds between evaluations of the global model; 0: only at the end", minimum=0
+    )
+
+    data_dir: str = setting("", "folder of the data files; empty: $FEDSILO_DATA")
+    cache_dir: str = setting("", "folder of decoded data; empty: $FEDSILO_CACHE, ~/.cache/fedsilo")
+    out: str = setting("", "folder of run directories; empty: $FEDSILO_RUNS, ~/.fedsilo/runs")
+    run_name: str = setting("", "name of the run directory; empty: made from method and time")
+    resume: bool = setting(False, "go on from the newest whole checkpoint of run-name")
+    reply_timeout: float = setting(3600.0, "seconds to wait for the replies of a phase", above=0.0)
+    away_timeout: float = setting(
+        300.0, "seconds that a site may be disconnected before its reply is given up", minimum=0.0
+    )
+    join_timeout: float = setting(60.0, "seconds to wait for sites to connect", minimum=0.0)
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of a method that has none of its own."""

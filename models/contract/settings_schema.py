@@ -1,0 +1,145 @@
+"""Settings as frozen dataclasses: each field states its default, its range and its meaning.
+
+A field ``local_epochs`` is the run-config key ``local-epochs``. Values come as Flower's run
+config gives them (bool, int, float, str); lists are unknown to Flower and so unknown here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from models.contract.errors import SettingError
+
+Value = bool | int | float | str
+S = TypeVar("S")
+
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a field allows: ``minimum`` and ``maximum`` inclusive, ``above`` and ``below`` not.
+
+    A text may be one of ``choices``, or match ``pattern`` as told by ``wording``.
+    """
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    wording: str = ""
+
+    def allowed(self) -> str:
+        """Say the range in words, empty if anything of the type will do."""
+        if self.pattern:
+            return self.wording
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        bounds = [
+            ("at least {:g}", self.minimum),
+            ("above {:g}", self.above),
+            ("at most {:g}", self.maximum),
+            ("below {:g}", self.below),
+        ]
+        return " and ".join(text.format(bound) for text, bound in bounds if bound is not None)
+
+    def holds(self, value: Value) -> bool:
+        """Tell whether ``value``, already of the right type, is in range."""
+        if isinstance(value, str):
+            listed = not self.choices or value in self.choices
+            return listed and (not self.pattern or bool(re.fullmatch(self.pattern, value)))
+        return not (
+            (self.minimum is not None and value < self.minimum)
+            or (self.maximum is not None and value > self.maximum)
+            or (self.above is not None and value <= self.above)
+            or (self.below is not None and value >= self.below)
+        )
+
+
+def setting(default: Value, help: str, **bounds: Any) -> Any:
+    """Declare a dataclass field with a default, a one-line help and a range (see ``Rule``)."""
+    return dataclasses.field(default=default, metadata={"rule": Rule(help, **bounds)})
+
+
+def key_of(field_name: str) -> str:
+    """Return the run-config key of a field: kebab-case."""
+    return field_name.replace("_", "-")
+
+
+def defaults(cls: type) -> dict[str, Value]:
+    """Return every key of ``cls`` with its default."""
+    found: dict[str, Any] = {key_of(f.name): f.default for f in dataclasses.fields(cls)}
+    return found
+
+
+def as_mapping(settings: Any) -> dict[str, Value]:
+    """Return a settings object as keys and values, in declaration order."""
+    return {key_of(f.name): getattr(settings, f.name) for f in dataclasses.fields(settings)}
+
+
+def rule_of(cls: type, key: str) -> Rule:
+    """Return the rule of ``key`` in ``cls``."""
+    fields = {key_of(f.name): f for f in dataclasses.fields(cls)}
+    rule: Rule = fields[key].metadata["rule"]
+    return rule
+
+
+def unknown_key(key: str, known: Iterable[str]) -> SettingError:
+    """Build the error for a key that nobody knows, with the nearest valid name."""
+    names = sorted(known)
+    near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(names)}"
+    return SettingError(f"unknown setting '{key}'{hint}")
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
+    """Build the error for an unknown method, data set or experiment."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return SettingError(f"unknown {what} '{name}': known are {', '.join(names)}{hint}")
+
+
+def build(cls: type[S], values: Mapping[str, Value]) -> S:
+    """Build ``cls`` from the keys of ``values`` that it declares; other keys are not looked at.
+
+    Raises:
+        SettingError: a value has the wrong type or lies outside its range.
+    """
+    hints = get_type_hints(cls)
+    chosen = {
+        field.name: _checked(
+            key_of(field.name),
+            values[key_of(field.name)],
+            hints[field.name],
+            field.metadata["rule"],
+        )
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]  # S is always a dataclass
+        if key_of(field.name) in values
+    }
+    return cls(**chosen)
+
+
+def _checked(key: str, value: Value, kind: type, rule: Rule) -> Value:
+    allowed = rule.allowed()
+    wanted = _TYPE_NAMES[kind] + (f", {allowed}" if allowed else "")
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits:
+        raise SettingError(
+            f"setting '{key}' is {value!r} ({type(value).__name__}); it must be {wanted}"
+        )
+    typed: Value = float(value) if kind is float else value
+    if isinstance(typed, float) and not math.isfinite(typed):
+        raise SettingError(f"setting '{key}' is {value!r}; it must be {wanted}")
+    if not rule.holds(typed):
+        raise SettingError(f"setting '{key}' is {value!r}; it must be {wanted}")
+    return typed

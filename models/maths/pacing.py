@@ -1,0 +1,63 @@
+"""Epochs counted in optimiser steps, over which several rounds go (Fed-Align-CL, algorithm 1).
+
+An epoch has Q steps (``epoch-steps``) of a batch of ``m/Q`` samples at a site of m; a round is tau
+of them (``pace``).
+"""
+
+from __future__ import annotations
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping, defaults
+
+_LEAST = 2  # samples of a step: batch norm has no variance over one
+
+
+def check_pace(settings: CommonSettings) -> None:
+    """Refuse a pace that does not divide the epoch, and settings that it makes meaningless.
+
+    Raises:
+        SettingError: names the key.
+    """
+    values, usual = as_mapping(settings), defaults(CommonSettings)
+    if settings.micro_batch == 1:
+        raise SettingError(
+            "setting 'micro-batch' is 1, and batch norm has no variance over one sample: set it "
+            "to at least 2, or to 0 for whole batches"
+        )
+    if not settings.epoch_steps:
+        if settings.pace != usual["pace"]:
+            raise SettingError("setting 'pace' means nothing while 'epoch-steps' is 0: set both")
+        return
+    for key in ("local-epochs", "local-steps", "batch-size"):
+        if values[key] != usual[key]:
+            raise SettingError(
+                f"setting '{key}' means nothing with 'epoch-steps', where a round is 'pace' steps "
+                "of samples/epoch-steps each: remove one of them"
+            )
+    if settings.epoch_steps % settings.pace:
+        near = [d for d in range(1, settings.epoch_steps + 1) if settings.epoch_steps % d == 0]
+        raise SettingError(
+            f"setting 'pace' is {settings.pace} and does not divide 'epoch-steps' "
+            f"({settings.epoch_steps}): choose one of {', '.join(map(str, near))}"
+        )
+
+
+def epoch_of(round_: int, settings: CommonSettings) -> int:
+    """Return the epoch, from 0, that ``round_``, from 1, belongs to."""
+    return (round_ - 1) * settings.pace // settings.epoch_steps
+
+
+def begins_epoch(round_: int, settings: CommonSettings) -> bool:
+    """Tell whether ``round_``, from 1, is the first of its epoch."""
+    return (round_ - 1) * settings.pace % settings.epoch_steps == 0
+
+
+def ends_epoch(round_: int, settings: CommonSettings) -> bool:
+    """Tell whether ``round_``, from 1, is the last of its epoch."""
+    return begins_epoch(round_ + 1, settings)
+
+
+def batch_of(samples: int, settings: CommonSettings) -> int:
+    """Return the samples of a step at a site of ``samples``: at least 2, as batch norm needs."""
+    return max(samples // settings.epoch_steps, _LEAST)

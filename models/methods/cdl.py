@@ -1,0 +1,61 @@
+"""CDL, the contrastive divergence loss (Do, Nguyen et al. 2023, arXiv 2303.06305).
+
+"Reducing non-IID effects in federated autonomous driving with contrastive divergence loss": a silo
+has a main model (the paper's backbone), which is mixed with the neighbours', and a support model
+(its sub-network), which never leaves it. The paper takes the divergence of features; here, as in
+the authors' code, it is that of what the two answer, their class probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.contract.settings_schema import rule_of, setting
+from models.methods.decentralised import MatchaSettings, TopologySettings
+
+
+@dataclass(frozen=True)
+class CDLSettings(MatchaSettings):
+    """Settings of CDL; with beta 0 the support model would change nothing that is exchanged."""
+
+    divergence_beta: float = setting(
+        0.5,
+        "weight beta of the main model's divergence from the support model; the support model's "
+        "from the main one has 1 - beta",
+        above=0.0,
+        maximum=1.0,
+    )
+    divergence_topology: str = setting(
+        "ring",
+        "cdl: who is whose neighbour; the authors' code is of a ring",
+        choices=rule_of(TopologySettings, "topology").choices,
+    )
+
+
+def divergence(predicted: Tensor, target: Tensor) -> Tensor:
+    """Return H, the Kullback-Leibler divergence KL(predicted || target), the mean over a batch.
+
+    Args:
+        predicted: logits (batch, classes).
+        target: logits (batch, classes) of the soft labels.
+    """
+    own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
+    return (own.exp() * (own - other)).sum(dim=1).mean()
+
+
+def contrastive_divergence(main: Tensor, support: Tensor, beta: float) -> Tensor:
+    """Return beta * H(main, support) + (1 - beta) * H(support, main).
+
+    The second of each pair is a soft label, a constant for autograd: the first term trains the main
+    model alone and the second the support model alone, as the paper's updates have it.
+
+    Args:
+        main: logits (batch, classes).
+        support: logits (batch, classes).
+        beta: above 0, at most 1.
+    """
+    positive = divergence(main, support.detach())
+    negative = divergence(support, main.detach())
+    return beta * positive + (1 - beta) * negative

@@ -1,0 +1,80 @@
+"""Silos that mix their models with their neighbours': settings, names and the mixing itself.
+
+Mixing: Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?"; each
+silo goes on from the weighted mean of its own and its in-neighbours' models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from models.contract.settings_schema import setting
+
+MODEL = "model/"  # the consensus model Theta, for measurement
+NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
+MIXING = "mixing"  # note: the mixing weights by site, JSON
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """Links between silos that 'silo-set' does not name, for the cycle time of a topology."""
+
+    access_gbps: float = setting(
+        10.0, "a silo's own line, shared by what it sends and by what it gets at once", above=0.0
+    )
+    link_gbps: float = setting(1.0, "what a link between two silos carries", above=0.0)
+    link_latency_ms: float = setting(10.0, "what a link takes before the first bit", minimum=0.0)
+
+
+@dataclass(frozen=True)
+class MatchaSettings(LinkSettings):
+    """Settings of MATCHA (Wang et al. 2019)."""
+
+    matcha_budget: float = setting(
+        0.5, "matcha: share of the graph's matchings that a round uses", above=0.0, maximum=1.0
+    )
+
+
+@dataclass(frozen=True)
+class TopologySettings(MatchaSettings):
+    """Which silos exchange models."""
+
+    topology: str = setting(
+        "complete",
+        "who is whose neighbour; graph: the edges of 'silo-set'",
+        choices=("complete", "ring", "star", "matcha", "graph"),
+    )
+
+
+A = TypeVar("A")
+
+
+def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
+    """Return arrays named ``<site>/<array>`` as site -> array -> value, sorted by site."""
+    found: dict[str, dict[str, A]] = {}
+    for key, array in arrays.items():
+        site, _, name = key.partition("/")
+        found.setdefault(site, {})[name] = array
+    return dict(sorted(found.items()))
+
+
+def mixed(
+    models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """Return the weighted mean of ``models`` (site -> arrays), added up in site order in float64.
+
+    Weights of models that did not come are left out, and the others are scaled to sum to 1.
+    """
+    sites = sorted(models)
+    total = sum(weights[site] for site in sites)
+    first = models[sites[0]]
+    found = {}
+    for name in first:
+        parts = [models[site][name].double() * (weights[site] / total) for site in sites]
+        found[name] = torch.stack(parts).sum(dim=0).to(first[name].dtype)
+    return found

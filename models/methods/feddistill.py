@@ -1,0 +1,26 @@
+"""FedDistill (Seo et al. 2022, after Jeong et al. 2018): its settings and names on the wire.
+
+A site sends ``logits/<class>``, its mean logits of a class, and gets the others' mean by the same
+name; the server keeps ``logits/<site>/<class>``. The mathematics is that of
+``models.methods.fedproto``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.contract.settings_schema import setting
+
+LOGITS = "logits/"
+
+
+@dataclass(frozen=True)
+class FedDistillSettings:
+    """Settings of FedDistill; with lambda 0 each site would be alone, which is ``local``."""
+
+    logit_weight: float = setting(
+        1.0, "weight lambda of the distance to the others' mean logits", above=0.0
+    )
+    class_min_count: int = setting(
+        10, "training samples behind a class mean; of a class with fewer none leaves", minimum=1
+    )

@@ -1,0 +1,123 @@
+"""FedEFM: distil from one's own model trained overseas, weighted by earth mover's closeness.
+
+Paper: "FedEFM: Federated Endovascular Foundation Model with Unseen Data", part 3. A silo's model
+visits its neighbours and is trained there (eq. 1); what comes back are experts, of which the silo's
+model learns on the silo's own data (eq. 2, 11), each weighted by how near its feature map is
+(eq. 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.contract.settings_schema import setting
+from models.maths.earth_movers import SOLVERS, closeness, pooled_tokens
+from models.methods.decentralised import TopologySettings
+from models.networks.classifier import TokenClassifier
+
+OVERSEAS = "overseas"
+VISITOR = "visitor/"  # visitor/<owner>/<array>, at a host
+EXPERT = "expert/"  # expert/<host>/<array>, back at its owner
+CLOSENESS = "closeness"
+
+
+@dataclass(frozen=True)
+class FedEFMSettings(TopologySettings):
+    """Settings of FedEFM; beta and the temperature are not published."""
+
+    distillation_beta: float = setting(
+        0.5, "beta: weight of distillation, 1 - beta of the labels", above=0.0, maximum=1.0
+    )
+    temperature: float = setting(3.0, "T that softens teachers and student", above=0.0)
+    distillation_direction: str = setting(
+        "forward",
+        "forward: KL from teacher to student, as the paper's cross-entropy; or reverse",
+        choices=("forward", "reverse"),
+    )
+    overseas_steps: int = setting(
+        0, "optimiser steps of a model at each neighbour; 0: as many as at home", minimum=0
+    )
+    emd_solver: str = setting(
+        "pot",
+        "pot: exact; sinkhorn: regularised, batched; cvxpylayers: a reference",
+        choices=SOLVERS,
+    )
+    emd_grid: int = setting(7, "side that feature maps are pooled to; 0: as they are", minimum=0)
+    student: str = setting(
+        "own",
+        "who learns at home: own, as in the paper, from what came back; or experts, "
+        "the mean of what came back from the silo's model",
+        choices=("own", "experts"),
+    )
+    continue_from: str = setting(
+        "own",
+        "what a silo goes on from: own, as in the paper, or the mean of all silos",
+        choices=("own", "mean"),
+    )
+
+
+def distillation(
+    student: Tensor, teacher: Tensor, temperature: float, direction: str = "forward"
+) -> Tensor:
+    """Return T^2 KL(q_teacher || q_student) of logits (batch, classes), a batch's mean (eq. 11).
+
+    Its gradient is that of the paper's cross-entropy of softened outputs. ``reverse`` swaps both.
+    """
+    own, other = (functional.log_softmax(x / temperature, dim=1) for x in (student, teacher))
+    target, guess = (other, own) if direction == "forward" else (own, other)
+    divergence = functional.kl_div(guess, target, reduction="batchmean", log_target=True)
+    return temperature**2 * divergence
+
+
+def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
+    """Return EMD_ij of a batch of feature maps (batch, rows, columns, channels): a constant, 0..1.
+
+    It is the mean over the batch; a negative one is set to 0.
+    """
+    maps = [pooled_tokens(part.detach().float(), settings.emd_grid) for part in (own, other)]
+    return closeness(maps[0], maps[1], settings.emd_solver).mean().clamp_min(0)
+
+
+def map_tokens(
+    network: TokenClassifier, input_shape: tuple[int, ...], settings: FedEFMSettings
+) -> int:
+    """Return how many tokens of an input of ``input_shape`` are compared, by trying one."""
+    with torch.no_grad():
+        cast(nn.Module, network).eval()
+        _, found = network.encode_with_map(torch.zeros(1, *input_shape))
+    return pooled_tokens(found, settings.emd_grid).shape[1]
+
+
+def multishot_loss(
+    network: TokenClassifier,
+    experts: Mapping[str, TokenClassifier],
+    inputs: Tensor,
+    labels: Tensor,
+    settings: FedEFMSettings,
+) -> tuple[Tensor, dict[str, float]]:
+    """Return a batch's loss (eq. 2 with 11) and each expert's closeness.
+
+    It is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's own
+    criterion of the labels (n,). Experts are in eval mode and get no gradient.
+    """
+    tokens, own_map = network.encode_with_map(inputs)
+    logits = network.classify(network.discretise(tokens))
+    beta = settings.distillation_beta
+    loss = (1 - beta) * network.criterion(logits, labels)
+    found: dict[str, float] = {}
+    for host, expert in experts.items():
+        with torch.no_grad():
+            expert_tokens, expert_map = expert.encode_with_map(inputs)
+            taught = expert.classify(expert.discretise(expert_tokens))
+        weight = batch_closeness(own_map, expert_map, settings)
+        direction = settings.distillation_direction
+        term = distillation(logits, taught, settings.temperature, direction)
+        loss = loss + weight.to(loss.dtype) * beta * term
+        found[host] = float(weight)
+    return loss, found

@@ -1,0 +1,80 @@
+"""FedEvPrompt (papers/fedevprompt): its settings, and what enters the attention buffer (eq. 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.contract.settings_schema import setting
+
+MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
+BUFFER = "buffer/"  # buffer/<site>/<class> at the server
+_SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class FedEvPromptSettings:
+    """What is shared: maps, or also prompts as in the paper's ablation (table 2)."""
+
+    shared_prompts: str = setting(
+        "none",
+        "averaged over sites: nothing, b-prompts, or all prompts and the head",
+        choices=("none", "b", "all"),
+    )
+    distillation_weight: float = setting(
+        1e-6, "weight lambda of distillation; 0: no map leaves a site", minimum=0.0
+    )
+    buffer_maps: int = setting(
+        5, "maps M of a site and class in the buffer; each is of one image", minimum=1, maximum=50
+    )
+    buffer_selection: str = setting(
+        "uncertainty",
+        "which training samples' maps: of the lowest vacuity, or any",
+        choices=("uncertainty", "random"),
+    )
+
+
+def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
+    """Return those of the network's exchanged arrays that are averaged."""
+    if settings.shared_prompts == "all":
+        return names
+    return [name for name in names if settings.shared_prompts == "b" and name == "prompts.b"]
+
+
+def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
+    """Return the indices of up to ``count`` samples of class ``label`` with the lowest vacuity.
+
+    Of equal ones the first: the same samples give the same buffer.
+
+    Args:
+        vacuities: (n,).
+        labels: (n,) int64.
+        label: the class.
+        count: M.
+    """
+    own = torch.nonzero(labels == label).flatten()
+    return own[torch.argsort(vacuities[own], stable=True)[:count]]
+
+
+def any_of_class(labels: Tensor, label: int, count: int, draw: torch.Generator) -> Tensor:
+    """Return the indices of up to ``count`` samples of class ``label`` drawn at random."""
+    own = torch.nonzero(labels == label).flatten()
+    return own[torch.randperm(len(own), generator=draw)[:count]]
+
+
+def map_fault(maps: Tensor) -> str | None:
+    """Return why rollout maps (n, cells) cannot be some, None if they can.
+
+    A map is finite, not negative, and sums to 1.
+    """
+    if not maps.isfinite().all():
+        return "a map holds values that are not finite"
+    if (maps < 0).any():
+        return f"a map has a negative value ({maps.min().item():.3g})"
+    sums = maps.double().sum(dim=-1)
+    worst = (sums - 1).abs().argmax() if len(sums) else None
+    if worst is not None and abs(sums[worst].item() - 1) > _SUM_TOLERANCE:
+        return f"a map sums to {sums[worst].item():.4g}, not to 1"
+    return None

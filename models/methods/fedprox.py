@@ -1,0 +1,24 @@
+"""FedProx (Li et al. 2020): a proximal term that keeps local weights near the global ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.contract.settings_schema import setting
+
+
+@dataclass(frozen=True)
+class FedProxSettings:
+    """Settings of FedProx; with mu 0 it would be FedAvg, which has its own name."""
+
+    proximal_mu: float = setting(0.01, "weight mu of the proximal term", above=0.0)
+
+
+def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
+    """Return mu / 2 * ||w - w_global||^2 over all tensors of ``weights`` and ``anchors``."""
+    squares = [(w - a).square().sum() for w, a in zip(weights, anchors, strict=True)]
+    return mu / 2 * torch.stack(squares).sum()

@@ -1,0 +1,68 @@
+"""MOON (Li, He and Song 2021, "Model-contrastive federated learning"): its loss and its head.
+
+A site's representation of a sample is drawn to the global model's and away from that of the site's
+own model of its last round (eq. 3, with cosine similarity). A representation is a projection head's
+output for the mean of the encoder's tokens. In the paper the head stands between encoder and
+classifier. Here it stands beside the classifier, which so is that of every other method, from the
+same initial weights: a comparison compares methods. On the wire it is ``projection/<name>``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from models.contract.seeding import seeded
+from models.contract.settings_schema import setting
+
+PROJECTION = "projection/"
+
+
+@dataclass(frozen=True)
+class MoonSettings:
+    """Settings of MOON; with mu 0 it would be FedAvg, which has its own name."""
+
+    contrast_mu: float = setting(5.0, "weight mu of the model-contrastive loss", above=0.0)
+    contrast_temperature: float = setting(
+        0.5, "temperature tau that the cosine similarities are divided by", above=0.0
+    )
+    projection_size: int = setting(256, "numbers of a representation", minimum=2)
+
+
+class Projection(nn.Module):
+    """Two linear layers with ReLU between, as wide as the encoder, as in the authors' code."""
+
+    def __init__(self, *, channels: int, size: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, size)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map an encoder's tokens (batch, l, channels) to representations (batch, size)."""
+        projected: Tensor = self.layers(tokens.mean(dim=1))
+        return projected
+
+
+def build_projection(seed: int, channels: int, settings: MoonSettings) -> Projection:
+    """Return the projection head with initial weights keyed on the seed."""
+    with seeded(seed, "projection"):
+        return Projection(channels=channels, size=settings.projection_size)
+
+
+def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
+    """Return the mean model-contrastive loss (eq. 3) of a batch.
+
+    It is -log(exp(s / tau) / (exp(s / tau) + exp(s' / tau))) with the cosine similarities s of z to
+    the global and s' to the previous representation: the softplus of (s' - s) / tau.
+
+    Args:
+        z: representations (batch, size) of the network in training.
+        z_global: of the global network, the same shape.
+        z_previous: of the site's previous network, the same shape.
+        temperature: tau, above 0.
+    """
+    near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
+    far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)
+    return nn.functional.softplus((far - near) / temperature).mean()

@@ -1,0 +1,279 @@
+"""PICSR (Enouen et al. 2024): a router over silo experts, by distance to silo prototypes.
+
+A prototype is the mean training sample of a silo. The router embeds a sample and all prototypes,
+takes the distances ||f(x) - f(p_i)||_2, inverts them, and maps them by one linear layer and a
+softmax to the experts' weights h(x) of eq. 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.seeding import seeded
+from models.contract.settings_schema import setting
+from models.networks.classifier import TokenClassifier
+from models.networks.mixture import Mixture
+
+A = TypeVar("A")
+
+PROTOTYPE = "prototype/"
+ROUTER = "router/"
+ROUTING = "routing."
+WARMUP, EXPERTS, ROUTING_STAGE = "warmup", "experts", "router"  # the stages of a run, note 'stage'
+OWN_EXPERT, OWN_PROTOTYPE = "expert/", "prototype"  # in the reply of the site that made them
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class PICSRSettings:
+    """Settings of PICSR; the open choices of the paper are among them."""
+
+    experts: str = setting(
+        "local",
+        "experts start from the seed's weights, or from a FedAvg model",
+        choices=("local", "finetuned"),
+    )
+    warmup_rounds: int = setting(
+        10, "rounds of FedAvg before finetuned experts part; local ones have none", minimum=1
+    )
+    expert_rounds: int = setting(10, "rounds in which each site trains its expert", minimum=1)
+    router_learning_rate: float = setting(1e-2, "step size of the router's training", above=0.0)
+    router_weight_decay: float = setting(0.0, "L2 penalty of the router's training", minimum=0.0)
+    embedding: str = setting("linear", "the router's f", choices=("linear", "mlp"))
+    router_width: int = setting(16, "length of an embedding", minimum=1)
+    inversion: str = setting(
+        "negative", "distance to similarity: -d or 1/(1+d)", choices=("negative", "reciprocal")
+    )
+    router_average: str = setting(
+        "samples", "a silo's weight in the router's average", choices=("samples", "equal")
+    )
+    train_experts: bool = setting(False, "whether experts go on training with the router")
+    prototype_min_count: int = setting(
+        10, "training samples behind a prototype; of fewer a site sends none", minimum=1
+    )
+    prototype_noise: float = setting(
+        0.0, "standard deviation of Gaussian noise on each prototype feature", minimum=0.0
+    )
+
+
+def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
+    """Return the arrays whose names begin with ``prefix``, by the rest of their names, sorted."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in sorted(arrays.items())
+        if name.startswith(prefix)
+    }
+
+
+def prototype(inputs: Tensor) -> Tensor:
+    """Return the mean sample of ``inputs`` (n, *input_shape): (*input_shape), added in float64."""
+    return inputs.double().mean(dim=0).float()
+
+
+class Router(nn.Module):
+    """Weights of experts by distance to their silos' prototypes.
+
+    The linear layer starts as the identity: before training each expert's weight follows from the
+    distance to its own prototype.
+
+    Args:
+        features: number of values of one sample.
+        experts: how many experts there are.
+        settings: embedding, router-width and inversion.
+    """
+
+    def __init__(self, *, features: int, experts: int, settings: PICSRSettings) -> None:
+        super().__init__()
+        width = settings.router_width
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(features, width)]
+        if settings.embedding == "mlp":
+            layers += [nn.GELU(), nn.Linear(width, width)]
+        self.embedding = nn.Sequential(*layers)
+        self.inversion = settings.inversion
+        self.importance = nn.Linear(experts, experts)
+        with torch.no_grad():
+            self.importance.weight.copy_(torch.eye(experts))
+            self.importance.bias.zero_()
+
+    def distances(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
+        """Return ||f(x) - f(p_i)||_2.
+
+        Args:
+            inputs: (batch, *input_shape).
+            prototypes: (experts, *input_shape).
+
+        Returns:
+            (batch, experts).
+        """
+        here, there = self.embedding(inputs), self.embedding(prototypes)
+        found: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
+        return found
+
+    def scores(self, distances: Tensor) -> Tensor:
+        """Return what the last layer makes of one sample's ``distances`` (experts,).
+
+        Returns:
+            (experts, experts + 1): row i holds what each similarity and, last, the bias add to the
+            score of expert i; the softmax over the rows' sums is h(x).
+        """
+        similarities = inverted(distances, self.inversion)
+        parts = self.importance.weight * similarities
+        return torch.cat([parts, self.importance.bias[:, None]], dim=1)
+
+    def log_weights(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
+        """Return log h(x), (batch, experts)."""
+        similarities = inverted(self.distances(inputs, prototypes), self.inversion)
+        return torch.log_softmax(self.importance(similarities), dim=-1)
+
+
+def inverted(distances: Tensor, inversion: str) -> Tensor:
+    """Return similarities that fall with distance: -d, or 1 / (1 + d)."""
+    return -distances if inversion == "negative" else 1 / (1 + distances)
+
+
+def build_router(
+    settings: PICSRSettings, input_shape: Sequence[int], experts: int, seed: int
+) -> Router:
+    """Return a new router, its initial weights keyed on ``seed``."""
+    with seeded(seed, "router-weights"):
+        return Router(features=math.prod(input_shape), experts=experts, settings=settings)
+
+
+class PICSRNetwork(Mixture):
+    """Eq. 1: experts mixed by the router's weights; frozen experts stay in evaluation mode.
+
+    Args:
+        experts: the silos' experts by site.
+        prototypes: (*input_shape) by site, of the same sites.
+        router: for as many experts.
+        train_experts: whether the experts are trained too.
+    """
+
+    def __init__(
+        self,
+        experts: Mapping[str, TokenClassifier],
+        prototypes: Mapping[str, Tensor],
+        router: Router,
+        train_experts: bool,
+    ) -> None:
+        super().__init__(experts)
+        self.router = router
+        self.train_experts = train_experts
+        self.register_buffer("prototypes", torch.stack([prototypes[site] for site in self.sites]))
+        self.prototypes: Tensor
+        self.experts.requires_grad_(train_experts)
+
+    def train(self, mode: bool = True) -> PICSRNetwork:
+        """Set the mode of the router and, unless they are frozen, of the experts."""
+        super().train(mode)
+        self.experts.train(mode and self.train_experts)
+        return self
+
+    def log_weights(self, inputs: Tensor) -> Tensor:
+        """Return the router's log h(x), (batch, experts)."""
+        return self.router.log_weights(inputs, self.prototypes)
+
+
+def routing_figures(weights: Tensor, sites: Sequence[str], least: int) -> dict[str, float]:
+    """Return what a site tells of the weights that its samples give to the experts.
+
+    Args:
+        weights: (n, experts), rows summing to 1.
+        sites: the experts' sites.
+        least: with fewer samples nothing is told: the mean of few is nearly one of them.
+
+    Returns:
+        ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
+    """
+    if len(weights) < least:
+        return {}
+    found: dict[str, float] = {}
+    for index, site in enumerate(sites):
+        column = weights[:, index].double()
+        found[f"{ROUTING}{site}.mean"] = column.mean().item()
+        for share in QUANTILES:
+            key = f"{ROUTING}{site}.q{round(100 * share):02d}"
+            found[key] = torch.quantile(column, share).item()
+    return found
+
+
+def feature_contributions(
+    router: Router, sample: Tensor, prototypes: Tensor, steps: int = 64
+) -> Tensor:
+    """Return how much each feature adds to a sample's distance from each prototype.
+
+    Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
+    p_i to the sample, midpoint rule: over the features they add up to the distance, exactly so for
+    a linear f.
+
+    Args:
+        router: the router whose f it is.
+        sample: (*input_shape).
+        prototypes: (experts, *input_shape).
+        steps: points on the line.
+
+    Returns:
+        (experts, *input_shape).
+    """
+    shares = (torch.arange(steps) + 0.5) / steps
+    shares = shares.reshape(-1, *[1] * sample.ndim)
+    found = []
+    for index, start in enumerate(prototypes):
+        line = (start + shares * (sample - start)).requires_grad_()
+        distances = router.distances(line, prototypes[index : index + 1])
+        (gradients,) = torch.autograd.grad(distances.sum(), line)
+        found.append(gradients.mean(dim=0) * (sample - start))
+    return torch.stack(found).detach()
+
+
+def prototype_distances(
+    router: Router, prototypes: Mapping[str, Tensor]
+) -> dict[str, list[list[float]]]:
+    """Return distances between the silos' prototypes, as the features are and as f embeds them.
+
+    Args:
+        router: the router whose f it is.
+        prototypes: (*input_shape) by site.
+
+    Returns:
+        ``input`` and ``embedded``, each (experts, experts), in the order of ``prototypes``.
+    """
+    stacked = torch.stack(list(prototypes.values()))
+    flat = stacked.flatten(1).double()
+    with torch.no_grad():
+        return {
+            "input": torch.linalg.vector_norm(flat[:, None] - flat[None], dim=-1).tolist(),
+            "embedded": router.distances(stacked, stacked).tolist(),
+        }
+
+
+def routing_document(
+    values: Mapping[str, Mapping[str, float]],
+    experts: Sequence[str],
+    distances: Mapping[str, list[list[float]]],
+) -> dict[str, Any]:
+    """Return routing.json: who gives which weight to whom, and how far prototypes are apart.
+
+    Args:
+        values: the sites' test measurements, among them those of ``routing_figures``.
+        experts: the experts' sites.
+        distances: of ``prototype_distances``.
+    """
+    sites = {
+        site: {
+            expert: {
+                key.rpartition(".")[2]: value
+                for key, value in found.items()
+                if key.rpartition(".")[0] == f"{ROUTING}{expert}"
+            }
+            for expert in experts
+        }
+        for site, found in values.items()
+    }
+    return {"experts": list(experts), "sites": sites, "prototype distances": dict(distances)}

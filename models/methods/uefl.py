@@ -1,0 +1,171 @@
+"""UEFL, the uncertainty-based extensible codebook (Zhang, Cao and Liu; papers/uefl).
+
+Encoder -> tokens z (batch, l, c) -> split into s segments -> nearest codeword (eq. 4) ->
+straight-through -> classifier. The loss is eq. 5 to 7, the test for more codewords eq. 9, the
+use of a codebook its perplexity (eq. 11).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.errors import SettingError
+from models.contract.seeding import generator
+from models.contract.settings_schema import setting
+from models.networks.classifier import TokenClassifier
+
+CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
+NEW_CODEWORDS = "new-codewords"  # how many a site has for a new book, in a centroids reply
+
+
+@dataclass(frozen=True)
+class UEFLSettings:
+    """What UEFL has beside the common settings; defaults are the paper's for MNIST."""
+
+    gamma: float = setting(
+        0.3, "a silo is uncertain above (1+gamma) times the least entropy", minimum=0.0
+    )
+    codes: int = setting(32, "codewords of the first book and of each extension", minimum=1)
+    segments: int = setting(1, "parts that a token is split into", minimum=1)
+    codebook_weight: float = setting(1.0, "weight of |c - sg(z)|^2", minimum=0.0)
+    commitment_weight: float = setting(0.25, "weight of |z - sg(c)|^2", minimum=0.0)
+    iteration_rounds: int = setting(20, "rounds of the first iteration", minimum=1)
+    extension_rounds: int = setting(5, "rounds of each later iteration", minimum=1)
+    max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", minimum=1)
+    stop_when_certain: bool = setting(True, "end the run once no silo is uncertain")
+    codebooks: str = setting(
+        "shared", "shared, or personal: never averaged nor sent", choices=("shared", "personal")
+    )
+    codeword_start: str = setting(
+        "kmeans", "start of new codewords", choices=("kmeans", "gaussian")
+    )
+    centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
+
+
+@dataclass(frozen=True)
+class Discretised:
+    """Codes (batch, l, s) of the nearest codewords, and those codewords as (batch, l, c)."""
+
+    codes: Tensor
+    codewords: Tensor
+
+
+def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
+    """Replace each token's segments by the nearest codewords in L2 (eq. 4).
+
+    Args:
+        tokens: z, (batch, l, c) with c divisible by ``segments``.
+        codebook: (n, c / segments), shared by all segments.
+        segments: s.
+    """
+    batch, length, channels = tokens.shape
+    parts = tokens.reshape(-1, channels // segments)
+    with torch.no_grad():
+        squared = codebook.square().sum(dim=1) - 2 * parts @ codebook.T
+        codes = squared.argmin(dim=1)
+    return Discretised(
+        codes=codes.reshape(batch, length, segments),
+        codewords=codebook[codes].reshape(batch, length, channels),
+    )
+
+
+def straight_through(tokens: Tensor, codewords: Tensor) -> Tensor:
+    """Return ``codewords`` in value; the gradient goes to ``tokens`` unchanged."""
+    return tokens + (codewords - tokens).detach()
+
+
+def codebook_loss(
+    tokens: Tensor, codewords: Tensor, codebook_weight: float, commitment_weight: float
+) -> Tensor:
+    """Return eq. 6, mean-reduced, with the weights where VQ-VAE and the authors' code have them."""
+    pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())
+    commit_tokens = nn.functional.mse_loss(tokens, codewords.detach())
+    return codebook_weight * pull_codewords + commitment_weight * commit_tokens
+
+
+def perplexity(counts: Tensor) -> float:
+    """Return the exponential of the entropy of code use (eq. 11); ``counts`` is (n,)."""
+    share = counts.double() / counts.sum()
+    return math.exp(torch.special.entr(share).sum().item())
+
+
+def uncertain_sites(entropies: Mapping[str, float], gamma: float) -> list[str]:
+    """Return the sites, sorted, with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9)."""
+    threshold = (1 + gamma) * min(entropies.values())
+    return sorted(site for site, entropy in entropies.items() if entropy > threshold)
+
+
+def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
+    """Return a start of (codes, dimension) standard normal numbers, keyed on seed and book."""
+    return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
+
+
+class UEFLNetwork(nn.Module):
+    """A classifier whose head reads codewords; ``codebooks`` holds the books this site may use."""
+
+    def __init__(
+        self, classifier: TokenClassifier, books: Mapping[str, Tensor], settings: UEFLSettings
+    ) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.codebooks = nn.ParameterDict(
+            {name: nn.Parameter(books[name].clone()) for name in sorted(books, key=int)}
+        )
+        self.settings = settings
+
+    def codebook(self) -> Tensor:
+        """Return all books below one another, (n, c / s)."""
+        return torch.cat([self.codebooks[name] for name in sorted(self.codebooks, key=int)])
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
+        return self.classifier.encode(images)
+
+    def nearest(self, tokens: Tensor) -> Discretised:
+        """Return the nearest codewords of ``tokens`` in this site's books, in float32."""
+        with torch.autocast(tokens.device.type, enabled=False):  # bf16 would pick other codes
+            return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
+
+    def discretise(self, tokens: Tensor) -> Tensor:
+        """Return the codewords that the head reads, (batch, l, c), straight-through."""
+        return straight_through(tokens, self.nearest(tokens).codewords)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Map codewords (batch, l, c) to logits (batch, classes)."""
+        return self.classifier.classify(features)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return eq. 7: cross-entropy and codebook loss of a batch."""
+        tokens = self.encode(images)
+        codewords = self.nearest(tokens).codewords
+        logits = self.classify(straight_through(tokens, codewords))
+        task = self.classifier.criterion(logits, labels)
+        return task + codebook_loss(
+            tokens.float(),
+            codewords,
+            self.settings.codebook_weight,
+            self.settings.commitment_weight,
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, height, width) to logits (batch, classes)."""
+        return self.classify(self.discretise(self.encode(images)))
+
+
+def segment_dimension(channels: int, segments: int) -> int:
+    """Return c / s.
+
+    Raises:
+        SettingError: ``segments`` does not divide the encoder's channels.
+    """
+    if channels % segments:
+        raise SettingError(
+            f"setting 'segments' is {segments}, which does not divide the encoder's "
+            f"{channels} channels; choose a divisor"
+        )
+    return channels // segments

@@ -1,0 +1,108 @@
+"""Experts of several silos and how their probabilities are mixed (PICSR, eq. 1).
+
+On the wire an expert's arrays are named ``expert/<site>/<array>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.settings import CommonSettings
+from models.methods.decentralised import by_site
+from models.networks.classifier import Task, TokenClassifier, build_classifier, load_exchanged
+
+EXPERT = "expert/"
+
+A = TypeVar("A")
+
+
+def expert_array(site: str, name: str) -> str:
+    """Return the wire name of an expert's array; ``by_expert`` reads it back."""
+    return f"{EXPERT}{site}/{name}"
+
+
+def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
+    """Return the experts' arrays: site -> array name -> array, sorted by site."""
+    return by_site({n.removeprefix(EXPERT): a for n, a in arrays.items() if n.startswith(EXPERT)})
+
+
+def open_experts(
+    settings: CommonSettings, task: Task, arrays: Mapping[str, Tensor]
+) -> dict[str, TokenClassifier]:
+    """Return the experts in ``arrays`` (wire names) as networks, by site.
+
+    Raises:
+        SettingError: an expert's arrays do not fit the network.
+    """
+    experts = {}
+    for site, own in by_expert(arrays).items():
+        experts[site] = build_classifier(settings, task)
+        load_exchanged(experts[site], own)
+    return experts
+
+
+class Mixture(nn.Module):
+    """Class probabilities of all experts, mixed by weights: here the same weight for each.
+
+    A mixture's tokens, (batch, experts, l * c + 1), are each expert's tokens flattened and, last,
+    the logarithm of the expert's weight: everything that is free of dropout.
+    """
+
+    def __init__(self, experts: Mapping[str, TokenClassifier]) -> None:
+        super().__init__()
+        self.sites = list(experts)
+        self.experts = nn.ModuleList(experts.values())
+
+    def log_weights(self, inputs: Tensor) -> Tensor:
+        """Return the logarithm of each expert's weight, (batch, experts); weights sum to 1."""
+        count = torch.tensor(float(len(self.sites)))
+        return -torch.log(count).expand(len(inputs), len(self.sites)).to(inputs.device)
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map inputs (batch, *input_shape) to tokens (batch, experts, l * c + 1)."""
+        tokens = [expert.encode(inputs).flatten(1) for expert in self._experts()]
+        return torch.cat([torch.stack(tokens, dim=1), self.log_weights(inputs)[..., None]], dim=-1)
+
+    def discretise(self, tokens: Tensor) -> Tensor:
+        """Return the tokens as they are."""
+        return tokens
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Map tokens to the logarithm of the mixed probabilities, (batch, classes)."""
+        logits = torch.stack(
+            [
+                expert.classify(features[:, index, :-1].reshape(-1, expert.tokens, expert.channels))
+                for index, expert in enumerate(self._experts())
+            ],
+            dim=1,
+        )
+        return mixed_log_probabilities(features[..., -1], logits)
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean negative log-likelihood of the mixture."""
+        return nn.functional.nll_loss(self(inputs), labels)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (batch, *input_shape) to log-probabilities (batch, classes)."""
+        return self.classify(self.encode(inputs))
+
+    def _experts(self) -> list[TokenClassifier]:
+        return cast(list[TokenClassifier], list(self.experts))
+
+
+def mixed_log_probabilities(log_weights: Tensor, logits: Tensor) -> Tensor:
+    """Return log sum_i h_i softmax(logits_i): eq. 1 in logarithms.
+
+    Args:
+        log_weights: (batch, experts), log h.
+        logits: (batch, experts, classes).
+
+    Returns:
+        (batch, classes).
+    """
+    probabilities = torch.log_softmax(logits.float(), dim=-1)
+    return torch.logsumexp(log_weights.float()[..., None] + probabilities, dim=1)

@@ -1,0 +1,256 @@
+"""A frozen Vision Transformer with prefix prompts (FedEvPrompt, eq. 1; Li and Liang 2021).
+
+Any timm ``VisionTransformer`` with a class token. Prompts are keys and values that stand before a
+layer's own, after its projection: b-prompts in the first layers, t-prompts in the rest, or one set
+g. Only prompts and head are trained and exchanged, unless ``train-backbone`` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import timm
+import torch
+from timm.layers.attention import Attention
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.maths.attention_rollout import head_mean_without_prefix, rollout
+from models.networks.classifier import FrozenPart, Task, TokenClassifier, build_evidence
+
+RANDOM_WEIGHTS = "random"
+TIMM_WEIGHTS = "timm"
+_PROMPT_STD = 0.02
+
+
+class _Backbone(nn.Module):
+    """The ViT where it is trained with the rest."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+
+class _FrozenBackbone(FrozenPart):
+    """The ViT where it is frozen: in eval mode for good, no gradient, never exchanged."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit.eval().requires_grad_(False)
+
+    def train(self, mode: bool = True) -> _FrozenBackbone:
+        """Stay in eval mode."""
+        return super().train(False)
+
+
+def prefix_attention(
+    layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Attend with prefix prompts (eq. 1): MSA(h_Q, [p_K; h_K], [p_V; h_V]).
+
+    Args:
+        layer: timm's attention.
+        x: (batch, tokens, channels), normalised.
+        prompts: keys and values (2, length, channels); None: plain attention.
+        weights: whether to return the attention; without that, fused attention is used.
+
+    Returns:
+        (batch, tokens, channels), and the attention (batch, heads, tokens, length + tokens) or
+        None.
+    """
+    batch, tokens, _ = x.shape
+    qkv = layer.qkv(x).reshape(batch, tokens, 3, layer.num_heads, layer.head_dim)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = layer.q_norm(q), layer.k_norm(k)
+    if prompts is not None:
+        heads = prompts.reshape(2, 1, -1, layer.num_heads, layer.head_dim).transpose(2, 3)
+        own = heads.expand(-1, batch, -1, -1, -1).to(k.dtype)
+        k, v = torch.cat([own[0], k], dim=2), torch.cat([own[1], v], dim=2)
+    attention = None
+    if weights:
+        attention = ((q * layer.scale) @ k.transpose(-2, -1)).float().softmax(dim=-1)
+        mixed = attention.to(v.dtype) @ v
+    else:
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, scale=layer.scale)
+    joined = layer.norm(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+    if layer.gate is not None:
+        joined = joined * layer.gate(x).sigmoid()
+    projected: Tensor = layer.proj_drop(layer.proj(joined))
+    return projected, attention
+
+
+class PromptedViT(TokenClassifier):
+    """ViT, prompts and a linear head on the class token; evidential unless settings say not."""
+
+    def __init__(self, vit: VisionTransformer, task: Task, settings: CommonSettings) -> None:
+        backbone = _Backbone(vit) if settings.train_backbone else _FrozenBackbone(vit)
+        head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(vit.embed_dim, task.classes))
+        super().__init__(
+            backbone,
+            head,
+            tokens=1,
+            channels=vit.embed_dim,
+            evidence=build_evidence(settings, task),
+        )
+        self.scale: Tensor
+        self.offset: Tensor
+        self.prompts = nn.ParameterDict(_initial_prompts(vit, settings))
+        scale, offset = pixel_scale(vit, task.input_shape[0])
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("offset", offset, persistent=False)
+
+    @property
+    def vit(self) -> Any:  # a VisionTransformer, whose parts torch types as Tensor or Module
+        """The backbone."""
+        return self.encoder.vit
+
+    def slow_parameters(self) -> list[nn.Parameter]:
+        """Return the prompts that adapt slowly: b, or the one set g (the paper's mu_1)."""
+        return [self.prompts[name] for name in ("b", "g") if name in self.prompts]
+
+    def grid_size(self) -> tuple[int, int]:
+        """Return rows and columns of patches: those of a rollout map."""
+        return cast("tuple[int, int]", self.vit.patch_embed.grid_size)
+
+    def image_size(self) -> tuple[int, int]:
+        """Return height and width of the images."""
+        return cast("tuple[int, int]", self.vit.patch_embed.img_size)
+
+    def map_size(self) -> int:
+        """Return the number of patches: the length of a rollout map."""
+        return int(self.vit.patch_embed.num_patches)
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map images (batch, 1 or 3, height, width), -1..1, to the class token (batch, 1, c)."""
+        return self._forward(inputs, weights=False)[0][:, :1]
+
+    def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``encode`` of images and the patches' tokens (batch, rows, columns, c)."""
+        tokens, _ = self._forward(inputs, weights=False)
+        patches = tokens[:, self.vit.num_prefix_tokens :]
+        return tokens[:, :1], patches.reshape(len(patches), *self.grid_size(), -1)
+
+    def encode_with_rollout(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``encode`` of images and their rollout maps (batch, patches), summing to 1."""
+        tokens, attentions = self._forward(inputs, weights=True)
+        return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
+
+    def _forward(self, inputs: Tensor, weights: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return all tokens and, with ``weights``, each layer's mean attention of heads."""
+        vit = self.vit
+        images = inputs * self.scale + self.offset
+        x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
+        attentions = []
+        for block, prompts in zip(vit.blocks, self._layer_prompts(), strict=True):
+            mixed, attention = prefix_attention(block.attn, block.norm1(x), prompts, weights)
+            x = x + block.drop_path1(block.ls1(mixed))
+            x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+            if attention is not None:
+                length = 0 if prompts is None else prompts.shape[1]
+                attentions.append(head_mean_without_prefix(attention, length))
+        return vit.norm(x), attentions
+
+    def _layer_prompts(self) -> list[Tensor | None]:
+        """Return the prompts (2, length, channels) of each layer."""
+        sets = [self.prompts[name] for name in ("b", "t", "g") if name in self.prompts]
+        return [layer for one in sets for layer in one] or [None] * len(self.vit.blocks)
+
+
+def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
+    """Return scale and offset, (channels, 1, 1), that take pixels of -1..1 to the ViT's own."""
+    given = cast("dict[str, Any]", vit.pretrained_cfg)
+    mean, std = (_of_channels(given[key], channels) for key in ("mean", "std"))
+    return 0.5 / std, (0.5 - mean) / std
+
+
+def _of_channels(figures: Sequence[float], channels: int) -> Tensor:
+    """Return a figure per channel, (channels, 1, 1); a grey image takes the mean of the three."""
+    values = torch.tensor(figures)
+    return (values if channels == len(values) else values.mean()[None])[:, None, None]
+
+
+def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
+    """Return the prompt sets, (layers, 2, length, channels) each, N(0, 0.02^2)."""
+    depth, basic = len(vit.blocks), settings.basic_layers
+    if settings.prompt_sets == "b-t" and basic >= depth:
+        raise SettingError(
+            f"setting 'basic-layers' is {basic} and the backbone has {depth} layers: t-prompts "
+            "would have none; lower it, or set 'prompt-sets' to 'g'"
+        )
+    layers = {"b-t": {"b": basic, "t": depth - basic}, "g": {"g": depth}, "none": {}}
+    shape = (2, settings.prompt_length, vit.embed_dim)
+    return {
+        name: nn.Parameter(_PROMPT_STD * torch.randn(count, *shape))
+        for name, count in layers[settings.prompt_sets].items()
+    }
+
+
+def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransformer:
+    """Return the ViT of ``settings`` for images of ``task``, without a head, randomly initialised.
+
+    Raises:
+        SettingError: there is no such ViT, or images do not fit it.
+    """
+    channels, height, width = task.input_shape
+    given = {
+        "embed_dim": settings.backbone_width,
+        "depth": settings.backbone_depth,
+        "num_heads": settings.backbone_heads,
+        "patch_size": settings.backbone_patch,
+    }
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value}
+    if channels not in (1, 3):
+        raise SettingError(
+            f"network 'vit' takes grey or colour images, and data set '{settings.dataset}' has "
+            f"{channels} channels: choose another 'network'"
+        )
+    try:
+        vit = timm.create_model(
+            settings.backbone,
+            num_classes=0,
+            img_size=(height, width),
+            in_chans=channels,
+            **changes,
+            **more,
+        )
+    except Exception as error:  # timm refuses in many ways: RuntimeError, TypeError, AssertionError
+        raise SettingError(
+            f"setting 'backbone' is '{settings.backbone}', which timm cannot build for images of "
+            f"{height}x{width} ({' '.join(str(error).split())}): name a VisionTransformer of timm "
+            "('timm.list_models(\"vit_*\")')"
+        ) from None
+    _refuse_other_architectures(vit, settings, (height, width))
+    return cast(VisionTransformer, vit)
+
+
+def _refuse_other_architectures(vit: Any, settings: CommonSettings, size: tuple[int, int]) -> None:
+    named = f"setting 'backbone' is '{settings.backbone}'"
+    plain = isinstance(vit, VisionTransformer) and all(
+        isinstance(block, Block) and isinstance(block.attn, Attention) for block in vit.blocks
+    )
+    if not plain or vit.cls_token is None:
+        raise SettingError(
+            f"{named}, which is no VisionTransformer of timm with plain blocks and a class token: "
+            "name one, for example vit_small_patch16_224"
+        )
+    patch = vit.patch_embed.patch_size
+    if any(side % length for side, length in zip(size, patch, strict=True)):
+        raise SettingError(
+            f"{named}, whose patches of {patch[0]} pixels do not divide images of {size[0]}: set "
+            "'image-size' to a multiple"
+        )
+
+
+def build_prompted_vit(settings: CommonSettings, task: Task) -> PromptedViT:
+    """Build the network; its backbone is without content until ``load_backbone`` fills it.
+
+    Only with random weights they are drawn here. A server that exchanges prompts alone needs none.
+    """
+    if settings.backbone_weights == RANDOM_WEIGHTS:
+        return PromptedViT(build_vit(settings, task), task, settings)
+    with torch.device("meta"):
+        vit = build_vit(settings, task)
+    return PromptedViT(vit, task, settings)

@@ -1,0 +1,4 @@
+"""Clip, noise, account.
+
+Stands on the contract; knows no network and no method.
+"""

@@ -1,0 +1,4 @@
+"""Many runs, one table.
+
+Stands on run.
+"""

@@ -1,0 +1,215 @@
+"""``fedsilo tune``: choose an experiment's settings on validation folds of the training data.
+
+simulation.yaml declares the grid with the experiment and, once for all, the budget: how many points
+are tried, on how many folds, how often. scikit-learn draws the points. No trial on tables reads a
+test row; images have a validation part of their own and no folds, and test figures go unused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from datasets.io.atomic_files import write_atomically
+from datasets.registry import data_fingerprint, data_set
+from models.contract.errors import SettingError
+from models.contract.settings_schema import Value
+from server_app.compare.trials import Trial, run_trials
+from server_app.config.settings import Tuning, find_experiment, read_tuning, resolve
+from server_app.run.planning import planned, simulation_file
+from server_app.run.progress_bars import make_console
+
+SHOWN = 5  # points in the table on the screen
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid and what it reached on the folds of all seeds."""
+
+    settings: Mapping[str, Value]
+    accuracy: float
+    error: float
+    loss: float
+    sites: Mapping[str, float]
+
+
+def tune(options: argparse.Namespace) -> None:
+    """Try the grid, say what is chosen and why, and write it to the run folder.
+
+    Raises:
+        FedsiloError: there is no grid, a setting is wrong, or a run failed.
+    """
+    file = simulation_file(options.file)
+    budget = read_tuning(file)
+    grid = find_experiment(file, options.experiment).grid
+    points = grid_points(grid, budget, options.experiment)
+    base, _ = planned(options.experiment, options)
+    folder = Path(base.common.out) / f"tune-{options.experiment}"
+    if "val-folds" not in data_set(base.common.dataset).settings:
+        budget = replace(budget, folds=1)
+    if twice := [text for text in options.changes if text.partition("=")[0].strip() in grid]:
+        raise SettingError(f"--set {', '.join(twice)}: the grid of this experiment decides that")
+    data = data_fingerprint(base.common)
+    groups = [_trials(base.as_mapping(), point, budget, data) for point in points]
+    console = make_console()
+    console.print(
+        f"{options.experiment}: {len(points)} points, {_pieces(budget)}: "
+        f"{sum(map(len, groups))} runs on training data",
+        highlight=False,
+    )
+    found = run_trials([t for group in groups for t in group], folder / "trials", options.jobs)
+    ranked = ranking(points, [found[i : i + len(groups[0])] for i in _starts(groups)])
+    write_atomically(folder / "trials.csv", _csv([t for g in groups for t in g], found))
+    document = chosen_document(options.experiment, budget, grid, ranked)
+    write_atomically(folder / "chosen.json", json.dumps(document, indent=2) + "\n")
+    console.print(_table(ranked))
+    console.print(document["why"], highlight=False)
+    console.print(
+        f"for simulation.yaml: {_yaml(ranked[0].settings)}", highlight=False, markup=False
+    )
+    console.print(f"written to {folder}", highlight=False, soft_wrap=True)
+
+
+def _starts(groups: Sequence[Sequence[Trial]]) -> range:
+    return range(0, sum(map(len, groups)), len(groups[0]))
+
+
+def grid_points(
+    grid: Mapping[str, Sequence[Value]], budget: Tuning, experiment: str
+) -> list[dict[str, Value]]:
+    """Return as many points of ``grid`` as the budget has trials, the same each time.
+
+    Raises:
+        SettingError: there is no grid, or it has fewer points: the budget is the same for all.
+    """
+    from sklearn.model_selection import ParameterGrid, ParameterSampler
+
+    size = len(ParameterGrid(dict(grid))) if grid else 0
+    if size < budget.trials:
+        raise SettingError(
+            f"experiment '{experiment}' declares a grid of {size} points, and every experiment is "
+            f"tried at {budget.trials} ('trials' under 'tuning'): widen its 'grid'"
+        )
+    drawn = ParameterSampler(dict(grid), budget.trials, random_state=0)
+    return [{key: point[key] for key in grid} for point in drawn]
+
+
+def _trials(
+    base: Mapping[str, Value], point: Mapping[str, Value], budget: Tuning, data: str
+) -> list[Trial]:
+    """Return the runs of one point: every fold of every seed's shuffling."""
+    found = []
+    for seed in range(budget.seeds):
+        for fold in range(budget.folds):
+            cut: dict[str, Value] = (
+                {
+                    "val-folds": budget.folds,
+                    "val-fold": fold,
+                    "fold-seed": seed,
+                    "use-test": False,
+                }
+                if budget.folds > 1
+                else {}
+            )
+            values = {**base, **point, **cut, "seed": seed, "evaluate-every": 0, "run-name": ""}
+            label = {**point, "seed": seed, "fold": fold}
+            try:
+                found.append(Trial(resolve(values), label, data))
+            except SettingError as error:
+                raise SettingError(f"grid point {dict(point)}: {error}") from None
+    return found
+
+
+def ranking(
+    points: Sequence[Mapping[str, Value]], found: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[Point]:
+    """Return the points, best first: by mean accuracy over sites, equals by loss.
+
+    Args:
+        points: of the grid.
+        found: for each point its runs' summaries.
+    """
+    ranked = []
+    for settings, summaries in zip(points, found, strict=True):
+        means = [summary["validation"]["mean"] for summary in summaries]
+        accuracies = [float(mean["accuracy"]) for mean in means]
+        deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+        ranked.append(
+            Point(
+                settings,
+                statistics.mean(accuracies),
+                deviation / len(accuracies) ** 0.5,
+                statistics.mean(float(mean["loss"]) for mean in means),
+                _by_site([summary["validation"]["distributions"] for summary in summaries]),
+            )
+        )
+    return sorted(ranked, key=lambda point: (-round(point.accuracy, 6), point.loss))
+
+
+def _by_site(summaries: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    return {
+        site: statistics.mean(s[site]["accuracy"] for s in summaries if site in s)
+        for site in summaries[0]
+    }
+
+
+def _pieces(budget: Tuning) -> str:
+    folds = f"{budget.folds} folds" if budget.folds > 1 else "the data set's own validation part"
+    return f"{folds}, {budget.seeds} seeds"
+
+
+def chosen_document(
+    experiment: str,
+    budget: Tuning,
+    grid: Mapping[str, Sequence[Value]],
+    ranked: Sequence[Point],
+) -> dict[str, Any]:
+    """Return chosen.json: what was chosen, why, and what else was tried."""
+    best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+    why = (
+        f"best mean validation accuracy over sites, {best.accuracy:.4f} (standard error "
+        f"{best.error:.4f}), of {len(ranked)} points on {_pieces(budget)}; no test figure was used"
+    )
+    if second is not None:
+        why += f"; the next one has {second.accuracy:.4f}"
+    return {
+        "experiment": experiment,
+        "chosen": dict(best.settings),
+        "why": why,
+        "budget": vars(budget),
+        "grid": {key: list(values) for key, values in grid.items()},
+        "ranking": [vars(point) for point in ranked],
+    }
+
+
+def _table(ranked: Sequence[Point]) -> Table:
+    table = Table(title=f"the best {min(SHOWN, len(ranked))} points", title_justify="left")
+    for name in (*ranked[0].settings, "val accuracy", "val loss"):
+        table.add_column(name, justify="right")
+    for point in ranked[:SHOWN]:
+        figures = (f"{point.accuracy:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
+        table.add_row(*(str(value) for value in point.settings.values()), *figures)
+    return table
+
+
+def _yaml(settings: Mapping[str, Value]) -> str:
+    return "{" + ", ".join(f"{k}: {json.dumps(v)}" for k, v in settings.items()) + "}"
+
+
+def _csv(trials: Sequence[Trial], found: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*trials[0].label, "accuracy", "loss"])
+    for trial, summary in zip(trials, found, strict=True):
+        mean = summary["validation"]["mean"]
+        writer.writerow([*trial.label.values(), repr(mean["accuracy"]), repr(mean["loss"])])
+    return text.getvalue()

@@ -1,0 +1,4 @@
+"""The processes of a deployment.
+
+Stands on run.
+"""

@@ -1,0 +1,4 @@
+"""Pictures of finished runs.
+
+Stands on config and records.
+"""

@@ -1,0 +1,194 @@
+"""``fedsilo histograms``: how the sites' images differ in brightness, as stored and as seen.
+
+The Fed-Align-CL paper's figure 1 (right). It runs where the images lie; nothing leaves the site but
+what is drawn. Background, which differs in extent more than tissue differs in brightness, is left
+out: all pixels that equal their image's least value, as padding does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from client_app.training.evaluation import in_batches
+from datasets.registry import load_silo
+from datasets.silo.silos import Silo, Split
+from models.contract.errors import DataError, SettingError
+from models.networks.classifier import float_inputs
+from server_app.figures.explain import finished_settings
+from server_app.figures.learning_curves import write_picture
+from server_app.figures.style import Colour, colours, sites_of
+from server_app.records.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BINS = 64
+_TAIL = 0.0005  # share of the pixels at either end that a picture leaves out
+_CUT = 2.5  # a peak this many times as high as the next to highest hundredths is cut off
+# Scale and offset that bring stored pixels to 0..1
+_SCALES = {torch.uint8: (255.0, 0.0), torch.int16: (65535.0, 32768.0)}
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Distributions of pixels over common bins.
+
+    Attributes:
+        edges: (bins + 1,).
+        densities: site -> (bins,); times the bins' width they sum to 1.
+    """
+
+    edges: Tensor
+    densities: dict[str, Tensor]
+
+
+def histograms(options: argparse.Namespace) -> None:
+    """Draw the intensity histograms of a run's sites.
+
+    Raises:
+        FedsiloError: the run has not ended, its data are a table, or there are no images.
+    """
+    settings = finished_settings(options.run_dir, options.data_dir)
+    common, held = settings.common, dict[str, Silo]()
+    for site in sites_of(options.run_dir, options.site):
+        silo = load_silo(site, common)
+        if silo.features:
+            raise SettingError(
+                f"data set '{common.dataset}' of {options.run_dir} is a table, which has no pixels "
+                "to draw histograms of: name a run on images"
+            )
+        if len(silo.splits()[options.split]):
+            held[site] = silo
+        else:
+            print(f"site {site} has no {options.split} images")
+    splits = {site: silo.splits()[options.split] for site, silo in held.items()}
+    names = {site: _label(silo, options.split) for site, silo in held.items()}
+    figure = draw_histograms(*measure_pixels(splits), names)
+    summary = RunDirectory(options.run_dir).read_json("summary.json")
+    figure.suptitle(f"{options.split} images of {summary['dataset']}", fontsize="medium")
+    path = options.picture or options.run_dir / "histograms.png"
+    write_picture(path, figure)
+    print(path)
+
+
+def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
+    """Return the histograms of the stored pixels, on 0..1, and of what networks are given.
+
+    8-bit pixels are divided by 255, int16 ones are (v + 32768) / 65535, floats are as they are.
+
+    Args:
+        splits: site -> its images.
+
+    Raises:
+        DataError: there are no images, or none has anything but background.
+    """
+    kinds = {split.inputs.dtype for split in splits.values()}
+    if not kinds:
+        raise DataError("no site has images of that split: choose another --split")
+    # Bins of as many levels each, or bars would alternate; standardised images have no levels
+    integers = kinds <= {torch.uint8}
+    levels = 1 / max(_SCALES[kind][0] for kind in kinds) if kinds <= _SCALES.keys() else 0.0
+    found = []
+    for which, level in ((0, levels), (1, 2 / 255 if integers else 0.0)):
+        edges = _edges(splits, which, level)
+        densities = {site: _density(split, which, edges) for site, split in splits.items()}
+        found.append(Histograms(edges, densities))
+    return found[0], found[1]
+
+
+def _foreground(split: Split, which: int) -> Iterator[Tensor]:
+    """Yield pixels (n,) that are no background, float32: stored ones (0) or seen ones (1)."""
+    for batch in in_batches(split.inputs):
+        axes = tuple(range(1, batch.ndim))
+        kept = batch > batch.amin(dim=axes, keepdim=True)
+        scale, offset = _SCALES.get(batch.dtype, (1.0, 0.0))
+        pixels = float_inputs(batch)[kept] if which else (batch[kept].float() + offset) / scale
+        if len(pixels):
+            yield pixels
+
+
+def _edges(splits: Mapping[str, Split], which: int, level: float) -> Tensor:
+    """Return the bins' edges over all sites' pixels; ``level`` is the pixels' step, 0 if none."""
+    ends = [p.aminmax() for split in splits.values() for p in _foreground(split, which)]
+    if not ends:
+        raise DataError("the images are of one value each, background only: there is no histogram")
+    low, high = min(e.min.item() for e in ends), max(e.max.item() for e in ends)
+    if level:
+        each = max(1, math.ceil((round((high - low) / level) + 1) / _BINS))
+        bins = math.ceil((round((high - low) / level) + 1) / each)
+        return low + level * (each * torch.arange(bins + 1, dtype=torch.float64) - 0.5)
+    margin = max((high - low) * 1e-6, 1e-6)
+    return torch.linspace(low - margin, high + margin, _BINS + 1, dtype=torch.float64)
+
+
+def _density(split: Split, which: int, edges: Tensor) -> Tensor:
+    bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
+    counts = torch.zeros(bins, dtype=torch.float64)
+    for pixels in _foreground(split, which):
+        counts += torch.histc(pixels, bins, low, high).double()
+    return counts / counts.sum().clamp_min(1) / (edges[1] - edges[0])
+
+
+def draw_histograms(stored: Histograms, seen: Histograms, names: Mapping[str, str]) -> Figure:
+    """Return the picture: a line per site, of the stored pixels and of the network's inputs.
+
+    ``names`` tells how each site is called in the legend.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    shades = colours(list(names))
+    _draw(left, stored, shades, "As stored")
+    left.set_xlabel("pixel value, without background (an image's least value)")
+    _draw(right, seen, shades, "As the network is given them")
+    right.set_xlabel("input value, without background")
+    handles, _ = left.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        list(names.values()),
+        loc="outside lower center",
+        ncols=min(len(names), 5),
+        fontsize="small",
+    )
+    return figure
+
+
+def _draw(axes: Axes, found: Histograms, shades: Mapping[str, Colour], title: str) -> None:
+    centres = (found.edges[:-1] + found.edges[1:]) / 2
+    for site, density in found.densities.items():
+        axes.plot(centres, density, label=site, color=shades[site], linewidth=1.4)
+        axes.fill_between(centres, density, color=shades[site], alpha=0.08, linewidth=0)
+    densities = torch.stack(list(found.densities.values()))
+    total = densities.sum(dim=0).cumsum(dim=0)
+    inside = (total > _TAIL * total[-1]) & (total < (1 - _TAIL) * total[-1])
+    inside |= ~inside.any()
+    shown = centres[inside]
+    axes.set_xlim(shown[0].item(), shown[-1].item())
+    axes.set_title(title + _limit(axes, densities[:, inside].flatten()), fontsize="medium")
+    axes.set_ylabel("density of pixels")
+    axes.grid(alpha=0.3)
+
+
+def _limit(axes: Axes, drawn: Tensor) -> str:
+    """Cut off a peak, as of film that is almost black, that would flatten all else; say so."""
+    axes.set_ylim(bottom=0)
+    usual, most = drawn.quantile(0.97).item(), drawn.max().item()
+    if most <= _CUT * usual or not usual:
+        return ""
+    axes.set_ylim(0, 1.5 * usual)
+    return f" (peaks up to {most:.0f} are cut off)"
+
+
+def _label(silo: Silo, split: str) -> str:
+    """Return a site's name with what its data are like and how many images it has."""
+    kind = "" if silo.distribution == silo.name else f"{silo.distribution}, "
+    return f"{silo.name} ({kind}{len(silo.splits()[split])} images)"

@@ -1,0 +1,148 @@
+"""What ``fedsilo finetune`` tells: a table, finetune.json, curves.csv, the model and overlays."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from datasets.io.atomic_files import save_state, write_atomically
+from server_app.compare.tables import Row
+from server_app.figures.learning_curves import write_picture
+from server_app.finetune.overlays import draw_overlays, spread
+from server_app.finetune.settings import used
+from server_app.finetune.tasks import Downstream, Segmentation, predicted_masks
+from server_app.finetune.training import Study, Trained, start
+from server_app.finetune.weights import Taken
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CURVES = ("weights", "seed", "epoch", "split", "metric", "value")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: one start, all seeds; ``method`` is the run's, empty if it is none."""
+
+    label: str
+    method: str
+    taken: Taken | None
+    trained: tuple[Trained, ...]
+
+    def row(self, metric: str) -> Row | None:
+        """Return a test figure over the seeds that have it, None if none has."""
+        values = tuple(one.test[metric] for one in self.trained if metric in one.test)
+        return Row(self.label, "", "all", metric, values) if values else None
+
+    def best(self, headline: str) -> Trained:
+        """Return the seed with the best validation figure, the first of equals."""
+        return max(self.trained, key=lambda one: one.val.get(headline, -math.inf))
+
+
+def result_table(study: Study, lines: Sequence[Line]) -> Table:
+    """Return the test figures for a terminal."""
+    over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
+    title = f"{study.downstream.network} on {study.settings.dataset}, test figures, {over}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("weights")
+    for metric in study.downstream.shown:
+        table.add_column(metric, justify="right")
+    for line in lines:
+        rows = [line.row(metric) for metric in study.downstream.shown]
+        table.add_row(line.label, *(row.cell() if row else "" for row in rows))
+    return table
+
+
+def write_results(folder: Path, study: Study, lines: Sequence[Line], images: int) -> None:
+    """Write figures, curves, the first line's best model and, of masks, the overlays."""
+    write_atomically(
+        folder / "finetune.json",
+        json.dumps(document(study, lines), indent=2, allow_nan=False) + "\n",
+    )
+    write_atomically(folder / "curves.csv", curves_text(lines))
+    best = lines[0].best(study.downstream.headline)
+    facts = {
+        "task": study.downstream.name,
+        "network": study.downstream.network,
+        "weights": lines[0].label,
+        "seed": best.seed,
+        "settings": used(study.settings),
+    }
+    arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
+    save_state(folder / "model.safetensors", arrays, facts)
+    if isinstance(study.downstream, Segmentation):
+        write_picture(folder / "overlays.png", _overlays(study, lines, images))
+
+
+def _overlays(study: Study, lines: Sequence[Line], images: int) -> Figure:
+    """Return the overlays of the first test images of each site, by each start's first seed."""
+    rows = spread(study.data.origin, images)
+    test, found = study.data.test, {}
+    for line in lines:
+        network, _ = start(study, None, 0)
+        network.load_state_dict(line.trained[0].arrays)
+        found[line.label] = predicted_masks(network, test.inputs[rows], study.compute)
+    origin = study.data.origin
+    names = [f"{origin[row]}, test row {row - origin.index(origin[row])}" for row in rows]
+    title = f"{study.downstream.network} on {study.settings.dataset}, seed 0"
+    return draw_overlays(test.inputs[rows], test.labels[rows], found, names, title)
+
+
+def curves_text(lines: Sequence[Line]) -> str:
+    """Return the curves of all starts and seeds as tidy CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_CURVES)
+    for line in lines:
+        for one in line.trained:
+            for epoch, split, metric, value in one.curves:
+                writer.writerow([line.label, one.seed, epoch, split, metric, f"{value:.6f}"])
+    return text.getvalue()
+
+
+def document(study: Study, lines: Sequence[Line]) -> dict[str, Any]:
+    """Return finetune.json: data, settings, what each figure is, and the figures."""
+    task, data = study.downstream, study.data
+    return {
+        "task": task.name,
+        "network": task.network,
+        "dataset": study.settings.dataset,
+        "sites": list(data.sites),
+        "images": data.sizes(),
+        "classes": list(data.classes) or data.task.classes,
+        "epochs": study.epochs,
+        "epoch chosen by": f"val {task.headline}",
+        "definitions": dict(task.definitions),
+        "settings": used(study.settings),
+        "lines": [_line_document(line, task) for line in lines],
+    }
+
+
+def _line_document(line: Line, task: Downstream) -> Mapping[str, Any]:
+    metrics = sorted({metric for one in line.trained for metric in one.test})
+    rows = {metric: row for metric in metrics if (row := line.row(metric))}
+    return {
+        "weights": line.label,
+        "method": line.method or None,
+        "taken": asdict(line.taken) if line.taken else None,
+        "mean": {metric: row.mean for metric, row in rows.items()},
+        "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
+        "seeds": [
+            {
+                "seed": one.seed,
+                "epoch": one.epoch,
+                "val": one.val,
+                "test": one.test,
+                "seconds": round(one.seconds, 3),
+            }
+            for one in line.trained
+        ],
+    }

@@ -1,0 +1,175 @@
+"""The settings of fine-tuning: network and data of a run, a recipe, and what the command says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from datasets.partition.unseen import KEYS, UNSEEN
+from datasets.registry import check_data_settings, data_set
+from datasets.weights.initial_weights import refuse_seen_start
+from datasets.weights.provenance import PARTITION, refuse_other_cut
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, as_mapping, build, defaults, unknown_key
+from models.networks.classifier import check_network_settings
+from server_app.config.settings import parse_assignment
+from server_app.finetune.weights import Given, Theta
+
+CLASSIFICATION, SEGMENTATION = "classification", "segmentation"
+TASKS = (CLASSIFICATION, SEGMENTATION)
+
+# What a network for segmentation is made of: which run's network can give it weights
+RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": ""}
+_CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
+
+_OF_NETWORK = frozenset(
+    {
+        "network",
+        "width",
+        "dropout",
+        "gradient-checkpointing",
+        "backbone",
+        "backbone-width",
+        "backbone-depth",
+        "backbone-heads",
+        "backbone-patch",
+        "prompt-sets",
+        "prompt-length",
+        "basic-layers",
+    }
+)
+_OF_DATA = PARTITION | {"dataset", "data-dir", "cache-dir"}
+_OF_TRAINING = frozenset(
+    {
+        "batch-size",
+        "micro-batch",
+        "learning-rate",
+        "optimiser",
+        "weight-decay",
+        "basic-learning-rate",
+        "device",
+        "precision",
+        "threads",
+    }
+)
+_RECIPE: dict[str, Value] = {
+    "batch-size": 16,
+    "optimiser": "adamw",
+    "weight-decay": 0.01,
+    # Comparable over networks, and what a new head needs: no evidence, no dropout when measuring
+    "loss": "cross-entropy",
+    "mc-passes": 0,
+    "local-epochs": 1,
+}
+_VALIDATION_FOLDS = 5
+
+
+def network_of(options: argparse.Namespace, given: Sequence[Theta | Given]) -> str:
+    """Return the network that is trained, by its name among those of the task.
+
+    It is ``--network``, else the one that takes the given weights, else unet or conv.
+
+    Raises:
+        SettingError: there is no such network, or none that takes the weights.
+    """
+    takes = RUN_NETWORK if options.task == SEGMENTATION else {name: name for name in _CLASSIFIERS}
+    wanted: str = options.network or ""
+    if wanted and wanted not in takes:
+        raise SettingError(
+            f"--network is '{wanted}'; for {options.task} it is one of {', '.join(takes)}"
+        )
+    for source in given:
+        fitting = [name for name, network in takes.items() if network == source.network]
+        of = f"the weights of {source.label}, which are of network '{source.network}'"
+        if not fitting:
+            raise SettingError(
+                f"no network for {options.task} takes {of}: name a run of "
+                f"{' or '.join(filter(None, takes.values()))}, or take --weights scratch"
+            )
+        if wanted and wanted not in fitting:
+            raise SettingError(
+                f"network '{wanted}' does not take {of}: leave out --network, or take --weights "
+                "scratch"
+            )
+        wanted = fitting[0]
+    return wanted or next(iter(takes))
+
+
+def settings_of(
+    options: argparse.Namespace, network: str, thetas: Sequence[Theta]
+) -> CommonSettings:
+    """Return the settings of data, network and training.
+
+    The network's are the first run's, and so are the data's if it is the same data set; then
+    ``--set``.
+
+    Raises:
+        SettingError: a setting is unknown, out of range, or means nothing here, or images would be
+            tested that a run has trained on.
+    """
+    first = as_mapping(thetas[0].common) if thetas else {}
+    dataset = options.dataset or first.get("dataset", "")
+    if not dataset:
+        raise SettingError("no run is named whose data set could be taken: give --dataset")
+    changes = dict(parse_assignment(text) for text in options.changes)
+    partition = {**first, **changes}.get("partition", "")
+    of_data = _of_data(str(dataset), partition, options.task)
+    of_run = of_data if dataset == first.get("dataset") else {"data-dir", "cache-dir"}
+    kept = _OF_NETWORK | of_run
+    values: dict[str, Value] = {key: value for key, value in first.items() if key in kept}
+    values |= _RECIPE | {"dataset": dataset, "network": RUN_NETWORK.get(network, network) or "auto"}
+    if values["network"] == "vit":  # all of it is trained, from --weights or from the seed
+        values |= {"train-backbone": True, "backbone-weights": "random"}
+    cut_by_label = partition == UNSEEN and of_data >= KEYS
+    if "val-folds" in of_data and not values.get("val-folds") and not cut_by_label:
+        values["val-folds"] = _VALIDATION_FOLDS
+    _refuse_idle(changes, of_data)
+    values |= changes
+    values |= {key: v for key, v in _given(options).items() if v is not None}
+    for key in ("data-dir", "cache-dir"):
+        if values.get(key):
+            values[key] = str(Path(str(values[key])).expanduser().resolve())
+    settings = build(CommonSettings, values)
+    check_data_settings(settings)
+    check_network_settings(settings)
+    for theta in thetas:
+        refuse_other_cut(settings, theta.common, theta.label)
+        refuse_seen_start(replace(settings, initial_weights=theta.common.initial_weights))
+    return settings
+
+
+def _of_data(dataset: str, partition: Value, task: str) -> frozenset[str]:
+    """Return the settings that say something about the data.
+
+    Masks lie at the data set's own sites, whatever silos a run has cut its images into.
+    """
+    own = data_set(dataset).settings
+    if task == SEGMENTATION and "silos" not in own:
+        return (_OF_DATA | own) - PARTITION
+    return _OF_DATA | own | (KEYS if partition == UNSEEN else frozenset())
+
+
+def used(settings: CommonSettings) -> dict[str, Value]:
+    """Return the settings that say something about data, network or training here."""
+    of_data = _of_data(settings.dataset, settings.partition, CLASSIFICATION)
+    keys = _OF_NETWORK | _OF_TRAINING | of_data
+    return {key: value for key, value in as_mapping(settings).items() if key in keys}
+
+
+def _given(options: argparse.Namespace) -> dict[str, str | None]:
+    data_dir = str(options.data_dir) if options.data_dir else None
+    return {"device": options.device, "data-dir": data_dir}
+
+
+def _refuse_idle(changes: dict[str, Value], of_data: frozenset[str]) -> None:
+    """Refuse a setting that says nothing about data, network or training here."""
+    for key in changes:
+        if key not in defaults(CommonSettings):
+            raise unknown_key(key, _OF_NETWORK | _OF_TRAINING | of_data)
+        if key in ("network", "dataset"):
+            raise SettingError(f"--set {key}: give --{key} instead")
+        if key not in _OF_NETWORK | _OF_TRAINING | of_data:
+            raise SettingError(f"setting '{key}' means nothing to fine-tuning: remove it")

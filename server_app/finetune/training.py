@@ -1,0 +1,135 @@
+"""One training of ``fedsilo finetune``: a network from a start and a seed, and its best epoch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from client_app.training.compute import Compute
+from client_app.training.evaluation import SiteNetwork
+from client_app.training.loop import open_optimiser, train_locally
+from models.contract.errors import SiteError
+from models.contract.seeding import derive_seed
+from models.contract.settings import CommonSettings
+from server_app.finetune.data import Pooled
+from server_app.finetune.tasks import Downstream
+from server_app.finetune.weights import Given, Taken, Theta, take
+
+Arrays = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that is the same for all lines."""
+
+    downstream: Downstream
+    settings: CommonSettings
+    data: Pooled
+    compute: Compute
+    seeds: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of one seed.
+
+    Attributes:
+        seed: the seed.
+        epoch: the one with the best validation figure, from 1.
+        val, test: the figures of that epoch.
+        curves: (epoch, split, metric, value) of all epochs.
+        arrays: the network's of that epoch, on the CPU.
+        seconds: what it took.
+    """
+
+    seed: int
+    epoch: int
+    val: dict[str, float]
+    test: dict[str, float]
+    curves: tuple[tuple[int, str, str, float], ...]
+    arrays: Arrays
+    seconds: float
+
+
+def start(study: Study, source: Theta | Given | None, seed: int) -> tuple[nn.Module, Taken | None]:
+    """Return a network that starts from given weights, or from the seed alone, and what it took.
+
+    The seed's weights are the same for every start, so that starts differ in what they took.
+
+    Raises:
+        SettingError: nothing of the weights fits.
+    """
+    settings = _seeded(study.settings, seed)
+    network = study.downstream.build(settings, study.data.task)
+    if source is None:
+        return study.compute.place(network), None
+    classes = (study.data.classes, study.data.task.classes)
+    taken = take(study.downstream.trunk(network), source, settings, classes)
+    network.requires_grad_(True)
+    return study.compute.place(network), taken
+
+
+def _seeded(settings: CommonSettings, seed: int) -> CommonSettings:
+    """Return settings with a seed for weights and batches; that of the data is another."""
+    values = vars(settings) | {"seed": derive_seed(seed, "finetune") % 2**31}
+    return CommonSettings(**values)
+
+
+def train(study: Study, network: nn.Module, seed: int) -> Trained:
+    """Train a network in place for all epochs, on a cosine, and read the test images once.
+
+    Raises:
+        SiteError: training diverged.
+    """
+    began, task, compute = time.monotonic(), study.downstream, study.compute
+    settings, data = _seeded(study.settings, seed), study.data
+    curves: list[tuple[int, str, str, float]] = []
+    best: tuple[tuple[float, float], int, dict[str, float], Arrays] | None = None
+    for epoch, loss in enumerate(_epochs(study, network, settings), start=1):
+        val = task.measured(network, data.val, settings, compute)
+        if not math.isfinite(val["loss"]):
+            raise SiteError(
+                "training diverged, validation loss is not finite: lower 'learning-rate'"
+            )
+        curves.append((epoch, "train", "loss", loss))
+        curves += [(epoch, "val", name, value) for name, value in val.items()]
+        score = (val.get(task.headline, -math.inf), -val["loss"])
+        if best is None or score > best[0]:
+            best = (score, epoch, val, _copy(network))
+    assert best is not None, "there is at least one epoch"
+    _, epoch, val, arrays = best
+    network.load_state_dict(arrays)
+    test = task.measured(network, data.test, settings, compute)
+    seconds = time.monotonic() - began
+    return Trained(seed, epoch, val, test, tuple(curves), arrays, seconds)
+
+
+def _epochs(study: Study, network: nn.Module, settings: CommonSettings) -> Iterator[float]:
+    """Train an epoch at a time and yield its mean training loss."""
+    optimiser = open_optimiser(network, settings)
+    half = math.pi / study.epochs
+    cosine = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda epoch: 0.5 * (1 + math.cos(half * epoch))
+    )
+    for epoch in range(study.epochs):
+        yield train_locally(
+            cast(SiteNetwork, network),  # beside the objective only its parameters are used
+            study.data.train,
+            settings,
+            study.compute,
+            ("finetune", epoch),
+            objective=study.downstream.objective(network),
+            optimiser=optimiser,
+        )
+        cosine.step()
+
+
+def _copy(network: nn.Module) -> Arrays:
+    return {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}

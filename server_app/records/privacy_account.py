@@ -1,0 +1,131 @@
+"""Differential privacy as the server sees it: what each site has spent, and when it is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from models.contract.errors import SettingError, SiteError
+from models.contract.messages import ARRAYS, DP_RELEASES
+from models.contract.settings import CommonSettings
+from models.privacy.gaussian_mechanism import SPENT, epsilon, epsilon_of_a_change
+from server_app.records.summary import NO_PRIVACY
+from strategies.loop.hooks import Hook
+from strategies.loop.roster import Roster
+from strategies.loop.state import RoundState, SiteReply
+
+_OF = (
+    "the arrays of all replies of this run together, of one site: 'epsilon' tells them from "
+    "messages without the site's contribution (an update of zero), 'epsilon-of-a-change' from "
+    "those of any other data of the site, be it one patient's or all (as of half the noise). Of "
+    "the arrays only: label counts, measurements, seconds, fingerprints and errors, which 'leaves "
+    "each site' names, leave without noise and are not bounded"
+)
+_SIMULATED = "; this is a simulation, whose noise is drawn from the seed: who knows it sees through"
+
+
+class PrivacyHook(Hook):
+    """Counts each site's noisy messages and ends the run before one has spent too much."""
+
+    name = "privacy"
+
+    def __init__(self, common: CommonSettings) -> None:
+        self.common = common
+        self.releases: dict[str, int] = {}
+
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+        """Take what each site counts; a ledger that was lost does not make it less.
+
+        Raises:
+            SiteError: a site sent arrays and tells of no noise.
+        """
+        if not self.common.clip_norm:
+            return
+        for site, reply in replies.items():
+            told, known = reply.metrics().get(DP_RELEASES), self.releases.get(site, 0)
+            sent = ARRAYS in reply.content.array_records
+            if told is None and sent:
+                raise SiteError(
+                    f"site {site}, round {round_}, phase {phase}: arrays came without "
+                    f"'{DP_RELEASES}', so perhaps without noise; server and site run different "
+                    "versions of fedsilo"
+                )
+            self.releases[site] = max(int(told or 0), known + sent)
+
+    def why_stop(self, state: RoundState, ahead: Callable[[], Mapping[str, int]]) -> str:
+        """Name a site that the next round would bring above 'max-epsilon'.
+
+        Raises:
+            SettingError: nothing has been trained, and the first round is too much already.
+        """
+        cap = self.common.max_epsilon
+        if not (cap and self.common.clip_norm):
+            return ""
+        coming = ahead()
+        if not state.round:
+            # A method whose arrays come late is better refused now than when it has trained
+            first = self._epsilon(max([1, *coming.values()]))
+            if first > cap:
+                raise SettingError(
+                    f"epsilon of one round is {first:.4g} and 'max-epsilon' is {cap:g}: raise "
+                    "'noise-multiplier' or 'max-epsilon'"
+                )
+        for site, more in coming.items():
+            before = self.releases.get(site, 0)
+            if more and (after := self._epsilon(before + more)) > cap:
+                return self._told(state, site, before, after)
+        return ""
+
+    def why_end(self, state: RoundState, error: SiteError) -> str:
+        """Take a site's refusal to spend more as the end of a run that has trained something.
+
+        A site may know of more than the server: messages that were lost, or a cap of its own.
+        """
+        reasons, _, _ = str(error).partition(" -- ")
+        if not (state.round and self.common.clip_norm and SPENT in reasons):
+            return ""
+        return f"the run ends after round {state.round} of {self.common.rounds}: {reasons}"
+
+    def state(self) -> Any:
+        """Return the counts."""
+        return self.releases
+
+    def restore(self, state: Any) -> None:
+        """Take them back; a checkpoint of before there was this hook has none."""
+        self.releases = dict(state or {})
+
+    def guarantee(self, roster: Roster) -> str | dict[str, Any]:
+        """Return what privacy.json guarantees: of the site that spent most, and of each."""
+        if not self.common.clip_norm:
+            return NO_PRIVACY
+        sites = {site: self._spent(self.releases.get(site, 0)) for site in roster.sites()}
+        simulated = any(facts.homeless for facts in roster.facts.values())
+        return {
+            **self._spent(max((spent["releases"] for spent in sites.values()), default=0)),
+            "delta": self.common.delta,
+            "clip-norm": self.common.clip_norm,
+            "noise-multiplier": self.common.noise_multiplier,
+            "accountant": f"RDP (dp-accounting {version('dp-accounting')})",
+            "sites": sites,
+            "of": _OF + (_SIMULATED if simulated else ""),
+        }
+
+    def _spent(self, releases: int) -> dict[str, Any]:
+        z, delta = self.common.noise_multiplier, self.common.delta
+        return {
+            "epsilon": self._epsilon(releases),
+            "epsilon-of-a-change": epsilon_of_a_change(z, releases, delta),
+            "releases": releases,
+        }
+
+    def _epsilon(self, releases: int) -> float:
+        return epsilon(self.common.noise_multiplier, releases, self.common.delta)
+
+    def _told(self, state: RoundState, site: str, before: int, after: float) -> str:
+        common = self.common
+        return (
+            f"the run ends after round {state.round} of {common.rounds}: site {site} has spent "
+            f"epsilon {self._epsilon(before):.4g} at delta {common.delta:g}, the next round would "
+            f"make it {after:.4g}, above 'max-epsilon' {common.max_epsilon:g}"
+        )

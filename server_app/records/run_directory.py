@@ -1,0 +1,214 @@
+"""The run directory, a contract that tools and tests read; every file is whole or absent.
+
+``config.toml``, ``silos.json``, ``metrics.csv``, ``traffic.csv``, ``summary.json``,
+``privacy.json``, ``curves.png``, ``checkpoints/`` and ``model.safetensors``; personal models lie
+with their sites, in simulation in ``sites/<site>/``.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from datasets.io.atomic_files import write_atomically
+from models.contract.errors import RunDirectoryError
+from server_app.config.settings import RunSettings
+from strategies.loop.roster import Roster
+
+_PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file."""
+        write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON file.
+
+        Raises:
+            RunDirectoryError: it is not there; the run has not ended.
+        """
+        path = self.path / name
+        if not path.is_file():
+            raise RunDirectoryError(
+                f"{path} is not there: the run has not ended, or this is no "
+                "run directory; resume it or name another"
+            )
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{path} is damaged ({error}): start a new run") from None
+
+    def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write a CSV file."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+        write_atomically(self.path / name, text.getvalue())
+
+    def read_csv(self, name: str) -> list[dict[str, str]]:
+        """Read a CSV file as one mapping a row.
+
+        Raises:
+            RunDirectoryError: it is not there or cannot be read.
+        """
+        try:
+            with (self.path / name).open(newline="") as file:
+                return list(csv.DictReader(file))
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path / name}: {error.strerror}") from None
+
+
+def runs_folder(out: str) -> Path:
+    """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
+
+    Raises:
+        RunDirectoryError: the path is relative, which means nothing inside a Flower app.
+    """
+    folder = Path(out or os.environ.get("FEDSILO_RUNS", "") or "~/.fedsilo/runs").expanduser()
+    if not folder.is_absolute():
+        raise RunDirectoryError(
+            f"setting 'out' is '{folder}'; inside a Flower app it must be an absolute path"
+        )
+    return folder
+
+
+def default_run_name(method: str, dataset: str, seed: int) -> str:
+    """Return a name that no earlier run has: method, data set, seed and the time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"{method}-{dataset}-seed{seed}-{stamp}-{os.getpid()}"
+
+
+def named(settings: RunSettings) -> RunSettings:
+    """Return the settings with a run name: the given one, else one that no earlier run has."""
+    common = settings.common
+    name = common.run_name or default_run_name(common.method, common.dataset, common.seed)
+    return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
+
+
+def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
+    """Return the directory of a run that is new, or is to be resumed. Nothing is written yet.
+
+    Raises:
+        RunDirectoryError: it exists and is not to be resumed, or the other way round.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", run_name):
+        raise RunDirectoryError(
+            f"setting 'run-name' is '{run_name}'; it must be a plain name of letters, digits, "
+            "'.', '_', '+' and '-'"
+        )
+    path = runs_folder(out) / run_name
+    if path.exists() and not resume:
+        raise RunDirectoryError(
+            f"run directory {path} exists: choose another 'run-name', set "
+            "'resume' to true to go on with it, or remove it"
+        )
+    if resume and not path.is_dir():
+        raise RunDirectoryError(
+            f"there is no run directory {path} to resume: check 'out' and 'run-name'"
+        )
+    return RunDirectory(path)
+
+
+def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
+    """Return config.toml: every resolved setting, how it was launched, and with what."""
+    document: dict[str, Any] = dict(settings.as_mapping())
+    if launch:
+        document["launch"] = dict(launch)
+    document["environment"] = {
+        "fedsilo-revision": git_revision(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+    return tomli_w.dumps(document)
+
+
+def silos_document(roster: Roster) -> dict[str, Any]:
+    """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out."""
+    return {
+        site: {
+            "distribution": facts.distribution,
+            "sizes": facts.sizes(),
+            "label_counts": facts.label_counts,
+            "fingerprints": facts.fingerprints,
+            "dropped": facts.dropped,
+            "schema": facts.schema,
+            "classes": list(facts.class_names),
+            "backbone": facts.backbone,
+        }
+        for site, facts in roster.facts.items()
+    }
+
+
+def git_revision() -> str:
+    """Return the revision of the checkout that runs, 'unknown' outside one."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("FEDSILO_REVISION", "unknown")
+    return found.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+@contextmanager
+def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
+    """Hold the run directory for this process.
+
+    Args:
+        directory: made if it is not there.
+        new: whether it must not hold a run yet.
+
+    Raises:
+        RunDirectoryError: another process writes to it, or has begun a run in it meanwhile.
+    """
+    directory.path.mkdir(parents=True, exist_ok=True)
+    with (directory.path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(
+                f"another process is writing to {directory.path}: wait for it or end it"
+            ) from None
+        if new and (directory.path / "config.toml").exists():
+            raise RunDirectoryError(f"another process has begun a run in {directory.path}")
+        yield

@@ -1,0 +1,116 @@
+"""What one sees while a run goes on: bars per round and site, and a line per round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+
+from models.contract.messages import EVALUATE, TRAINING
+from server_app.records.recorders import MetricsHook
+from server_app.run.progress_bars import choose_bars
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.hooks import Hook
+from strategies.loop.roster import Roster
+from strategies.loop.state import RoundState, SiteReply
+
+
+class ProgressHook(Hook):
+    """Bars where they can be drawn, and everywhere a line per round with the time left.
+
+    A round's line gives the mean over sites of the newest validation measurements known, which
+    are those of the model that the round began with.
+    """
+
+    def __init__(
+        self, metrics: MetricsHook, console: Console, method: type[FederatedStrategy], title: str
+    ) -> None:
+        self.metrics = metrics
+        self.console = console
+        self.method = method
+        self.title = title
+        self.bars = choose_bars(console)
+        self.total = 0
+        self.first = 0
+        self.started = 0.0
+        self.loss: dict[str, float] = {}
+
+    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+        """Say what starts, and show the bars."""
+        self.total, self.first, self.started = total_rounds, state.round, time.monotonic()
+        sites = roster.sites()
+        self._say(f"{self.title}: {len(sites)} sites ({', '.join(sites)}), {total_rounds} rounds")
+        if state.round:
+            self._say(f"going on after round {state.round}")
+        self.bars.begin(total_rounds, state.round)
+
+    def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
+        """Begin the bar of the sites."""
+        self.bars.phase(round_, phase, len(sites))
+
+    def reply_came(self, round_: int, phase: str, site: str) -> None:
+        """Move the bar of the sites."""
+        self.bars.reply(round_, phase, site)
+
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+        """Keep the training losses for the round's line."""
+        if phase in TRAINING:
+            self.loss = {
+                site: reply.metric("trained.train.loss") for site, reply in replies.items()
+            }
+        if phase == EVALUATE:
+            self.close()
+
+    def roster_changed(self, round_: int, roster: Roster, joined: list[str]) -> None:
+        """Say who has come."""
+        self._say(f"round {round_}: {', '.join(joined)} joined")
+
+    def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
+        """Say which site is left out, and why."""
+        self._say(f"round {round_}, {phase}: going on without site {site}: {reason}")
+
+    def round_ended(self, state: RoundState) -> None:
+        """Print the round's line and move its bar."""
+        done = state.round - self.first
+        left = (time.monotonic() - self.started) / done * (self.total - state.round)
+        parts = [
+            f"round {state.round:>{len(str(self.total))}}/{self.total}",
+            f"train loss {_mean(self.loss.values()):.3f}",
+            *self._incoming(state.round - 1),
+        ]
+        if mark := self.method.marks(state).get(state.round):
+            parts.append(mark)
+        self._say("  ".join([*parts, f"{_clock(left)} left"]))
+        self.bars.round_done(state.round)
+
+    def close(self) -> None:
+        """Take the bars away, whatever happened."""
+        self.bars.stop()
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _incoming(self, round_: int) -> list[str]:
+        values = self.metrics.values(round_, "val").values()
+        shown = (
+            ("accuracy", "began at val accuracy {:.3f}"),
+            ("entropy", "entropy {:.3f}"),
+            ("perplexity", "perplexity {:.1f}"),
+        )
+        return [
+            text.format(_mean([site[metric] for site in values]))
+            for metric, text in shown
+            if values and all(metric in site for site in values)
+        ]
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else float("nan")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,203 @@
+"""The Ray engine: ``flwr run`` on a SuperLink of its own, ended with the run.
+
+Flower's own local SuperLink is machine-wide and stays; two runs would meet in it. So each run
+here gets its own ports and FLWR_HOME, in the environment this process runs in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+import tomli_w
+from rich.console import Console
+from rich.text import Text
+
+from models.contract.errors import SettingError
+from models.contract.settings_schema import Value, unknown_key
+from server_app.config.settings import RunSettings
+from server_app.records.run_directory import RunDirectory, git_revision, runs_folder
+from server_app.run.processes import ProcessError, app_folder, end_trees, free_ports, tool
+from server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
+
+RESOURCES: dict[str, Value] = {
+    "num-supernodes": 2,
+    "client-resources-num-cpus": 1,
+    "client-resources-num-gpus": 0.0,
+    "init-args-num-cpus": 0,
+    "init-args-num-gpus": 0,
+}
+LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
+_START_LIMIT = 60.0  # seconds
+
+# What Flower and Ray say at every start; warnings, errors and the app's own lines pass.
+_NOISE = re.compile(
+    r"INFO .*:\s|Since flwr 1.32, default simulated|^Using SuperLink: local|"
+    r"Flower configuration not found|^Successfully installed fedsilo|Manually terminating|"
+    r"FutureWarning: Tip: In future versions of Ray|^  warnings.warn\($|^$"
+)
+
+
+class RayRunError(ProcessError):
+    """The Flower run did not end well."""
+
+
+def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the resources with defaults for those not given.
+
+    Raises:
+        SettingError: a key is unknown or a value is no number of that kind.
+    """
+    for key, value in resources.items():
+        if key not in RESOURCES:
+            raise unknown_key(key, RESOURCES)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise SettingError(f"resource '{key}' is {value!r}; it must be a number, at least 0")
+    chosen = RESOURCES | dict(resources)
+    if int(chosen["num-supernodes"]) < 1:
+        raise SettingError("resource 'num-supernodes' is 0; at least one simulated site is needed")
+    return chosen
+
+
+def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
+    """Run ``settings`` by ``flwr run`` and return the run directory.
+
+    Raises:
+        FedsiloError: the run failed; the message is the app's own last error line.
+    """
+    app = app_folder()
+    directory = RunDirectory(runs_folder(settings.common.out) / settings.common.run_name)
+    with tempfile.TemporaryDirectory(prefix="fedsilo-flwr-") as home:
+        config = Path(home) / "run-config.toml"
+        config.write_text(tomli_w.dumps(dict(settings.as_mapping())))
+        wanted = check_resources(resources)
+        launch = json.dumps({"engine": "ray", "resources": wanted})
+        with _superlink(Path(home), {LAUNCH_VARIABLE: launch}) as environment:
+            last_error = _flwr_run(app, config, wanted, environment)
+    if last_error or not (directory.path / "summary.json").is_file():
+        raise RayRunError(
+            last_error
+            or f"the Flower run ended without a summary in "
+            f"{directory.path}: see the log above, then resume it"
+        )
+    return directory
+
+
+@contextmanager
+def _superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
+    """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
+    http_port, control_port = free_ports(2)
+    environment = (
+        os.environ
+        | dict(more or {})
+        | {
+            "FLWR_HOME": str(home),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "PYTHONUNBUFFERED": "1",
+            PROGRESS_VARIABLE: "1",
+            "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+    )
+    command = [
+        tool("flower-superlink"),
+        "--insecure",
+        "--simulation",
+        "--isolation",
+        "subprocess",
+        "--control-api-address",
+        f"127.0.0.1:{control_port}",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(http_port),
+        "--log-file",
+        str(home / "superlink.log"),
+    ]
+    with (home / "superlink.out").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        _wait_until_healthy(process, http_port, home / "superlink.out")
+        yield environment
+    finally:
+        end_trees([psutil.Process(process.pid)] if process.poll() is None else [])
+        process.wait()
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    limit = time.monotonic() + _START_LIMIT
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            raise RayRunError(
+                "Flower's SuperLink ended at its start: " + " ".join(log.read_text().split()[-60:])
+            )
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise RayRunError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
+
+
+def _flwr_run(
+    app: Path, config: Path, resources: Mapping[str, Value], environment: Mapping[str, str]
+) -> str:
+    """Stream the run's log to standard output; return the app's error line, empty if none."""
+    wanted = {
+        key: value
+        for key, value in resources.items()
+        if not (key.startswith("init-args") and not value)
+    }
+    command = [
+        tool("flwr"),
+        "run",
+        str(app),
+        "--run-config",
+        str(config),
+        "--stream",
+        "--federation-config",
+        " ".join(f"{key}={value}" for key, value in wanted.items()),
+    ]
+    last_error = ""
+    console = Console()
+    bars = TerminalBars(console) if console.is_terminal else Bars()
+    with (
+        closing(bars),
+        subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None  # PIPE was asked for
+        for line in process.stdout:
+            if not follow(line, bars) and not _NOISE.search(line):
+                console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
+            last_error = _error_in(line) or last_error
+        code = process.wait()
+    return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
+
+
+def _error_in(line: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    found = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
+    return found[1].strip() if found else ""

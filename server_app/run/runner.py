@@ -1,0 +1,325 @@
+"""One run: meet the sites, start or go on, train, write the run directory, print the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+from flwr.serverapp import Grid
+from rich.console import Console
+
+from datasets.io.atomic_files import save_state, write_atomically
+from datasets.registry import data_set, silo_count, silo_names
+from models.contract.errors import DataError, FedsiloError, RunDirectoryError
+from models.contract.messages import SiteFacts
+from models.contract.settings import CommonSettings
+from server_app.config.settings import RunSettings, differences, resolve, run_values
+from server_app.figures.calibration import evidence_document, without_bins
+from server_app.figures.learning_curves import draw_curves, draw_pictures
+from server_app.records.checkpoints import CheckpointHook
+from server_app.records.privacy_account import PrivacyHook
+from server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
+from server_app.records.run_directory import (
+    RunDirectory,
+    config_document,
+    named,
+    only_writer,
+    open_run_directory,
+    silos_document,
+)
+from server_app.records.summary import (
+    by_distribution,
+    means,
+    print_table,
+    privacy_document,
+    result_table,
+)
+from server_app.run.progress import ProgressHook
+from server_app.run.progress_bars import make_console
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.roster import Roster, meet_sites
+from strategies.loop.state import RoundState, to_record
+from strategies.methods.registry import strategy_class
+
+
+def run(
+    grid: Grid,
+    settings: RunSettings,
+    launch: Mapping[str, Any] | None = None,
+    draw: bool = True,
+) -> RunDirectory:
+    """Run ``settings`` over the sites of ``grid`` and return the run directory.
+
+    Args:
+        grid: Flower's grid or the in-process one.
+        settings: what to run.
+        launch: engine and resources, for config.toml, so that ``fedsilo resume`` takes the same.
+        draw: whether pictures are wanted.
+
+    Raises:
+        FedsiloError: nothing was half-written; what was finished before stays and can be resumed.
+    """
+    settings = named(settings)
+    common = settings.common
+    console = make_console()
+    directory = open_run_directory(common.out, common.run_name, common.resume)
+    _refuse_other_config(directory, settings)
+    if (directory.path / "summary.json").is_file():
+        console.print(f"{directory.path} holds a finished run: nothing to resume")
+        return directory
+    began = time.monotonic()
+    roster = meet_sites(grid, common, silo_count(common))
+    _say_who_is_missing(roster, common, console)
+    _say_what_is_odd(roster, console)
+    new = not common.resume
+    with only_writer(directory, new), _nothing_left_of_nothing(directory, new):
+        strategy, recorders = _assemble(settings, roster, directory, console)
+        _write_beginning(directory, settings, roster, launch or {})
+        met = time.monotonic()
+        with closing(recorders.progress):
+            strategy.start(
+                grid,
+                to_record(strategy.current().arrays),
+                num_rounds=common.rounds,
+                timeout=common.reply_timeout,
+            )
+        seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
+        _write_end(directory, settings, strategy, recorders, seconds)
+        if draw:
+            draw_curves(directory)
+            draw_pictures(directory, strategy.pictures)
+    _show(directory, strategy, recorders, console)
+    return directory
+
+
+@contextmanager
+def _nothing_left_of_nothing(directory: RunDirectory, new: bool) -> Iterator[None]:
+    """Remove the directory of a new run that failed before its first checkpoint."""
+    try:
+        yield
+    except FedsiloError:
+        if new and not any(directory.checkpoints.glob("*")):
+            shutil.rmtree(directory.path)
+        raise
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorders:
+    metrics: MetricsHook
+    traffic: TrafficHook
+    failures: FailureHook
+    privacy: PrivacyHook
+    progress: ProgressHook
+
+
+def _warn(console: Console, line: str) -> None:
+    console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+
+
+def _say_who_is_missing(roster: Roster, common: CommonSettings, console: Console) -> None:
+    simulated = all(facts.homeless for facts in roster.facts.values())
+    for notice in data_set(common.dataset).notices(common) if simulated else []:
+        _warn(console, notice)
+    names = _known_silos(common, simulated)
+    absent = [site for site in names if site not in roster.facts]
+    if absent:
+        _warn(
+            console,
+            f"{len(roster.facts)} of {len(names)} silos take part: {', '.join(roster.sites())}; "
+            f"{'not' if roster.refused else 'no SuperNode for'} {', '.join(absent)}",
+        )
+
+
+def _known_silos(common: CommonSettings, simulated: bool) -> list[str]:
+    """Return the silos that there are, empty where only the sites know.
+
+    The files of a simulation's machine are the sites' own, those of another server are not.
+    """
+    if silo_count(common) is None and not simulated:
+        return []
+    try:
+        return silo_names(common)
+    except DataError:
+        return []
+
+
+def _say_what_is_odd(roster: Roster, console: Console) -> None:
+    """Name who is left out, and what a site's data cannot give: it takes part all the same."""
+    for reason in roster.refused:
+        _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
+    if not any(facts.sizes()["test"] for facts in roster.facts.values()):
+        _warn(console, "no site has test samples: there will be no test figures")
+    for site, facts in roster.facts.items():
+        if sum(1 for count in facts.label_counts["train"] if count) == 1:
+            _warn(console, f"site {site}: all training samples are of one class")
+        if not facts.sizes()["test"] and any(f.sizes()["test"] for f in roster.facts.values()):
+            _warn(console, f"site {site}: it has no test samples and no test figures")
+        if facts.dropped:
+            _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
+
+
+def _why(facts: SiteFacts) -> str:
+    return "a value is missing" if facts.features else "they are missing or cannot be decoded"
+
+
+def _assemble(
+    settings: RunSettings, roster: Roster, directory: RunDirectory, console: Console
+) -> tuple[FederatedStrategy, _Recorders]:
+    """Build the strategy with its hooks, at its first state or at the newest checkpoint's."""
+    common = settings.common
+    cls = strategy_class(common.method)
+    metrics = MetricsHook(directory)
+    recorders = _Recorders(
+        metrics,
+        TrafficHook(directory),
+        FailureHook(),
+        PrivacyHook(common),
+        ProgressHook(metrics, console, cls, f"{cls.title} on {common.dataset}, seed {common.seed}"),
+    )
+    recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
+    checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
+    hooks = [*recording, checkpoint, recorders.progress]
+    strategy = cls(common, settings.own, roster, hooks, str(directory.path))
+    if common.resume:
+        _refuse_other_data(directory, roster, cls.welcomes)
+        strategy.state = checkpoint.resume()
+    strategy.state = strategy.state or strategy.initial_state(roster.task())
+    return strategy, recorders
+
+
+def _refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
+    path = directory.path / "config.toml"
+    if not path.is_file():
+        return
+    if other := differences(resolve(run_values(path)).decisive(), settings.decisive()):
+        raise RunDirectoryError(
+            f"{directory.path} holds a run of another config: {other}; resume with the same "
+            "settings or choose another 'run-name'"
+        )
+
+
+def _refuse_other_data(directory: RunDirectory, roster: Roster, welcomes: bool) -> None:
+    """Refuse to go on with other sites or data; a method that welcomes late sites takes more."""
+    path = directory.path / "silos.json"
+    if not path.is_file():
+        return
+    before, now = directory.read_json("silos.json"), silos_document(roster)
+    if welcomes:
+        now = {site: facts for site, facts in now.items() if site in before}
+    if before != now:
+        raise RunDirectoryError(
+            f"the sites or their data are not those of {path}: resume with the same sites and "
+            "data, or choose another 'run-name'"
+        )
+
+
+def _write_beginning(
+    directory: RunDirectory, settings: RunSettings, roster: Roster, launch: Mapping[str, Any]
+) -> None:
+    """Write what is known before the first round; a resumed run keeps what stands there."""
+    directory.write_json("silos.json", silos_document(roster))
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        write_atomically(config, config_document(settings, launch))
+
+
+def _write_end(
+    directory: RunDirectory,
+    settings: RunSettings,
+    strategy: FederatedStrategy,
+    recorders: _Recorders,
+    seconds: dict[str, float],
+) -> None:
+    """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
+    state = strategy.current()
+    method = settings.common.method
+    if model := strategy.model(state):
+        facts = {
+            "method": method,
+            "round": state.round,
+            "extras": dict(state.extras),
+            "keepers": list(state.keepers),
+        }
+        if figures := strategy.roster.figures():
+            facts["figures"] = {part: values.tolist() for part, values in vars(figures).items()}
+        save_state(directory.path / "model.safetensors", model, facts)
+    leaves = [*strategy.roster.leaves(), *strategy.leaves()]
+    guarantee = recorders.privacy.guarantee(strategy.roster)
+    totals = recorders.traffic.totals()
+    privacy = privacy_document(method, leaves, totals, guarantee, strategy.noise())
+    directory.write_json("privacy.json", privacy)
+    test = recorders.metrics.values(state.round, "test")
+    documents = dict(strategy.documents(state, test))
+    if evidence := evidence_document(test):
+        documents["evidence.json"] = evidence
+    for name, document in documents.items():
+        directory.write_json(name, document)
+    found = _figures(strategy, state, recorders)
+    cost = {
+        "seconds": {
+            **{name: round(value, 3) for name, value in seconds.items()},
+            "sites": recorders.traffic.seconds(),
+        },
+        "peak-memory-bytes": recorders.traffic.peak_memory,
+        "bytes": totals,
+    }
+    directory.write_json("summary.json", {**found, **cost, "privacy": privacy})
+
+
+def _figures(
+    strategy: FederatedStrategy, state: RoundState, recorders: _Recorders
+) -> dict[str, Any]:
+    """Return what a run found: test figures, validation figures, and what happened on the way."""
+    common = strategy.common
+    distribution_of = _distribution_of(strategy)
+    test = without_bins(recorders.metrics.values(state.round, "test"))
+    val = recorders.metrics.values(state.round, "val")
+    return {
+        "method": common.method,
+        "title": strategy.title,
+        "dataset": common.dataset,
+        "seed": common.seed,
+        "rounds": state.round,
+        "sites": test,
+        "mean": means(test),
+        "distributions": by_distribution(test, distribution_of),
+        "validation": {"mean": means(val), "distributions": by_distribution(val, distribution_of)},
+        "published": strategy.published() or None,
+        "stopped": _why_it_ended(strategy) or None,
+        "marks": strategy.marks(state),
+        "failures": recorders.failures.failures,
+    }
+
+
+def _why_it_ended(strategy: FederatedStrategy) -> str:
+    """Say why there were fewer rounds than asked for; empty: there were not."""
+    return strategy.stop.reason or strategy.why_finished(strategy.current())
+
+
+def _distribution_of(strategy: FederatedStrategy) -> dict[str, str]:
+    return {site: facts.distribution for site, facts in strategy.roster.facts.items()}
+
+
+def _show(
+    directory: RunDirectory, strategy: FederatedStrategy, recorders: _Recorders, console: Console
+) -> None:
+    state = strategy.current()
+    values = recorders.metrics.values(state.round, "test")
+    common = strategy.common
+    if why := _why_it_ended(strategy):
+        console.print(why, highlight=False, soft_wrap=True)
+    title = f"{strategy.title} on {common.dataset}, round {state.round}, seed {common.seed}"
+    published = strategy.published()
+    shown = data_set(common.dataset).headline
+    if values:
+        table = result_table(values, _distribution_of(strategy), title, published, shown)
+        print_table(console, table)
+    if published:
+        console.print(
+            "published: the paper's own numbers, measured in its own setting", highlight=False
+        )
+    console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,4 @@
+"""A method's own pictures, of its JSON documents.
+
+Knows no run.
+"""

@@ -1,0 +1,81 @@
+"""Sending messages and collecting replies one by one, so that progress can be shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from models.contract.errors import SiteError
+from strategies.wire.bundles import Bundles, bundle, unbundle
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+
+
+def exchange(
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    arrived: Callable[[int, Message], None] = lambda node, reply: None,
+    real: Container[int] = (),
+    away_timeout: float = 300.0,
+) -> dict[int, Message | None]:
+    """Push ``messages`` and return the reply of each node, None where none came in time.
+
+    Args:
+        grid: Flower's grid, or the in-process one.
+        messages: at most one message a node.
+        timeout: seconds to wait for all replies.
+        arrived: told of each reply as it comes, with its node.
+        real: nodes that are processes of their own: their messages are bundled.
+        away_timeout: seconds that a node may be disconnected before its reply is given up.
+    """
+    made: Bundles = {}
+    for message in messages:
+        if message.metadata.dst_node_id in real:
+            message.content = bundle(message.content, made)
+    nodes = [message.metadata.dst_node_id for message in messages]
+    # Flower gives None for a message that it could not take, and sends its own error replies
+    # (node unavailable, message expired) from node 1: only the message's id tells whose it is.
+    pushed = list(grid.push_messages(messages))
+    asked = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
+    replies: dict[int, Message | None] = dict.fromkeys(nodes)
+    waiting, away = set(asked), dict[int, float]()
+    limit = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
+    while waiting and time.monotonic() < limit:
+        missing = _missing(grid, {asked[key] for key in waiting}, away, away_timeout)
+        ready = {key for key in waiting if asked[key] not in missing}
+        came = list(grid.pull_messages(ready)) if ready else []
+        for reply in came:
+            waiting.discard(reply.metadata.reply_to_message_id)
+            node = asked[reply.metadata.reply_to_message_id]
+            if reply.has_content():
+                with suppress(SiteError):  # what cannot be opened is refused for what it lacks
+                    reply.content = unbundle(reply.content)
+            replies[node] = reply
+            arrived(node, reply)
+        if not came:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+        else:
+            pause = _FIRST_PAUSE
+    return replies
+
+
+def _missing(grid: Grid, nodes: set[int], away: dict[int, float], timeout: float) -> set[int]:
+    """Return the nodes that are disconnected and may still come back; ``away`` has since when.
+
+    Asked for the reply of a node that is disconnected, Flower answers with an error in its place
+    and drops what comes later: a cut of a minute would cost a round.
+    """
+    now, there = time.monotonic(), set(grid.get_node_ids())
+    for node in nodes:
+        if node in there:
+            away.pop(node, None)
+        else:
+            away.setdefault(node, now)
+    return {node for node in nodes if node in away and now - away[node] < timeout}

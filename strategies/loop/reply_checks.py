@@ -1,0 +1,129 @@
+"""A message is a contract: a reply is checked before any of it is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from models.contract.errors import SiteError
+from models.contract.messages import (
+    ARRAYS,
+    EVALUATE,
+    INCOMING,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    TRAINED,
+    TRAINING,
+    measurement,
+)
+from strategies.loop.state import ArraySpec
+
+_ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
+
+
+def refusal(
+    content: RecordDict, expected: Mapping[str, ArraySpec], metrics: Iterable[str] = ()
+) -> str | None:
+    """Return why a reply cannot be used, None if it can.
+
+    Checks that ``metrics`` and those of every reply are there and finite, and that the arrays
+    have exactly the expected names, float32, the expected shapes and finite values.
+    """
+    return _bad_metrics(content, metrics) or _bad_arrays(content, expected)
+
+
+def needed_metrics(phase: str, measures: bool, held: Collection[str]) -> list[str]:
+    """Return the measurements without which a reply of ``phase`` is of no use.
+
+    Args:
+        phase: the phase asked for.
+        measures: whether its round measures the incoming model.
+        held: the splits of which the site has samples; of others it has no measurement.
+    """
+    incoming = [
+        measurement(INCOMING, split, metric)
+        for split in ("val", "test")
+        if split in held
+        for metric in ("accuracy", "entropy", "loss")
+    ]
+    if phase == EVALUATE:
+        return incoming
+    if phase not in TRAINING:
+        return []
+    loss = measurement(TRAINED, "train", "loss")
+    return [loss, *incoming] if measures else [loss]
+
+
+def refuse_too_few(
+    round_: int, phase: str, answered: int, failed: Mapping[str, str], min_sites: int
+) -> None:
+    """Refuse to go on with fewer usable answers than ``min_sites``; 0 stands for all asked.
+
+    A phase that asks few sites cannot be held to more answers than it asked for.
+
+    Raises:
+        SiteError: each failed site is named with its reason.
+    """
+    asked = answered + len(failed)
+    least = min(min_sites or asked, asked)
+    if answered >= least:
+        return
+    sites_of: dict[str, list[str]] = {}
+    for site, reason in failed.items():
+        sites_of.setdefault(reason, []).append(f"site {site}")
+    told = "; ".join(
+        f"{', '.join(sites)}, round {round_}, phase {phase}: {reason}"
+        for reason, sites in sites_of.items()
+    )
+    raise SiteError(
+        f"{told} -- {answered} of {asked} sites answered and {least} are needed "
+        "('min-sites'): mend the site and resume or start again, or lower 'min-sites'"
+    )
+
+
+def _bad_metrics(content: RecordDict, wanted: Iterable[str]) -> str | None:
+    if METRICS not in content.metric_records:
+        return "the reply has no metrics"
+    metrics = content.metric_records[METRICS]
+    for key in (*_ALWAYS, *wanted):
+        if key not in metrics:
+            return f"metric '{key}' is missing"
+    for key, value in metrics.items():
+        if isinstance(value, list) or not math.isfinite(value):
+            return f"metric '{key}' is {value}, not a finite number"
+    if float(str(metrics[NUM_EXAMPLES])) < 1:
+        return f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]}, less than 1"
+    return None
+
+
+def _bad_arrays(content: RecordDict, expected: Mapping[str, ArraySpec]) -> str | None:
+    record = content.array_records.get(ARRAYS, ArrayRecord())
+    missing = sorted(expected.keys() - record.keys())
+    surplus = sorted(record.keys() - expected.keys())
+    if missing or surplus:
+        return f"arrays do not match: missing {missing}, surplus {surplus}"
+    faults = (_bad_array(name, record[name], spec) for name, spec in expected.items())
+    return next((fault for fault in faults if fault), None)
+
+
+def _bad_array(name: str, packed: Array, spec: ArraySpec) -> str | None:
+    try:
+        array = packed.numpy()  # what counts is the payload, not what the record says of it
+    except Exception as error:  # numpy's reader fails in any way that bad bytes can make it
+        return f"array '{name}' cannot be unpacked: {' '.join(str(error).split())}"
+    if not isinstance(array, np.ndarray):
+        return f"array '{name}' is a {type(array).__name__}, not an array"
+    fits = array.ndim == len(spec.shape) and all(
+        want is None or want == have for want, have in zip(spec.shape, array.shape, strict=True)
+    )
+    if array.dtype != np.float32 or not fits:
+        shape = tuple("any" if length is None else length for length in spec.shape)
+        return f"array '{name}' is {array.dtype} {array.shape}, expected float32 {shape}"
+    if not np.isfinite(array).all():
+        return f"array '{name}' holds values that are not finite"
+    return None

@@ -1,0 +1,63 @@
+"""What a method tells of itself and of a run, beside the figures that all methods have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies.loop.state import RoundState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Published = Mapping[str, Mapping[str, float]]
+
+
+class Account:
+    """Tells nothing; a method overrides what it has to tell.
+
+    Class attributes:
+        takes_privacy: whether clipping and noise can bound what a site gives away.
+    """
+
+    takes_privacy: ClassVar[bool] = True
+
+    def leaves(self) -> list[str]:
+        """Return what this method makes leave each site, in words, for ``privacy.json``."""
+        return []
+
+    def noise(self) -> str:
+        """Say what noise the method itself adds that is no differential privacy; empty: none."""
+        return ""
+
+    def published(self) -> Published:
+        """Return a paper's test numbers for this experiment: distribution -> metric -> value."""
+        return {}
+
+    def documents(
+        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """Return what else a run writes at its end: file name -> content for JSON.
+
+        Args:
+            state: the last round's.
+            values: the final test figures, site -> metric -> value.
+        """
+        return {}
+
+    @classmethod
+    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
+        """Return pictures of what ``documents`` gave: file name -> figure."""
+        return {}
+
+    @classmethod
+    def marks(cls, state: RoundState) -> dict[int, str]:
+        """Return what happened in which round, for the round's line and the learning curves."""
+        return {}
+
+    def why_finished(self, state: RoundState) -> str:
+        """Say why the run ended before its last round; empty if it did not."""
+        return ""
+
+    def summary(self) -> None:
+        """Say nothing: the progress hook tells what runs."""

@@ -1,0 +1,314 @@
+"""The roster: which site is behind which node. Node ids are random, site names are not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from models.contract.errors import SiteError
+from models.contract.messages import CONFIG, HELLO, SiteFacts
+from models.contract.settings import CommonSettings
+from models.contract.versions import own_versions
+from models.maths.standardisation import Figures, Sums, pooled_figures
+from models.networks.classifier import Task
+from strategies.loop.messaging import exchange
+from strategies.wire.bundles import record_bytes
+
+HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
+_TAKEN = (
+    "another SuperNode is that site already: if this one is to take its place it joins once that "
+    "one is gone, else give it its own 'site'"
+)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Sites by name, sorted: what they said of themselves, and their node ids.
+
+    ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
+    nodes that are left out could not take part; ``asked`` are the nodes not to be asked again.
+    """
+
+    facts: Mapping[str, SiteFacts]
+    nodes: Mapping[str, int]
+    traffic: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+    asked: frozenset[int] = frozenset()
+
+    def sites(self) -> list[str]:
+        """Return the site names, sorted."""
+        return sorted(self.facts)
+
+    def leaves(self) -> list[str]:
+        """Return what else the sites said of themselves, in words."""
+        if self.figures() is None:
+            return []
+        return [
+            "at the start: for each feature of the table the number of values, their sum and the "
+            "sum of their squares over the site's training rows (its exact mean and variance, and "
+            "of a category the exact count); mean and standard deviation pooled from them go to "
+            "all sites"
+        ]
+
+    def task(self) -> Task:
+        """Return the task that all sites share.
+
+        Raises:
+            SiteError: two sites hold data of different shape, classes or features.
+        """
+        first, *others = self.sites()
+        tasks = {
+            site: Task(self.facts[site].input_shape, self.facts[site].classes)
+            for site in self.facts
+        }
+        for site in others:
+            if tasks[site] != tasks[first]:
+                raise SiteError(
+                    f"site {site} holds {tasks[site]}, site {first} {tasks[first]}: "
+                    "all sites of a run need the same input shape and classes"
+                )
+            there, here = self.facts[site].features, self.facts[first].features
+            if there != here:
+                unlike = sorted(set(there) ^ set(here)) or "the same in another order"
+                raise SiteError(
+                    f"the features of sites {site} and {first} differ ({unlike}): give all sites "
+                    "the same schema"
+                )
+            if self.facts[site].schema != self.facts[first].schema:
+                raise SiteError(
+                    f"the schemas of sites {site} and {first} differ (levels, classes and their "
+                    "order, marks of missing values, policy or declared figures): give all sites "
+                    "the same schema"
+                )
+            if self.facts[site].backbone != self.facts[first].backbone:
+                raise SiteError(
+                    f"the backbones of sites {site} and {first} differ "
+                    f"({self.facts[site].backbone}; {self.facts[first].backbone}): give all sites "
+                    "the same 'backbone-weights'"
+                )
+        return tasks[first]
+
+    def figures(self) -> Figures | None:
+        """Return the figures pooled from the sites' sums, None where none were sent.
+
+        Raises:
+            SiteError: only some sites sent sums.
+        """
+        sums = {site: self.facts[site].sums for site in self.sites()}
+        if not any(sums.values()):
+            return None
+        if silent := [site for site, found in sums.items() if found is None]:
+            raise SiteError(
+                f"{', '.join(silent)} sent no sums to pool: all sites of a run need the same "
+                "'standardise'"
+            )
+        return pooled_figures([found for found in sums.values() if found is not None])
+
+
+def refuse_shared_data(facts: Mapping[str, SiteFacts]) -> None:
+    """Refuse two sites that train on the very same samples, which would count them twice.
+
+    Raises:
+        SiteError: the fingerprints of two training splits that are not empty agree.
+    """
+    owner: dict[str, str] = {}
+    for site, said in sorted(facts.items()):
+        if not said.sizes()["train"]:
+            continue
+        first = owner.setdefault(said.fingerprints.get("train", site), site)
+        if first != site:
+            raise SiteError(
+                f"sites {first} and {site} hold the same training samples: one of them was given "
+                "the other's data directory or volume, or its 'site' is not its own"
+            )
+
+
+def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
+    """Return the connected nodes, waiting up to ``join-timeout`` for ``min-sites`` of them.
+
+    ``silos`` is how many there are, None if only the sites know.
+
+    Raises:
+        SiteError: fewer than ``min-sites``, or none, or more nodes than silos.
+    """
+    least = max(settings.min_sites, 1)
+    limit = time.monotonic() + settings.join_timeout
+    while len(nodes := sorted(grid.get_node_ids())) < least and time.monotonic() < limit:
+        time.sleep(0.2)
+    if silos is not None and len(nodes) > silos:
+        raise SiteError(
+            f"{len(nodes)} SuperNodes are connected and there are {silos} silos: "
+            "start fewer SuperNodes, or raise 'silos' where images are cut into silos"
+        )
+    if len(nodes) < least:
+        raise SiteError(
+            f"{len(nodes)} SuperNodes are connected after {settings.join_timeout:g} s "
+            f"and {least} are needed ('min-sites'): start more, or lower 'min-sites'"
+        )
+    return nodes
+
+
+def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -> Roster:
+    """Ask every connected node who it is; there cannot be more of them than ``silos``.
+
+    Raises:
+        SiteError: fewer than ``min-sites`` (all) can take part, two nodes claim one site, or two
+            sites train on the same samples.
+    """
+    nodes = wait_for_nodes(grid, settings, silos)
+    facts: dict[str, SiteFacts] = {}
+    found: dict[str, int] = {}
+    traffic: dict[str, tuple[int, int]] = {}
+    answers = _ask(grid, nodes)
+    if answers.unreadable:
+        raise SiteError(answers.unreadable[0])
+    refused = answers.refused
+    for node, said, weight in answers.heard:
+        if said.site in facts:
+            raise SiteError(
+                f"two SuperNodes say that they are site '{said.site}': give each its "
+                "own 'site' in its node config"
+            )
+        facts[said.site], found[said.site], traffic[said.site] = said, node, weight
+    if refused and len(facts) < (settings.min_sites or len(nodes)):
+        raise SiteError(
+            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts)} of {len(nodes)} "
+            f"can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
+        )
+    refuse_shared_data(facts)
+    facts, found = dict(sorted(facts.items())), dict(sorted(found.items()))
+    return Roster(facts, found, traffic, tuple(refused), frozenset(nodes))
+
+
+def meet_latecomers(grid: Grid, roster: Roster) -> tuple[Roster, list[str]]:
+    """Ask nodes that connected since; return the roster with them, and why others are refused.
+
+    A site whose SuperNode was started anew, and so has another node, is the same site. While its
+    old node still counts as connected the new one is refused, told of once, and asked again later.
+    """
+    connected = set(grid.get_node_ids())
+    new = sorted(connected - roster.asked - set(roster.nodes.values()))
+    if not new:
+        return roster, []
+    answers = _ask(grid, new)
+    refused, asked = answers.refused + answers.unreadable, roster.asked | set(new)
+    for node, said, weight in answers.heard:
+        if roster.nodes.get(said.site) in connected:
+            asked -= {node}
+            if (why := f"{said.site}: {_TAKEN}") not in (*roster.refused, *refused):
+                refused.append(why)
+            continue
+        joined = replace(
+            roster,
+            facts=dict(sorted({**roster.facts, said.site: said}.items())),
+            nodes=dict(sorted({**roster.nodes, said.site: node}.items())),
+            traffic={**roster.traffic, said.site: weight},
+        )
+        if reason := _why_not(said, roster, joined):
+            refused.append(f"{said.site}: {reason}")
+        else:
+            roster = joined
+    return replace(roster, refused=(*roster.refused, *refused), asked=asked), refused
+
+
+def _why_not(said: SiteFacts, roster: Roster, joined: Roster) -> str | None:
+    """Return why a latecomer whose site has no other node cannot take part, None if it can."""
+    known = roster.facts.get(said.site)
+    if known is not None and known.fingerprints != said.fingerprints:
+        return "it comes back with other data: start a new run"
+    try:
+        joined.task()
+        refuse_shared_data(joined.facts)
+    except SiteError as error:
+        return str(error)
+    return None
+
+
+Heard = tuple[int, SiteFacts, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What nodes said of themselves, why others cannot take part, and what of an unreadable answer.
+
+    ``heard`` has of each node its id, what it said, and the bytes of asking, down and up.
+    """
+
+    heard: list[Heard] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
+    """Ask nodes who they are."""
+    content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
+    messages = [Message(content, node, HELLO) for node in nodes]
+    found = _Answers()
+    for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
+        if reply is None or reply.has_error():
+            found.refused.append("no answer" if reply is None else reply.error.reason or "an error")
+            continue
+        try:
+            said = _facts(reply.content.config_records[CONFIG])
+            said.sizes()["train"]  # what every reply's weight is held against
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            found.unreadable.append(
+                f"a SuperNode's hello cannot be read ({type(error).__name__}: {error}): server "
+                "and site run different versions of fedsilo"
+            )
+            continue
+        found.heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
+    return found
+
+
+def _facts(config: Mapping[str, Any]) -> SiteFacts:
+    shape = tuple(int(length) for length in config["input-shape"])
+    features = tuple(str(feature) for feature in json.loads(config["features"]))
+    classes = int(config["classes"])
+    return SiteFacts(
+        site=str(config["site"]),
+        distribution=str(config["distribution"]),
+        input_shape=shape,
+        classes=classes,
+        label_counts=_label_counts(json.loads(config["label-counts"]), classes),
+        fingerprints=json.loads(config["fingerprints"]),
+        homeless=bool(config["homeless"]),
+        features=features,
+        sums=_sums(config, len(features)),
+        dropped=int(config["dropped"]),
+        schema=str(config["schema"]),
+        backbone=str(config["backbone"]),
+        class_names=tuple(str(name) for name in json.loads(config["class-names"])),
+        floor=int(config["floor"]),
+    )
+
+
+def _label_counts(given: Mapping[str, list[int]], classes: int) -> dict[str, list[int]]:
+    for split, counts in given.items():
+        if len(counts) != classes:
+            raise ValueError(f"'label-counts' of {split} are {len(counts)} of {classes} classes")
+        if any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError(f"'label-counts' of {split} are not whole numbers of 0 or more")
+    return dict(given)
+
+
+def _sums(config: Mapping[str, Any], features: int) -> Sums | None:
+    if "sums-count" not in config:
+        return None
+    parts = {
+        part: np.array([float(value) for value in config[f"sums-{part}"]])
+        for part in ("count", "total", "squares")
+    }
+    for part, values in parts.items():
+        if len(values) != features or not np.isfinite(values).all():
+            raise ValueError(f"'sums-{part}' are not {features} finite numbers")
+        if part != "total" and (values < 0).any():
+            raise ValueError(f"'sums-{part}' has a number below 0")
+    return Sums(**parts)

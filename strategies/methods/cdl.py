@@ -1,0 +1,22 @@
+"""CDL (Do, Nguyen et al. 2023): decentralised mixing of main models; support models stay at home.
+
+Messages as those of ``strategies/methods/decentralised.py``, of the main model alone. The
+contrastive divergence is the silos' (``client_app/methods/cdl.py``).
+"""
+
+from __future__ import annotations
+
+from models.methods.cdl import CDLSettings
+from strategies.methods.decentralised import Decentralised
+
+
+class CDL(Decentralised):
+    """Mixes main models on a ring, or on another topology."""
+
+    settings_class = CDLSettings
+    settings: CDLSettings
+    title = "CDL"
+
+    def kind(self) -> str:
+        """Return the topology's kind."""
+        return self.settings.divergence_topology

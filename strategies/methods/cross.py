@@ -1,0 +1,81 @@
+"""Cross (Fed-Align-CL, table III): each silo alone, and every silo's model tested at every silo.
+
+Messages as the ensemble's: nothing but instructions until the last round, whose reply holds the
+site's weights by state-dict name; the final evaluation carries all of them,
+``expert/<site>/<array>``, to all. Its reply holds, beside the figures of the site's own model,
+``<metric>-from-<site>`` of every model that came (``models.methods.cross``). The diagonal of the
+matrix is method ``local``, the paper's "Single".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from models.methods.cross import CROSSED, metric_from
+from strategies.figures.cross_site import draw_cross
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, RoundState
+from strategies.methods.ensemble import Ensemble
+from strategies.methods.experts import expert_specs
+from strategies.published.fedaligncl import mammography_cross
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DOCUMENT = "cross.json"
+
+
+class Cross(Ensemble):
+    """Collects the sites' own models once and sends all of them to all sites, to be measured."""
+
+    title = "Cross"
+    takes_vit = True  # a site has the frozen backbone, what was trained comes
+    takes_evidence = True
+
+    def leaves(self) -> list[str]:
+        """Name the weights and the figures of others' models."""
+        return [
+            "once, after the last round: all trained weights and batch-norm statistics of the "
+            "site's own model, which go to all other sites once",
+            f"at the end: {', '.join(CROSSED)} of every site's model on this site's validation and "
+            "test data",
+        ]
+
+    def published(self) -> Published:
+        """Return Fed-Align-CL's table III, its rows of one training site and "Single"."""
+        return mammography_cross(self.common, self.roster)
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect the model in the last round."""
+        return self._specs if state.round + 1 == self.common.rounds else {}
+
+    def documents(
+        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """Return cross.json: of each metric that is defined somewhere the matrix of test figures.
+
+        A row is a training site, a column a testing one. None stands where a site's test labels
+        leave the metric undefined, or where a site failed: in the last round its model is missing,
+        in the final evaluation its figures.
+        """
+        sites = self.roster.sites()
+        document = {}
+        for metric in CROSSED:
+            matrix = [
+                [values.get(tested, {}).get(metric_from(metric, trained)) for tested in sites]
+                for trained in sites
+            ]
+            if any(value is not None for row in matrix for value in row):
+                document[metric] = {"trained": sites, "tested": sites, "values": matrix}
+        return {_DOCUMENT: document} if document else {}
+
+    @classmethod
+    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
+        """Draw the matrices."""
+        return draw_cross(documents[_DOCUMENT]) if _DOCUMENT in documents else {}
+
+    @cached_property
+    def _specs(self) -> dict[str, ArraySpec]:
+        return expert_specs(self.common, self.roster.task())  # builds a network, of a ViT slowly

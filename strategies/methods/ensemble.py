@@ -1,0 +1,57 @@
+"""The ensemble: each silo trains alone, and all models' probabilities are averaged.
+
+Messages: nothing but instructions until the last round, whose reply holds the site's weights by
+state-dict name; the final evaluation carries all of them, ``expert/<site>/<array>``, to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.contract.messages import EVALUATE
+from models.networks.classifier import Task
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.methods.experts import collected_experts, expert_specs
+from strategies.published.picsr import heart_disease
+
+
+class Ensemble(FederatedStrategy):
+    """Collects the sites' own models once."""
+
+    title = "Ensemble"
+    takes_vit = False
+    takes_pace = True
+    takes_evidence = False  # mixed probabilities are no alpha
+
+    def leaves(self) -> list[str]:
+        """Name the weights."""
+        return [
+            "once, after the last round: all weights and batch-norm statistics of the site's own "
+            "model, which go to all other sites"
+        ]
+
+    def published(self) -> Published:
+        """Return PICSR's table 1."""
+        return heart_disease("Ensemble", self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return an empty state: the server holds no weights until the end."""
+        return RoundState(0, {})
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return all experts at the end."""
+        return state.arrays if phase == EVALUATE else {}
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect the expert in the last round."""
+        last = state.round + 1 == self.common.rounds
+        return expert_specs(self.common, self.roster.task()) if last else {}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the experts, once they are there."""
+        names = self.expected(phase, "", state)
+        return RoundState(state.round, collected_experts(replies, names), state.extras)

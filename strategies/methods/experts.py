@@ -1,0 +1,30 @@
+"""Experts on the server's side: what both the ensemble and PICSR collect from the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.contract.settings import CommonSettings
+from models.networks.classifier import Task, build_classifier
+from models.networks.mixture import expert_array
+from strategies.loop.state import ArraySpec, NDArray, SiteReply, initial_weights
+
+
+def expert_specs(common: CommonSettings, task: Task, prefix: str = "") -> dict[str, ArraySpec]:
+    """Return what an expert's arrays must be."""
+    network = build_classifier(common, task)
+    return {
+        f"{prefix}{name}": ArraySpec(array.shape)
+        for name, array in initial_weights(network).items()
+    }
+
+
+def collected_experts(
+    replies: Mapping[str, SiteReply], names: Mapping[str, ArraySpec], prefix: str = ""
+) -> dict[str, NDArray]:
+    """Return the experts in ``replies`` by their wire names; ``names`` as in ``expert_specs``."""
+    return {
+        expert_array(site, name.removeprefix(prefix)): reply.array(name)
+        for site, reply in replies.items()
+        for name in names
+    }

@@ -1,0 +1,178 @@
+"""Fed-Align-CL: noisy FedAvg, with embeddings for alignment and a curriculum at the sites.
+
+Messages down: every parameter and float buffer by its state-dict name, and once alignment has begun
+``embeddings/<site>`` (k, c) of each other site. Up: the same names, parameters with noise, and
+``embeddings`` (k, c), noisy, where ``note.embeddings`` asks for k of them: in the rounds before one
+that aligns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from models.contract.errors import SettingError
+from models.contract.messages import EVALUATE, INCOMING, measurement
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value
+from models.maths.pacing import epoch_of
+from models.methods.fedaligncl import EMBEDDINGS, FedAlignCLSettings
+from strategies.loop.averaging import weighted_mean
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply, starting_network
+from strategies.methods.fedavg import FedAvg
+from strategies.published.fedaligncl import mammography
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BUFFER = f"{EMBEDDINGS}/"
+_FORGOTTEN = "forgotten"
+
+
+class FedAlignCL(FedAvg):
+    """Averages noisy weights and hands the sites' noisy embeddings round."""
+
+    settings_class = FedAlignCLSettings
+    settings: FedAlignCLSettings
+    title = "Fed-Align-CL"
+    takes_vit = False
+    takes_tables = False
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: FedAlignCLSettings) -> None:
+        """Refuse a run without epochs across rounds."""
+        if not common.epoch_steps:
+            raise SettingError(
+                "method 'fedaligncl' counts its epochs in steps: set 'epoch-steps' (120 in the "
+                "paper) and 'pace', the steps of a round (40), which divides it"
+            )
+        begins = epoch_of(common.rounds, common) >= settings.warmup_epochs
+        if (settings.align or settings.curriculum) and not begins:
+            raise SettingError(
+                f"setting 'warmup-epochs' is {settings.warmup_epochs}, and {common.rounds} rounds "
+                f"end in epoch {epoch_of(common.rounds, common)}, counted from 0: alignment and "
+                "curriculum would never begin; lower it, or raise 'rounds'"
+            )
+        if common.clip_norm and settings.noise_variance:
+            raise SettingError(
+                "settings 'clip-norm' and 'noise-variance' both add noise: set 'noise-variance' "
+                "to 0 for differential privacy, or 'clip-norm' to 0 for the paper's perturbation"
+            )
+
+    def variant(self) -> str:
+        """Return the paper's name of what the two switches choose."""
+        align, curriculum = self.settings.align, self.settings.curriculum
+        return "Fed" + ("-Align" if align else "") + ("-CL" if curriculum else "")
+
+    def leaves(self) -> list[str]:
+        """Name weights and embeddings, and the noise on them."""
+        own = self.settings
+        noise = f" with Gaussian noise of variance {own.noise_variance:g}"
+        if own.noise_scale == "relative":
+            noise = f" with Gaussian noise of {own.noise_variance:g} times their spread"
+        noisy = noise if own.noise_variance else " without noise"
+        noisy = ", clipped and with noise together" if self.common.clip_norm else noisy
+        chosen = "the same all run" if own.embedding_draw == "run" else "in the end of all of them"
+        weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
+        if self.common.clip_norm:
+            weights = f"all weights and batch-norm statistics of the network{noisy}"
+        found = [f"each round: {weights}"]
+        if own.align:
+            found.append(
+                f"in the round before each that aligns: up to {own.shared_embeddings} embeddings, "
+                f"each of one training image ({chosen}),{noisy}; they go to all other sites"
+            )
+        if own.curriculum or own.count_forgotten:
+            found.append("each epoch: the share of training images that were forgotten")
+        return found
+
+    def noise(self) -> str:
+        """Say what the perturbation is not."""
+        own = self.settings
+        if not own.noise_variance:
+            return ""
+        told = f"of variance {own.noise_variance:g}"
+        if own.noise_scale == "relative":
+            told = f"of {own.noise_variance:g} times each array's own spread"
+        return f"Gaussian perturbation {told}, without clipping: no bound on epsilon"
+
+    def published(self) -> Published:
+        """Return the row of the paper's table III."""
+        return mammography(self.variant(), self.common, self.roster)
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the weights, and to train the others' embeddings."""
+        weights = _weights(state)
+        if phase == EVALUATE:
+            return weights
+        own = f"{_BUFFER}{site}"
+        others = {n: a for n, a in state.arrays.items() if n.startswith(_BUFFER) and n != own}
+        return weights | others
+
+    def model(self, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the weights alone: a run that was stopped still holds embeddings."""
+        return _weights(state)
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+        """Tell how many embeddings are asked for."""
+        return {EMBEDDINGS: self._embeddings_of(site, state) if phase != EVALUATE else 0}
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect what was sent, trained, and the embeddings that were asked for."""
+        specs = {name: ArraySpec(array.shape) for name, array in _weights(state).items()}
+        if count := self._embeddings_of(site, state):
+            specs[EMBEDDINGS] = ArraySpec((count, self._channels))
+        return specs
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the mean of the weights, the newest embeddings, and who forgot how much."""
+        equal = self.settings.weighting == "equal"
+        arrays = weighted_mean(replies, _weights(state), equal=equal)
+        for site, reply in replies.items():
+            if self._embeddings_of(site, state):
+                arrays[f"{_BUFFER}{site}"] = reply.array(EMBEDDINGS)
+        extras = dict(state.extras)
+        key = measurement(INCOMING, "train", _FORGOTTEN)
+        shares = {s: r.metrics()[key] for s, r in replies.items() if key in r.metrics()}
+        if shares:
+            epoch = str(epoch_of(state.round + 1, self.common))
+            known = extras.get(_FORGOTTEN, {})
+            extras[_FORGOTTEN] = {**known, epoch: {**known.get(epoch, {}), **shares}}
+        return RoundState(state.round, arrays, extras)
+
+    def documents(
+        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """Return the share of forgotten samples: epoch -> site -> share."""
+        found = state.extras.get(_FORGOTTEN)
+        return {"forgotten.json": {"variant": self.variant(), "epochs": found}} if found else {}
+
+    @classmethod
+    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
+        """Return the share of forgotten samples per epoch."""
+        if "forgotten.json" not in documents:
+            return {}
+        from strategies.figures.forgetting import draw_forgotten
+
+        return draw_forgotten(documents["forgotten.json"])
+
+    def _embeddings_of(self, site: str, state: RoundState) -> int:
+        """Return how many embeddings the round after ``state`` asks ``site`` for."""
+        asks = state.round + 2  # what comes in a round is used in the next
+        if not self.settings.align or asks > self.common.rounds:
+            return 0
+        if epoch_of(asks, self.common) < self.settings.warmup_epochs:
+            return 0
+        return min(self.settings.shared_embeddings, self.roster.facts[site].sizes()["train"])
+
+    @cached_property
+    def _channels(self) -> int:
+        return starting_network(self.common, self.roster.task()).channels
+
+
+def _weights(state: RoundState) -> dict[str, NDArray]:
+    return {name: array for name, array in state.arrays.items() if not name.startswith(_BUFFER)}

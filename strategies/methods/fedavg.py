@@ -1,0 +1,73 @@
+"""FedAvg (McMahan et al. 2017): the n_k-weighted mean of weights and float buffers.
+
+Messages, both ways: ``arrays`` holds every parameter and float buffer of the network by its
+state-dict name, float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.networks.classifier import Task
+from strategies.loop.averaging import weighted_mean
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.state import (
+    ArraySpec,
+    RoundState,
+    SiteReply,
+    initial_weights,
+    starting_network,
+)
+from strategies.published.fedevprompt import dermoscopy, with_prompts
+from strategies.published.picsr import heart_disease
+
+# UEFL paper, table 3: nine silos
+_PUBLISHED: dict[str, Published] = {
+    "mnist": {
+        "D1": {"accuracy": 0.874, "entropy": 0.212},
+        "D2": {"accuracy": 0.848, "entropy": 0.231},
+        "D3": {"accuracy": 0.618, "entropy": 0.377},
+        "all": {"accuracy": 0.780, "entropy": 0.273},
+    },
+    "fmnist": {
+        "D1": {"accuracy": 0.801, "entropy": 0.246},
+        "D2": {"accuracy": 0.825, "entropy": 0.232},
+        "D3": {"accuracy": 0.784, "entropy": 0.341},
+        "all": {"accuracy": 0.803, "entropy": 0.273},
+    },
+}
+
+
+class FedAvg(FederatedStrategy):
+    """Averages what all sites trained."""
+
+    title = "FedAvg"
+    takes_pace = True
+    takes_initial_weights = True
+
+    def leaves(self) -> list[str]:
+        """Name the weights."""
+        return ["all weights and batch-norm statistics of the network, each round"]
+
+    def published(self) -> Published:
+        """Return UEFL's table 3 (nine silos), PICSR's table 1 or FedEvPrompt's tables."""
+        as_there = _PUBLISHED if self.common.silos == 9 else {}
+        heart = heart_disease("FedAvg", self.common, self.roster)
+        row = with_prompts("FedAvg", self.common)
+        skin = dermoscopy(row, self.common, self.roster)
+        return heart or skin or as_there.get(self.common.dataset, {})
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return the network's initial weights, keyed on the seed."""
+        return RoundState(0, initial_weights(starting_network(self.common, task)))
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect what was sent, trained."""
+        return {name: ArraySpec(array.shape) for name, array in state.arrays.items()}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the n_k-weighted mean."""
+        return RoundState(state.round, weighted_mean(replies, state.arrays), state.extras)

@@ -1,0 +1,66 @@
+"""FedAvg with personal fine-tuning: FedAvg, then each site goes on alone.
+
+Messages as FedAvg's until the last ``finetune-rounds``; in the first of those the global weights go
+out once more, and from then on no array crosses the wire: the personal models stay at the sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.methods.fedavg_ft import FedAvgFTSettings
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.methods.fedavg import FedAvg
+from strategies.published.fedevprompt import dermoscopy
+from strategies.published.picsr import heart_disease
+
+
+class FedAvgFT(FedAvg):
+    """Averages, then lets each site fine-tune the average."""
+
+    settings_class = FedAvgFTSettings
+    settings: FedAvgFTSettings
+    title = "FedAvg+FT"
+    takes_pace = False  # what is kept tells of fine-tuning
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: FedAvgFTSettings) -> None:
+        """Refuse a run that would fine-tune nothing."""
+        if settings.finetune_rounds >= common.rounds:
+            raise SettingError(
+                f"setting 'finetune-rounds' is {settings.finetune_rounds} and 'rounds' is "
+                f"{common.rounds}: no round of FedAvg is left; raise 'rounds', or choose 'local'"
+            )
+
+    def leaves(self) -> list[str]:
+        """Name the weights, of the rounds of FedAvg."""
+        averaged = self.common.rounds - self.settings.finetune_rounds
+        return [
+            f"all weights and batch-norm statistics of the network, each of the first {averaged} "
+            "rounds; the fine-tuned model stays at the site"
+        ]
+
+    def published(self) -> Published:
+        """Return PICSR's table 1 or FedEvPrompt's tables."""
+        heart = heart_disease("FedAvg+FT", self.common, self.roster)
+        return heart or dermoscopy("FedAvgPers", self.common, self.roster)
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the global weights to all that have no personal model yet."""
+        return {} if site in state.keepers else state.arrays
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect trained weights while there is averaging."""
+        return {} if self._finetunes(state) else super().expected(phase, site, state)
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the mean, or the state as it was."""
+        return state if self._finetunes(state) else super().combine(phase, state, replies)
+
+    def _finetunes(self, state: RoundState) -> bool:
+        return state.round >= self.common.rounds - self.settings.finetune_rounds

@@ -1,0 +1,84 @@
+"""FedDistill (Seo et al. 2022, after Jeong et al. 2018): sites exchange mean logits, never weights.
+
+Messages: ``train`` brings ``logits/<class>`` (classes,), the unweighted mean over all other sites
+that send the class, none in round 1; the reply holds ``logits/<class>`` (classes,), the site's mean
+over its training samples of that class, for each class that it has enough of
+(``strategies.methods.fedproto.held``). ``evaluate`` brings nothing. Float32.
+
+The server keeps each site's logits until that site sends newer ones: a site that does not answer a
+round still counts for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from models.contract.messages import EVALUATE
+from models.methods.feddistill import LOGITS, FedDistillSettings
+from models.networks.classifier import Task
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.methods.fedproto import enough, fewest, held, nothing_leaves
+from strategies.published.fedevprompt import dermoscopy
+
+
+class FedDistill(FederatedStrategy):
+    """Keeps each site's mean logits, ``logits/<site>/<class>``, and sends each the others' mean."""
+
+    settings_class = FedDistillSettings
+    settings: FedDistillSettings
+    title = "FedDistill"
+
+    def leaves(self) -> list[str]:
+        """Name the logits, of how few samples they are, and who gets them."""
+        sites, least = len(self.roster.sites()), self.settings.class_min_count
+        if not any(self._held(site) for site in self.roster.sites()):
+            return [nothing_leaves(self.roster, least)]
+        goes = {1: "nobody gets them", 2: "the other site gets them as they are"}
+        return [
+            f"each round: for each class that {enough(self.roster, least)}, the mean logits of "
+            f"those samples, {fewest(self.roster, least)}; "
+            + goes.get(sites, "each site gets the mean over the other sites that send the class")
+        ]
+
+    def published(self) -> Published:
+        """Return FedEvPrompt's table 1."""
+        return dermoscopy("FedDistill", self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return an empty state: there are no logits before round 1."""
+        return RoundState(0, {})
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the others' mean logits of each class that ``site`` sends, to train on."""
+        if phase == EVALUATE:
+            return {}
+        found: dict[str, NDArray] = {}
+        for label in self._held(site):
+            names = [f"{LOGITS}{other}/{label}" for other in self.roster.sites() if other != site]
+            logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
+            if logits:
+                found[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
+        return found
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect mean logits of each class that the site has enough samples of."""
+        classes = self.roster.task().classes
+        return {f"{LOGITS}{n}": ArraySpec((classes,)) for n in self._held(site)}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Put what came in the place of what the same sites had sent."""
+        came = {
+            f"{LOGITS}{site}/{label}": reply.array(f"{LOGITS}{label}")
+            for site, reply in replies.items()
+            for label in self._held(site)
+        }
+        return RoundState(state.round, {**state.arrays, **came}, state.extras)
+
+    def _held(self, site: str) -> dict[int, int]:
+        return held(self.roster, site, self.settings.class_min_count)

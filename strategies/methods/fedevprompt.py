@@ -1,0 +1,193 @@
+"""FedEvPrompt (papers/fedevprompt): sites exchange attention maps, never weights.
+
+Messages: ``train`` brings ``maps/<site>/<class>`` (up to M, cells) of every other site, from the
+round before; the reply holds ``maps/<class>`` (min(M, N_k), cells) of the classes that the site has
+training samples of. A map is a rollout on the grid of patches, not negative, summing to 1. What is
+averaged in the variants of table 2 (``shared-prompts``: ``prompts.b``, or all prompts and the head)
+goes both ways by its name. ``evaluate`` brings only that. Float32 throughout.
+
+The buffer holds what came in the last round: a site that did not answer has no map in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from models.contract.errors import SettingError
+from models.contract.messages import EVALUATE
+from models.contract.settings import CommonSettings
+from models.methods.fedevprompt import BUFFER, MAPS, FedEvPromptSettings, map_fault, shared_names
+from models.networks.classifier import Task
+from strategies.loop.averaging import weighted_mean
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.state import (
+    ArraySpec,
+    NDArray,
+    RoundState,
+    SiteReply,
+    initial_weights,
+    starting_network,
+)
+from strategies.published.fedevprompt import dermoscopy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from models.networks.prompted_vit import PromptedViT
+
+
+class FedEvPrompt(FederatedStrategy):
+    """Keeps the attention buffer; averages prompts only where the settings say so."""
+
+    settings_class = FedEvPromptSettings
+    settings: FedEvPromptSettings
+    title = "FedEvPrompt"
+    takes_tables = False
+    welcomes = True
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: FedEvPromptSettings) -> None:
+        """Refuse what has no prompts, no evidence, or nothing of what is to be averaged."""
+        if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
+            raise SettingError(
+                "method 'fedevprompt' prompts a frozen ViT: set 'network' to 'vit', 'prompt-sets' "
+                "to 'b-t' or 'g', and 'train-backbone' to false"
+            )
+        if common.loss == "cross-entropy":
+            raise SettingError(
+                "setting 'loss' is 'cross-entropy': method 'fedevprompt' is evidential; leave it "
+                "at 'auto'"
+            )
+        if settings.shared_prompts == "b" and common.prompt_sets == "g":
+            raise SettingError(
+                "setting 'shared-prompts' is 'b' and 'prompt-sets' is 'g', which has no "
+                "b-prompts: set 'prompt-sets' to 'b-t', or 'shared-prompts' to 'all'"
+            )
+
+    def leaves(self) -> list[str]:
+        """Name maps and averaged prompts."""
+        own, found = self.settings, []
+        if own.distillation_weight:
+            chosen = "lowest vacuity" if own.buffer_selection == "uncertainty" else "any"
+            found.append(
+                f"each round: up to {own.buffer_maps} attention maps per class, each of one "
+                f"training image ({chosen}), which go to all other sites"
+            )
+        shared = {"b": "the b-prompts", "all": "all prompts and the head"}
+        if own.shared_prompts in shared:
+            found.append(f"each round: {shared[own.shared_prompts]}")
+        return found or ["no weights and no maps"]
+
+    def published(self) -> Published:
+        """Return the row of tables 1 and 2 that these settings are."""
+        return dermoscopy(_row(self.common, self.settings), self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return an empty buffer, and the initial values of what is averaged."""
+        weights = initial_weights(starting_network(self.common, task))
+        names = shared_names(self.settings, list(weights))
+        return RoundState(0, {name: weights[name] for name in names})
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return what is averaged, and to train the other sites' maps."""
+        shared = _shared(state)
+        if phase == EVALUATE:
+            return shared
+        return shared | {
+            f"{MAPS}{name.removeprefix(BUFFER)}": maps
+            for name, maps in state.arrays.items()
+            if name.startswith(BUFFER) and _site_of(name) != site
+        }
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect maps of the classes that the site has, and what is averaged."""
+        specs = {name: ArraySpec(array.shape) for name, array in _shared(state).items()}
+        if self.settings.distillation_weight:
+            cells = math.prod(self._grid)
+            counts = self.roster.facts[site].label_counts["train"]
+            for label, count in enumerate(counts):
+                if count:
+                    shape = (min(self.settings.buffer_maps, count), cells)
+                    specs[f"{MAPS}{label}"] = ArraySpec(shape)
+        return specs
+
+    def objection(self, phase: str, reply: SiteReply) -> str | None:
+        """Refuse a map that is none."""
+        names = self.expected(phase, reply.site, self.current()) if phase != EVALUATE else {}
+        for name in names:
+            if name.startswith(MAPS):
+                fault = map_fault(torch.from_numpy(np.array(reply.array(name))))
+                if fault:
+                    return f"array '{name}': {fault}"
+        return None
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Replace the buffer by what came, and average what is averaged."""
+        arrays: dict[str, NDArray] = {}
+        if names := list(_shared(state)):
+            arrays |= weighted_mean(replies, names)
+        for site, reply in replies.items():
+            for name in self.expected(phase, site, state):
+                if name.startswith(MAPS):
+                    arrays[f"{BUFFER}{site}/{name.removeprefix(MAPS)}"] = reply.array(name)
+        return RoundState(state.round, arrays, state.extras)
+
+    def documents(
+        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """Return the buffer, for its picture."""
+        maps = {n: a for n, a in state.arrays.items() if n.startswith(BUFFER)}
+        if not maps:
+            return {}
+        sites: dict[str, dict[str, Any]] = {}
+        for name, array in maps.items():
+            label = name.rpartition("/")[2]
+            sites.setdefault(_site_of(name), {})[label] = np.round(array, 7).tolist()
+        first = self.roster.facts[self.roster.sites()[0]]
+        document = {"grid": list(self._grid), "classes": list(first.class_names), "sites": sites}
+        return {"buffer.json": document}
+
+    @classmethod
+    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
+        """Return the buffer as a contact sheet."""
+        if "buffer.json" not in documents:
+            return {}
+        from strategies.figures.attention_buffer import draw_buffer
+
+        return draw_buffer(documents["buffer.json"])
+
+    @cached_property
+    def _grid(self) -> tuple[int, int]:
+        network = starting_network(self.common, self.roster.task())
+        return cast("PromptedViT", network).grid_size()
+
+
+def _shared(state: RoundState) -> dict[str, NDArray]:
+    return {name: array for name, array in state.arrays.items() if not name.startswith(BUFFER)}
+
+
+def _site_of(name: str) -> str:
+    return name.removeprefix(BUFFER).rpartition("/")[0]
+
+
+def _row(common: CommonSettings, settings: FedEvPromptSettings) -> str:
+    """Return the name of the paper's row that has these settings."""
+    distils = "+ KD" if settings.distillation_weight else ""
+    prompts = "b,t" if common.prompt_sets == "b-t" else "g"
+    if settings.shared_prompts == "none":
+        if not distils:
+            return f"Local {prompts}"
+        at_random = settings.buffer_selection == "random"
+        rows = {"b,t": "KD random" if at_random else "FedEvPrompt"}
+        return rows.get(prompts, "")
+    shared = prompts if settings.shared_prompts == "all" else "b only"
+    return f"FedAvg {shared} {distils}".strip()

@@ -1,0 +1,140 @@
+"""FedProto (Tan et al. 2022): sites exchange class prototypes, never weights.
+
+Messages: ``train`` brings ``prototype/<class>`` (d,) of every class that has a global prototype,
+none in round 1; the reply holds ``prototype/<class>`` (d,) of each class that the site has enough
+training samples of (``held``). ``evaluate`` brings them only where they classify (``inference``). A
+site that sends none is sent none. Float32, d the tokens times the channels of the network.
+
+A global prototype is the mean of those that came in the last round, by the sites' counts of the
+class (eq. 6, without its further division by the number of sites, by which prototypes would shrink
+as sites join). A class that nobody sent keeps the prototype that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from models.contract.messages import EVALUATE
+from models.methods.fedproto import PROTOTYPE, FedProtoSettings, large_classes
+from models.networks.classifier import Task, build_classifier, network_kind
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.roster import Roster
+from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.published.fedevprompt import dermoscopy
+
+
+class FedProto(FederatedStrategy):
+    """Keeps the global prototypes."""
+
+    settings_class = FedProtoSettings
+    settings: FedProtoSettings
+    title = "FedProto"
+
+    def leaves(self) -> list[str]:
+        """Name the prototypes, and of how few samples one is."""
+        least = self.settings.class_min_count
+        if not any(self._held(site) for site in self.roster.sites()):
+            return [nothing_leaves(self.roster, least)]
+        found = [
+            f"each round: for each class that {enough(self.roster, least)}, the mean embedding of "
+            f"those samples, {fewest(self.roster, least)}; the mean over sites goes to all sites "
+            "that send one, and where one site alone sends a class that is this site's own"
+        ]
+        if network_kind(self.common, self.roster.task()) == "logistic":
+            found.append(
+                "of network 'logistic' an embedding is the row itself: what leaves is the exact "
+                "mean of each such class's standardised rows; unless 'standardise' is 'declared' "
+                "the mean of the site's other rows follows from it, however few they are"
+            )
+        return found
+
+    def published(self) -> Published:
+        """Return FedEvPrompt's table 1."""
+        return dermoscopy("FedProto", self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return an empty state: there are no prototypes before round 1."""
+        return RoundState(0, {})
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the global prototypes; to measure with heads nothing is needed.
+
+        A site that can send none is ``local``: none come to it either.
+        """
+        by_head = self.settings.inference == "head"
+        nothing = (phase == EVALUATE and by_head) or not self._held(site)
+        return {} if nothing else state.arrays
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect a prototype of each class that the site has enough samples of."""
+        return {f"{PROTOTYPE}{n}": ArraySpec((self._size,)) for n in self._held(site)}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the mean prototypes, by the sites' counts of the class."""
+        arrays = dict(state.arrays)
+        for label in range(self.roster.task().classes):
+            counts = {site: self._held(site).get(label, 0) for site in replies}
+            if sum(counts.values()):
+                arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
+        return RoundState(state.round, arrays, state.extras)
+
+    def _held(self, site: str) -> dict[int, int]:
+        return held(self.roster, site, self.settings.class_min_count)
+
+    @cached_property
+    def _size(self) -> int:
+        with torch.device("meta"):  # only the size is wanted, no weight
+            network = build_classifier(self.common, self.roster.task())
+        return network.tokens * network.channels
+
+
+def held(roster: Roster, site: str, least: int) -> dict[int, int]:
+    """Return the classes whose means ``site`` sends, with their counts of training samples.
+
+    ``least`` is the run's 'class-min-count'; the site's own floor may be higher.
+    """
+    facts = roster.facts[site]
+    return large_classes(facts.label_counts["train"], max(least, facts.floor))
+
+
+def enough(roster: Roster, least: int) -> str:
+    """Say how many training samples of a class a site must have to send its mean."""
+    floors = {site: max(least, roster.facts[site].floor) for site in roster.sites()}
+    lowest = min(floors.values())
+    higher = [f"site {site} {floor}" for site, floor in floors.items() if floor > lowest]
+    return f"the site has at least {lowest} training samples of" + (
+        f" ({', '.join(higher)})" if higher else ""
+    )
+
+
+def nothing_leaves(roster: Roster, least: int) -> str:
+    """Say that no site sends a class mean, and why."""
+    return f"each round: no class mean, since there is no class that {enough(roster, least)}"
+
+
+def fewest(roster: Roster, least: int) -> str:
+    """Say of how few training samples a class's mean is at some site; one must send some."""
+    count, site, label = min(
+        (count, site, label)
+        for site in roster.sites()
+        for label, count in held(roster, site, least).items()
+    )
+    if count == 1:
+        return f"which at site {site}, class {label}, is that of one single sample"
+    return f"of as few as {count} (site {site}, class {label})"
+
+
+def _mean(name: str, replies: Mapping[str, SiteReply], counts: Mapping[str, int]) -> NDArray:
+    """Return the mean of array ``name``, float32, of float64 sums in site order."""
+    sites = [site for site in sorted(replies) if counts[site]]
+    arrays = np.stack([replies[site].array(name).astype(np.float64) for site in sites])
+    weights = [counts[site] for site in sites]
+    mean: NDArray = np.average(arrays, axis=0, weights=weights)
+    return mean.astype(np.float32)

@@ -1,0 +1,25 @@
+"""FedProx (Li et al. 2020): FedAvg whose sites stay near the global weights.
+
+Messages as FedAvg's. The server's side of FedProx is that of FedAvg; the proximal term is the
+sites' (``client_app/methods/fedprox.py``).
+"""
+
+from __future__ import annotations
+
+from models.methods.fedprox import FedProxSettings
+from strategies.loop.reporting import Published
+from strategies.methods.fedavg import FedAvg
+from strategies.published.fedevprompt import dermoscopy
+from strategies.published.picsr import heart_disease
+
+
+class FedProx(FedAvg):
+    """Averages what all sites trained with a proximal term."""
+
+    settings_class = FedProxSettings
+    title = "FedProx"
+
+    def published(self) -> Published:
+        """Return PICSR's table 1 or FedEvPrompt's tables."""
+        heart = heart_disease("FedProx", self.common, self.roster)
+        return heart or dermoscopy("FedProx", self.common, self.roster)

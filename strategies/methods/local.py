@@ -1,0 +1,44 @@
+"""Each silo alone, the baseline of every federated method.
+
+Messages: an instruction to each site, metrics back. No array crosses the wire in either
+direction; each site starts from the seed's initial weights and keeps its model on its own disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.networks.classifier import Task
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.published.fedaligncl import mammography
+from strategies.published.fedevprompt import dermoscopy, with_prompts
+from strategies.published.picsr import heart_disease
+
+
+class Local(FederatedStrategy):
+    """Asks each site to train alone and collects metrics."""
+
+    title = "Local"
+    takes_pace = True
+
+    def published(self) -> Published:
+        """Return PICSR's table 1, FedEvPrompt's tables or Fed-Align-CL's table III."""
+        heart = heart_disease("Local", self.common, self.roster)
+        skin = dermoscopy(with_prompts("Local", self.common), self.common, self.roster)
+        return heart or skin or mammography("Single", self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return an empty state: the server holds no weights."""
+        return RoundState(0, {})
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect no arrays."""
+        return {}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the state as it was."""
+        return state

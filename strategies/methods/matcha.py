@@ -1,0 +1,14 @@
+"""MATCHA (Wang et al. 2019): a round mixes over some matchings of a graph, drawn anew each."""
+
+from __future__ import annotations
+
+from models.methods.decentralised import MatchaSettings
+from strategies.methods.decentralised import Decentralised
+
+
+class Matcha(Decentralised):
+    """Mixes over matchings that keep the graph well connected on average."""
+
+    settings_class = MatchaSettings
+    settings: MatchaSettings
+    title = "MATCHA"

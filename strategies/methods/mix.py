@@ -1,0 +1,64 @@
+"""Mix, an oracle: one site of a simulation trains on the training data of all.
+
+Messages as FedAvg's, but only the trainer answers with weights. ``note.sites`` names the sites
+whose data it pools, one a line. In a deployment it is refused: no hospital could do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.contract.errors import SettingError
+from models.contract.messages import EVALUATE
+from models.contract.settings_schema import Value
+from models.networks.classifier import Task
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.methods.fedavg import FedAvg
+from strategies.published.fedaligncl import mammography
+
+
+class Mix(FedAvg):
+    """Lets the first site train on everything."""
+
+    title = "Mix (oracle)"
+    takes_privacy = False  # one vector of all patients: no site's part of it is bounded
+
+    def leaves(self) -> list[str]:
+        """Say that this is no federated method."""
+        return ["everything: the oracle reads the training data of all sites (simulation only)"]
+
+    def published(self) -> Published:
+        """Return Fed-Align-CL's table III."""
+        return mammography("Mix", self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return initial weights.
+
+        Raises:
+            SettingError: a site is a real one.
+        """
+        if real := [site for site, facts in self.roster.facts.items() if not facts.homeless]:
+            raise SettingError(
+                f"method 'mix' pools the data of all sites, and {', '.join(real)} are no simulated "
+                "sites: choose a federated method"
+            )
+        return super().initial_state(task)
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+        """Name the sites whose data are pooled."""
+        return {} if phase == EVALUATE else {"sites": "\n".join(self.roster.sites())}
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect weights of the trainer alone."""
+        return super().expected(phase, site, state) if site == self._trainer() else {}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the trainer's weights, or the state as it was if it failed."""
+        trained = {site: reply for site, reply in replies.items() if site == self._trainer()}
+        return super().combine(phase, state, trained) if trained else state
+
+    def _trainer(self) -> str:
+        return self.roster.sites()[0]

@@ -1,0 +1,224 @@
+"""PICSR (papers/picsr): experts and prototypes from all silos, a router trained by averaging.
+
+Stages, by round: ``warmup`` (only if experts are finetuned: FedAvg), ``experts`` (each site alone;
+in the last of these rounds the reply brings the expert and the prototype), ``router``.
+
+Messages: in ``warmup`` as FedAvg's. In ``experts`` nothing, but the global weights where experts
+are finetuned, until a site has its own; the last reply holds ``expert/<array>`` and ``prototype``
+(*input_shape). In ``router`` and at the end ``expert/<site>/<array>``, ``prototype/<site>`` and
+``router/<array>``; the reply holds ``router/<array>``, with train-experts also the experts.
+``note.stage`` names the stage. Float32 throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from datasets.registry import data_set
+from models.contract.errors import SettingError
+from models.contract.messages import EVALUATE
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value
+from models.methods.picsr import (
+    EXPERTS,
+    OWN_EXPERT,
+    OWN_PROTOTYPE,
+    PROTOTYPE,
+    ROUTER,
+    ROUTING_STAGE,
+    WARMUP,
+    PICSRSettings,
+    arrays_below,
+    build_router,
+    prototype_distances,
+    routing_document,
+)
+from models.networks.classifier import Task, build_classifier, load_exchanged
+from models.networks.mixture import EXPERT
+from strategies.loop.averaging import weighted_mean
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply, initial_weights
+from strategies.methods.experts import collected_experts, expert_specs
+from strategies.published.picsr import heart_disease
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class PICSR(FederatedStrategy):
+    """Collects experts and prototypes, then averages the router."""
+
+    settings_class = PICSRSettings
+    settings: PICSRSettings
+    title = "PICSR"
+    takes_vit = False
+    takes_evidence = False  # mixed probabilities are no alpha
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:
+        """Refuse a blind router, a run without router rounds, and noise that hides nothing."""
+        if common.standardise == "site":
+            raise SettingError(
+                "setting 'standardise' is 'site': by its own figures every site's mean sample is "
+                "zero, all prototypes coincide and the router is blind; set it to 'pooled' or "
+                "'declared'"
+            )
+        sums_leave = common.standardise == "pooled" and (
+            "standardise" in data_set(common.dataset).settings
+        )
+        if settings.prototype_noise and sums_leave:
+            raise SettingError(
+                f"setting 'prototype-noise' is {settings.prototype_noise:g} and 'standardise' is "
+                "'pooled': the sums that a site sends to be pooled give its exact mean away, so "
+                "noise on the prototype hides nothing; set 'standardise' to 'declared'"
+            )
+        if sums_leave and settings.prototype_min_count > common.sums_min_count:
+            raise SettingError(
+                f"setting 'prototype-min-count' is {settings.prototype_min_count} and "
+                f"'sums-min-count' is {common.sums_min_count}: a site that is too small for a "
+                "prototype would send its sums, which give the same mean; raise 'sums-min-count'"
+            )
+        before = settings.expert_rounds + _warmup(settings)
+        if before >= common.rounds:
+            raise SettingError(
+                f"setting 'rounds' is {common.rounds} and experts take {before} of them "
+                "('warmup-rounds', 'expert-rounds'): none is left for the router"
+            )
+
+    def leaves(self) -> list[str]:
+        """Name expert, prototype, router and routing figures."""
+        noise = self.settings.prototype_noise
+        found = [
+            "once: all weights of the site's expert, which go to all other sites",
+            "once: the site's prototype, the mean of its standardised training samples ("
+            + (f"with Gaussian noise of sd {noise:g}" if noise else "without noise")
+            + f"; none of fewer than {self.settings.prototype_min_count} samples), which goes to "
+            "all other sites",
+            "the router's weights, each round of its training",
+            "mean and quantiles of the router's weights over validation and over test samples, of "
+            f"no fewer than {self.settings.prototype_min_count}",
+        ]
+        if self.settings.experts == "finetuned":
+            found.insert(0, "all weights of the network, each warm-up round")
+        if self.settings.train_experts:
+            found.append("all experts' weights, each round of the router's training")
+        return found
+
+    def published(self) -> Published:
+        """Return table 1."""
+        return heart_disease("PICSR", self.common, self.roster)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return initial weights for FedAvg, nothing where experts begin at once."""
+        if self.settings.experts == "local":
+            return RoundState(0, {})
+        return RoundState(0, initial_weights(build_classifier(self.common, task)))
+
+    def stage(self, state: RoundState) -> str:
+        """Return the stage of the round after ``state.round``."""
+        warmup = _warmup(self.settings)
+        if state.round < warmup:
+            return WARMUP
+        return EXPERTS if state.round < warmup + self.settings.expert_rounds else ROUTING_STAGE
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+        """Tell the stage."""
+        return {"stage": self.stage(state)}
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the state's arrays, but not to a site that trains an expert of its own."""
+        alone = self.stage(state) == EXPERTS and site in state.keepers
+        return {} if alone else state.arrays
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect what the stage trains."""
+        if self.stage(state) == EXPERTS:
+            if not self._collects(state):
+                return {}
+            task = self.roster.task()
+            return expert_specs(self.common, task, OWN_EXPERT) | {
+                OWN_PROTOTYPE: ArraySpec(task.input_shape)
+            }
+        return {name: ArraySpec(state.arrays[name].shape) for name in self._trained(state)}
+
+    def objection(self, phase: str, reply: SiteReply) -> str | None:
+        """Refuse an expert that has no finite answer to its own silo's mean sample."""
+        if phase == EVALUATE or not self._collects(self.current()):
+            return None
+        network = build_classifier(self.common, self.roster.task())
+        specs = expert_specs(self.common, self.roster.task(), OWN_EXPERT)
+        load_exchanged(
+            network,
+            {
+                name.removeprefix(OWN_EXPERT): torch.from_numpy(np.array(reply.array(name)))
+                for name in specs
+            },
+        )
+        mean = torch.from_numpy(np.array(reply.array(OWN_PROTOTYPE)))[None]
+        with torch.no_grad():
+            answer = network.eval()(mean)
+        return None if answer.isfinite().all() else "its expert has no finite answer"
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Average, or collect experts and prototypes and start the router."""
+        if self._collects(state):
+            return RoundState(state.round, self._collected(replies), state.extras)
+        if self.stage(state) == EXPERTS:
+            return state
+        equal = self.stage(state) == ROUTING_STAGE and self.settings.router_average == "equal"
+        mean = weighted_mean(replies, self._trained(state), equal)
+        return RoundState(state.round, {**state.arrays, **mean}, state.extras)
+
+    def documents(
+        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """Return who routes to whom, and how far the prototypes are apart."""
+        if not any(name.startswith(ROUTER) for name in state.arrays):
+            return {}  # the run was stopped before
+        arrays = {name: torch.from_numpy(np.array(one)) for name, one in state.arrays.items()}
+        prototypes = arrays_below(PROTOTYPE, arrays)
+        shape = self.roster.task().input_shape
+        router = build_router(self.settings, shape, len(prototypes), self.common.seed)
+        load_exchanged(router, arrays_below(ROUTER, arrays))
+        distances = prototype_distances(router, prototypes)
+        return {"routing.json": routing_document(values, list(prototypes), distances)}
+
+    @classmethod
+    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
+        """Return the paper's figure 2, the matrix of mean weights and that of distances."""
+        if "routing.json" not in documents:
+            return {}
+        from strategies.figures.routing import draw_routing
+
+        return draw_routing(documents["routing.json"])
+
+    def _collects(self, state: RoundState) -> bool:
+        """Tell whether the next round is the one that brings experts and prototypes."""
+        return state.round + 1 == _warmup(self.settings) + self.settings.expert_rounds
+
+    def _collected(self, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
+        task = self.roster.task()
+        specs = expert_specs(self.common, task, OWN_EXPERT)
+        arrays = collected_experts(replies, specs, OWN_EXPERT)
+        for site, reply in replies.items():
+            arrays[f"{PROTOTYPE}{site}"] = reply.array(OWN_PROTOTYPE)
+        router = build_router(self.settings, task.input_shape, len(replies), self.common.seed)
+        arrays |= {f"{ROUTER}{name}": array for name, array in initial_weights(router).items()}
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+    def _trained(self, state: RoundState) -> list[str]:
+        if self.stage(state) == WARMUP:
+            return list(state.arrays)
+        prefixes = (ROUTER, EXPERT) if self.settings.train_experts else (ROUTER,)
+        return [name for name in state.arrays if name.startswith(prefixes)]
+
+
+def _warmup(settings: PICSRSettings) -> int:
+    return settings.warmup_rounds if settings.experts == "finetuned" else 0

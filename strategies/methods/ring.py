@@ -1,0 +1,14 @@
+"""Ring: each silo goes on from the mean of its own model and its predecessor's, (A + I) / 2."""
+
+from __future__ import annotations
+
+from models.methods.decentralised import LinkSettings
+from strategies.methods.decentralised import Decentralised
+
+
+class Ring(Decentralised):
+    """Mixes on a directed ring."""
+
+    settings_class = LinkSettings
+    settings: LinkSettings
+    title = "Ring"

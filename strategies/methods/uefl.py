@@ -1,0 +1,282 @@
+"""UEFL (papers/uefl, algorithm 1): FedAvg of the network, books for those who need them.
+
+Phases of a round: ``train``; in the last round of an iteration also ``uncertainty`` (every site
+measures the new global model on validation data) and ``centroids`` (uncertain sites only).
+
+Messages: ``arrays`` holds the network by state-dict name and ``codebook.<b>`` (n, c/s) for each
+book b that the site may use; a ``train`` reply the same, trained; a ``centroids`` reply
+``centroids`` (k, c/s) and ``counts`` (k,), both float32. Personal codebooks never cross the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from models.contract.errors import SettingError
+from models.contract.messages import INCOMING, TRAIN, measurement
+from models.contract.seeding import derive_seed
+from models.contract.settings import CommonSettings
+from models.maths.federated_kmeans import Centroids, merge_centroids
+from models.methods.uefl import (
+    CODEBOOK,
+    NEW_CODEWORDS,
+    UEFLSettings,
+    gaussian_codebook,
+    segment_dimension,
+    uncertain_sites,
+)
+from models.networks.classifier import Task, build_classifier
+from strategies.loop.averaging import weighted_mean
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.reporting import Published
+from strategies.loop.state import (
+    ArraySpec,
+    NDArray,
+    RoundState,
+    SiteReply,
+    initial_weights,
+)
+
+UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
+ENTROPY = measurement(INCOMING, "val", "entropy")
+
+
+# UEFL paper, table 3: nine silos
+_PUBLISHED: dict[str, Published] = {
+    "mnist": {
+        "D1": {"accuracy": 0.951, "entropy": 0.120},
+        "D2": {"accuracy": 0.885, "entropy": 0.196},
+        "D3": {"accuracy": 0.924, "entropy": 0.131},
+        "all": {"accuracy": 0.920, "entropy": 0.149},
+    },
+    "fmnist": {
+        "D1": {"accuracy": 0.857, "entropy": 0.147},
+        "D2": {"accuracy": 0.848, "entropy": 0.188},
+        "D3": {"accuracy": 0.845, "entropy": 0.167},
+        "all": {"accuracy": 0.850, "entropy": 0.167},
+    },
+}
+
+
+class UEFL(FederatedStrategy):
+    """Extends the codebook of uncertain sites after each iteration.
+
+    The round state's extras: ``iteration`` (from 1), ``access`` (book -> sites), ``uncertain``
+    (sites found uncertain in the current round), ``certain`` (none was, at the last check),
+    ``entropies`` (per check: round and entropy per site) and ``extended`` (round -> sites).
+    """
+
+    settings_class = UEFLSettings
+    settings: UEFLSettings
+    title = "UEFL"
+    takes_vit = False
+
+    def leaves(self) -> list[str]:
+        """Name the weights and, unless they are personal, codebooks and centroids."""
+        found = ["all weights and batch-norm statistics of the network, each round"]
+        if not self._personal():
+            found.append("the codebooks that the site may use, trained, each round")
+        if self._asks_for_centroids():
+            found.append(
+                "when uncertain: centroids of the site's features with counts, none of fewer than "
+                f"{self.settings.centroid_min_count} features"
+            )
+        return found
+
+    def published(self) -> Published:
+        """Return table 3, if there are nine silos and the codebook can grow, as there."""
+        as_there = self.common.silos == 9 and self.settings.max_iterations > 1
+        return _PUBLISHED.get(self.common.dataset, {}) if as_there else {}
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
+        """Refuse a run without dropout, or one that ends before a codebook could be extended."""
+        if common.dropout == 0 or common.mc_passes == 0:
+            raise SettingError(
+                f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "
+                "must be above 0: UEFL's uncertainty is that of Monte Carlo dropout"
+            )
+        if settings.max_iterations > 1 and common.rounds <= settings.iteration_rounds:
+            raise SettingError(
+                f"setting 'rounds' is {common.rounds}, not more than 'iteration-rounds' "
+                f"({settings.iteration_rounds}): no codebook would ever be extended; raise "
+                "'rounds', lower 'iteration-rounds', or set 'max-iterations' to 1 (DisFL)"
+            )
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return initial weights and, if shared, the first book, Gaussian.
+
+        Raises:
+            SettingError: uncertainty is to be judged, and a site has no validation samples.
+        """
+        for site, facts in self.roster.facts.items():
+            if self.settings.max_iterations > 1 and facts.sizes().get("val") == 0:
+                raise SettingError(
+                    f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
+                    "'val-folds', or set 'max-iterations' to 1 (DisFL)"
+                )
+        network = build_classifier(self.common, task)
+        arrays = initial_weights(network)
+        dimension = segment_dimension(network.channels, self.settings.segments)
+        if not self._personal():
+            first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
+            arrays[f"{CODEBOOK}0"] = first.numpy()
+        extras = {
+            "iteration": 1,
+            "access": {"0": self.roster.sites()},
+            "uncertain": [],
+            "certain": False,
+            "entropies": [],
+            "extended": {},
+        }
+        return RoundState(0, arrays, extras)
+
+    def finished(self, state: RoundState) -> bool:
+        """Tell whether the rounds are used up, or no silo is uncertain and that ends the run."""
+        certain = self.settings.stop_when_certain and bool(state.extras["certain"])
+        return certain or super().finished(state)
+
+    @classmethod
+    def marks(cls, state: RoundState) -> dict[int, str]:
+        """Return where codewords were added, and for whom."""
+        none = "no new codewords: no cluster was large enough ('centroid-min-count')"
+        return {
+            int(round_): f"new codewords for {', '.join(sites)}" if sites else none
+            for round_, sites in state.extras["extended"].items()
+        }
+
+    def why_finished(self, state: RoundState) -> str:
+        """Say that no silo is uncertain."""
+        if state.round >= self.common.rounds:
+            return ""
+        return (
+            f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
+            "times the least: the run ends ('stop-when-certain')"
+        )
+
+    def phases(self, state: RoundState) -> Sequence[str]:
+        """Return the three phases in an iteration's last round, else ``train`` alone."""
+        if state.round + 1 == self._iteration_end(state) and self._may_extend(state):
+            return (TRAIN, UNCERTAINTY, CENTROIDS)
+        return (TRAIN,)
+
+    def recipients(self, phase: str, state: RoundState) -> list[str]:
+        """Ask the uncertain sites for centroids, all sites for everything else."""
+        return list(state.extras["uncertain"]) if phase == CENTROIDS else self.roster.sites()
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the network and the books that ``site`` may use."""
+        return {name: state.arrays[name] for name in self._names_for(site, state)}
+
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Expect what was sent, trained; centroids with counts; or metrics alone."""
+        if phase == TRAIN:
+            return {
+                name: ArraySpec(state.arrays[name].shape) for name in self._names_for(site, state)
+            }
+        if phase == CENTROIDS and self._asks_for_centroids():
+            dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
+            return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
+        return {}
+
+    def objection(self, phase: str, reply: SiteReply) -> str | None:
+        """Refuse a reply without what its phase is for, or counts that cannot be."""
+        needed = {UNCERTAINTY: ENTROPY, CENTROIDS: NEW_CODEWORDS}.get(phase)
+        if needed and needed not in reply.metrics():
+            return f"metric '{needed}' is missing"
+        if phase == UNCERTAINTY and reply.metric(ENTROPY) < 0:
+            return f"metric '{ENTROPY}' is {reply.metric(ENTROPY)}, less than 0"
+        if phase == CENTROIDS and self._asks_for_centroids():
+            centroids, counts = reply.array("centroids"), reply.array("counts")
+            whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
+            if not len(centroids) == len(counts) == reply.metric(NEW_CODEWORDS) or not whole:
+                return f"{len(centroids)} centroids came with counts {counts.tolist()}"
+        return None
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Average (eq. 3), judge uncertainty (eq. 9), or extend the codebook."""
+        if phase == TRAIN:
+            arrays = self._averaged(state, replies)
+            return RoundState(state.round, arrays, {**state.extras, "uncertain": []})
+        if phase == UNCERTAINTY:
+            return RoundState(state.round, state.arrays, self._judged(state, replies))
+        return self._extended(state, replies)
+
+    def _averaged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
+        books = [name for name in state.arrays if name.startswith(CODEBOOK)]
+        arrays = weighted_mean(replies, [name for name in state.arrays if name not in books])
+        for name in books:
+            users = {
+                site: reply
+                for site, reply in replies.items()
+                if site in state.extras["access"][name.removeprefix(CODEBOOK)]
+            }
+            arrays |= weighted_mean(users, [name]) if users else {name: state.arrays[name]}
+        return arrays
+
+    def _judged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:
+        entropies = {site: reply.metric(ENTROPY) for site, reply in replies.items()}
+        uncertain = uncertain_sites(entropies, self.settings.gamma)
+        check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
+        return {
+            **state.extras,
+            "iteration": state.extras["iteration"] + 1,
+            "uncertain": uncertain,
+            "certain": not uncertain,
+            "entropies": [*state.extras["entropies"], check],
+        }
+
+    def _extended(self, state: RoundState, replies: Mapping[str, SiteReply]) -> RoundState:
+        """Add a book for the sites that have codewords for it; none: the round is only marked."""
+        book, round_ = str(len(state.extras["access"])), str(state.round + 1)
+        sites = [site for site, reply in replies.items() if reply.metric(NEW_CODEWORDS) > 0]
+        extended = {**state.extras["extended"], round_: sites}
+        if not sites:
+            return RoundState(state.round, state.arrays, {**state.extras, "extended": extended})
+        arrays = dict(state.arrays)
+        if not self._personal():
+            arrays[f"{CODEBOOK}{book}"] = self._new_book(state, [replies[site] for site in sites])
+        access = {**state.extras["access"], book: sites}
+        return RoundState(
+            state.round, arrays, {**state.extras, "access": access, "extended": extended}
+        )
+
+    def _new_book(self, state: RoundState, replies: Sequence[SiteReply]) -> NDArray:
+        dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
+        if self.settings.codeword_start == "gaussian":
+            drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+            start: NDArray = drawn.numpy()
+            return start
+        parts = [
+            Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))
+            for reply in replies
+        ]
+        seed = derive_seed(self.common.seed, "merge", state.round + 1)
+        return merge_centroids(parts, self.settings.codes, seed)
+
+    def _names_for(self, site: str, state: RoundState) -> list[str]:
+        return [
+            name
+            for name in sorted(state.arrays)
+            if not name.startswith(CODEBOOK)
+            or site in state.extras["access"][name.removeprefix(CODEBOOK)]
+        ]
+
+    def _iteration_end(self, state: RoundState) -> int:
+        later: int = state.extras["iteration"] - 1
+        return self.settings.iteration_rounds + later * self.settings.extension_rounds
+
+    def _may_extend(self, state: RoundState) -> bool:
+        more: bool = state.extras["iteration"] < self.settings.max_iterations
+        return more and state.round + 1 < self.common.rounds
+
+    def _asks_for_centroids(self) -> bool:
+        return not self._personal() and self.settings.codeword_start == "kmeans"
+
+    def _personal(self) -> bool:
+        return self.settings.codebooks == "personal"

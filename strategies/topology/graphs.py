@@ -1,0 +1,247 @@
+"""Who sends models to whom, and with which weights they are mixed.
+
+A topology's mixing matrix W is doubly stochastic in every round: row i holds the weights with which
+site i takes its own model and its in-neighbours' (Lian et al. 2017). ``star`` and ``graph`` have
+Metropolis-Hastings weights (Xiao, Boyd, Kim 2007), ``ring`` has (A + I) / 2 (Marfoq et al. 2020),
+``matcha`` is in ``strategies/topology/matcha.py``. Everything is computed over the sites' places
+among their sorted names: sets of names have another order in each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import numpy as np
+
+from models.contract.errors import SettingError
+from strategies.topology.matcha import Matcha, Matrix, solve_matcha
+
+if TYPE_CHECKING:
+    from datasets.partition.silo_sets import SiloSet
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """Sites and the arcs between them.
+
+    Attributes:
+        kind: complete, ring, star, matcha or graph.
+        sites: sorted.
+        graph: an arc j -> i where i receives j's model (of matcha: in some rounds), its ``weight``
+            as in ``weights``.
+        weights: the mixing matrix, of matcha the expected one, (sites, sites).
+        seed: of matcha's draws.
+        budget: of matcha.
+        matcha: the matchings, their probabilities and the step size, None for other kinds.
+    """
+
+    kind: str
+    sites: tuple[str, ...]
+    graph: nx.DiGraph
+    weights: Matrix
+    seed: int
+    budget: float
+    matcha: Matcha | None = None
+
+    def matrix(self, round_: int) -> Matrix:
+        """Return the mixing matrix of a round, (sites, sites): row i is what site i takes."""
+        return self.matcha.matrix(self.matcha.active(round_)) if self.matcha else self.weights
+
+    def mixing(self, site: str, round_: int) -> dict[str, float]:
+        """Return the weights of a site's own model and of its in-neighbours' in a round."""
+        row = self.matrix(round_)[self.sites.index(site)]
+        sources = {site, *self.in_neighbours(site, round_)}
+        return {
+            name: float(weight)
+            for name, weight in zip(self.sites, row, strict=True)
+            if name in sources
+        }
+
+    def in_neighbours(self, site: str, round_: int) -> list[str]:
+        """Return the sites whose models ``site`` receives in a round, sorted."""
+        row = self.matrix(round_)[self.sites.index(site)]
+        return [
+            name
+            for name, weight in zip(self.sites, row, strict=True)
+            if weight > 0 and name != site
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What a kind of topology is built from: sites are numbers here."""
+
+    base: nx.Graph  # the silo set's links, with latencies; no edge if there are none
+    seed: int
+    budget: float
+
+
+def build_topology(
+    kind: str, sites: Iterable[str], silo_set: SiloSet | None, seed: int, budget: float
+) -> Topology:
+    """Return the topology of a run.
+
+    Args:
+        kind: as the setting 'topology' has it.
+        sites: the run's sites, in any order.
+        silo_set: which links there are, where that is known: for ``graph`` and ``matcha`` the only
+            ones; by their latencies a ring's order and a star's hub are chosen.
+        seed: of matcha's draws.
+        budget: matcha's share of the matchings that a round uses.
+
+    Raises:
+        SettingError: fewer than 2 sites, a silo set of other sites or one that is not connected,
+            ``graph`` without links, or a budget that is too small.
+    """
+    names = tuple(sorted(sites))
+    _refuse(kind, names, silo_set)
+    plan = _Plan(link_graph(names, silo_set), seed, budget)
+    arcs, weights, matcha = _BUILDERS[kind](plan)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(names)
+    for j, i in sorted(arcs):
+        graph.add_edge(names[j], names[i], weight=float(weights[i, j]))
+    return Topology(kind, names, graph, weights, seed, budget, matcha)
+
+
+def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
+    """Return the silo set's links over the sites' places, with the attributes of each link."""
+    graph = nx.Graph()
+    graph.add_nodes_from(range(len(names)))
+    places = {name: place for place, name in enumerate(names)}
+    for (a, b), link in sorted((silo_set.links if silo_set else {}).items()):
+        ends = sorted((places[a], places[b]))
+        graph.add_edge(*ends, latency=link.latency_ms, gbps=link.gbps)
+    return graph
+
+
+def _refuse(kind: str, names: tuple[str, ...], silo_set: SiloSet | None) -> None:
+    if kind not in _BUILDERS:
+        raise SettingError(f"'topology' is '{kind}': choose one of {', '.join(_BUILDERS)}")
+    if len(names) < 2:
+        raise SettingError(
+            f"topology '{kind}' connects at least 2 silos, and this run has {len(names)}"
+            f"{' (' + names[0] + ')' if names else ''}: add silos, or choose method 'local'"
+        )
+    if silo_set is not None:
+        _refuse_silo_set(names, silo_set)
+    if kind == "graph" and not (silo_set and silo_set.links):
+        raise SettingError(
+            "topology 'graph' takes its edges from 'silo-set', which names none: give a file of "
+            "edges, or choose another topology"
+        )
+
+
+def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
+    if unknown := sorted(set(silo_set.names) - set(names)):
+        raise SettingError(
+            f"'silo-set' names {', '.join(unknown)}, and no node of this run has that name: its "
+            f"sites are {', '.join(names)}"
+        )
+    if missing := sorted(set(names) - set(silo_set.names)):
+        raise SettingError(
+            f"'silo-set' does not have the site(s) {', '.join(missing)} of this run: add them, or "
+            f"choose a silo set of {len(names)} silos"
+        )
+    graph = link_graph(names, silo_set)
+    parts = [", ".join(names[place] for place in sorted(part)) for part in _components(graph)]
+    if silo_set.links and len(parts) > 1:
+        raise SettingError(
+            f"'silo-set' is not connected, it falls into {len(parts)} parts: {' | '.join(parts)}; "
+            "add links between them"
+        )
+
+
+def _components(graph: nx.Graph) -> list[set[int]]:
+    return sorted(nx.connected_components(graph), key=min)
+
+
+_Built = tuple[Iterable[tuple[int, int]], Matrix, Matcha | None]
+
+
+def _complete(plan: _Plan) -> _Built:
+    size = len(plan.base)
+    return nx.complete_graph(size, nx.DiGraph).edges, np.full((size, size), 1 / size), None
+
+
+def _ring(plan: _Plan) -> _Built:
+    """Let each site receive from its predecessor on a short tour."""
+    order = _tour(plan.base)
+    arcs = list(zip(order, [*order[1:], order[0]], strict=True))
+    weights = np.eye(len(order)) / 2
+    for j, i in arcs:
+        weights[i, j] = 0.5
+    return arcs, weights, None
+
+
+def _star(plan: _Plan) -> _Built:
+    """Put the site in the middle whose slowest link is the quickest, of equal ones the first."""
+    latencies = _latencies(plan.base)
+    places = range(len(plan.base))
+    hub = 0 if latencies is None else min(places, key=lambda i: (max(latencies[i]), i))
+    edges = [(hub, place) for place in places if place != hub]
+    return _undirected(nx.Graph(edges))
+
+
+def _graph(plan: _Plan) -> _Built:
+    return _undirected(plan.base)
+
+
+def _matcha(plan: _Plan) -> _Built:
+    known = plan.base.number_of_edges() > 0
+    base = plan.base if known else nx.complete_graph(len(plan.base))
+    matcha = solve_matcha(base, plan.budget, plan.seed)
+    return base.to_directed().edges, matcha.expected(), matcha
+
+
+_BUILDERS: dict[str, Callable[[_Plan], _Built]] = {
+    "complete": _complete,
+    "ring": _ring,
+    "star": _star,
+    "matcha": _matcha,
+    "graph": _graph,
+}
+
+
+def _undirected(graph: nx.Graph) -> _Built:
+    """Weigh each edge with 1 / (1 + the larger degree), and leave the rest to the site itself."""
+    size = len(graph)
+    weights = np.zeros((size, size))
+    for a, b in graph.edges:
+        weights[a, b] = weights[b, a] = 1 / (1 + max(graph.degree[a], graph.degree[b]))
+    np.fill_diagonal(weights, 1 - weights.sum(axis=1))
+    return graph.to_directed().edges, weights, None
+
+
+def _latencies(base: nx.Graph) -> Matrix | None:
+    """Return milliseconds along the quickest paths, None unless every link's are known."""
+    known = [latency is not None for _, _, latency in base.edges(data="latency")]
+    if not known or not all(known):
+        return None
+    lengths = dict(nx.all_pairs_dijkstra_path_length(base, weight="latency"))
+    size = len(base)
+    return np.array([[float(lengths[a][b]) for b in range(size)] for a in range(size)])
+
+
+def _tour(base: nx.Graph) -> list[int]:
+    """Return the sites on a short round tour, from the first; sorted if no latencies are known.
+
+    The shorter of Christofides' tour and the greedy one, in the direction of the lower neighbour.
+    """
+    latencies = _latencies(base)
+    if latencies is None:
+        return list(range(len(base)))
+    graph = nx.complete_graph(len(base))
+    for a, b in graph.edges:
+        graph[a][b]["weight"] = latencies[a, b]
+    tours = [
+        nx.approximation.christofides(graph)[:-1],
+        nx.approximation.greedy_tsp(graph, source=0)[:-1],
+    ]
+    tour: list[int] = min(tours, key=lambda tour: nx.path_weight(graph, [*tour, tour[0]], "weight"))
+    start = tour.index(0)
+    tour = tour[start:] + tour[:start]
+    return tour if tour[1] <= tour[-1] else [tour[0], *reversed(tour[1:])]

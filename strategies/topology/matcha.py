@@ -1,0 +1,276 @@
+"""MATCHA: of a graph's matchings each round draws a few, so that silos need few links at once.
+
+Wang, Sahu, Yang, Joshi, Kar 2019, "MATCHA: Speeding up decentralized SGD via matching
+decomposition sampling": the graph's matchings, how often each is used (the largest algebraic
+connectivity within the budget) and the step size (the smallest spectral norm that their theorem's
+bound has). Sites are numbers here, their places among the sorted names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.contract.errors import SettingError
+from models.contract.seeding import generator
+
+Edge = tuple[int, int]
+Matrix = NDArray[np.float64]
+
+_DIGITS = 6  # the solver is exact to about 1e-8; what is below would differ between machines
+_ENUMERATED = 12  # matchings up to which all their 2^M subsets are gone through
+_DRAWN = 1000  # rounds that stand for all where there are more
+
+
+@dataclass(frozen=True)
+class Matcha:
+    """Which matchings of ``size`` sites are drawn how often, and how far a step goes.
+
+    Attributes:
+        size: how many sites there are.
+        matchings: edges (a, b), a < b, that have no site in common; together the graph.
+        probabilities: how often a round uses each matching.
+        alpha: the step size of W = I - alpha * (sum of the Laplacians in use).
+        seed: of the draws.
+    """
+
+    size: int
+    matchings: tuple[tuple[Edge, ...], ...]
+    probabilities: tuple[float, ...]
+    alpha: float
+    seed: int
+
+    def active(self, round_: int) -> tuple[bool, ...]:
+        """Tell which matchings ``round_`` uses: a function of seed and round alone."""
+        key = generator(self.seed, "matcha", round_)
+        drawn = torch.rand(len(self.matchings), generator=key, dtype=torch.float64).tolist()
+        return tuple(value < p for value, p in zip(drawn, self.probabilities, strict=True))
+
+    def matrix(self, active: Sequence[bool]) -> Matrix:
+        """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
+
+        Where the paper's step would give a site's own model a negative weight, which it does if the
+        site uses more than 1 / alpha links, the round's step is 1 / (the most links of a site).
+        """
+        parts = zip(active, laplacians(self.size, self.matchings), strict=True)
+        total = sum((part for used, part in parts if used), np.zeros((self.size, self.size)))
+        step = min(self.alpha, 1 / max(1.0, total.max()))
+        found: Matrix = np.eye(self.size) - step * total
+        return found.clip(min=0.0)  # 1 - (1 / n) * n is below 0 for some n
+
+    def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
+        """Yield what a round may use, each with its probability.
+
+        Of more than 12 matchings, 1000 rounds as they are drawn.
+        """
+        if len(self.matchings) > _ENUMERATED:
+            yield from ((1 / _DRAWN, self.active(round_)) for round_ in range(1, _DRAWN + 1))
+            return
+        for active in itertools.product((False, True), repeat=len(self.matchings)):
+            pairs = zip(active, self.probabilities, strict=True)
+            probability = math.prod(p if used else 1 - p for used, p in pairs)
+            if probability > 0:
+                yield probability, active
+
+    def expected(self) -> Matrix:
+        """Return the mean of the mixing matrix over ``cases``, (sites, sites)."""
+        zero = np.zeros((self.size, self.size))
+        return sum((share * self.matrix(active) for share, active in self.cases()), zero)
+
+
+def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
+    """Return MATCHA on a connected ``graph`` over the numbers 0, 1, ....
+
+    Args:
+        graph: the base graph.
+        budget: share of the matchings that a round uses in the mean, above 0 and at most 1.
+        seed: of the draws.
+
+    Raises:
+        SettingError: the budget is too small to tell from none, or no solver found an optimum.
+    """
+    size = graph.number_of_nodes()
+    matchings = decompose(graph)
+    probabilities = activation_probabilities(size, matchings, budget)
+    alpha = step_size(size, matchings, probabilities)
+    return Matcha(size, matchings, probabilities, alpha, seed)
+
+
+def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
+    """Return the Laplacian of each matching, (size, size)."""
+    found = [np.zeros((size, size)) for _ in matchings]
+    for laplacian, edges in zip(found, matchings, strict=True):
+        for a, b in edges:
+            laplacian[a, a] = laplacian[b, b] = 1
+            laplacian[a, b] = laplacian[b, a] = -1
+    return found
+
+
+def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
+    """Return matchings whose union is ``graph``, the fewest that either of two ways finds.
+
+    Nodes are numbers: sets of texts have another order in each process.
+    """
+    ways = [_by_colour(graph), _by_matching(graph)]
+    return tuple(tuple(sorted(edges)) for edges in min(ways, key=len))
+
+
+def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
+    """Colour the edges greedily: the ones of a colour have no site in common."""
+    colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
+    found: list[list[Edge]] = [[] for _ in range(max(colours.values()) + 1)]
+    for (a, b), colour in colours.items():
+        found[colour].append((min(a, b), max(a, b)))
+    return found
+
+
+def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
+    """Take away matchings, each over as many of the sites with the most edges left as can be.
+
+    Those sites say how many matchings are needed: a graph with at most d edges a site needs d or
+    d + 1 (Vizing).
+    """
+    left = nx.Graph(graph.edges)
+    found = []
+    while left.number_of_edges():
+        degrees = dict(left.degree)
+        most = max(degrees.values())
+        heavy = left.number_of_nodes() + 1  # so that those sites come before any number of others
+        for a, b in left.edges:
+            left[a][b]["weight"] = 1 + heavy * ((degrees[a] == most) + (degrees[b] == most))
+        matching = [(min(edge), max(edge)) for edge in nx.max_weight_matching(left)]
+        found.append(matching)
+        left.remove_edges_from(matching)
+    return found
+
+
+def activation_probabilities(
+    size: int, matchings: Sequence[Sequence[Edge]], budget: float
+) -> tuple[float, ...]:
+    """Return how often each of M matchings is used, to 6 digits.
+
+    maximise lambda_2(sum p_j L_j) subject to sum p_j <= budget * M and 0 <= p_j <= 1.
+
+    Raises:
+        SettingError: see ``solve_matcha``.
+    """
+    cvxpy = _cvxpy()
+    basis = _disagreement(size)
+    parts = [_within(basis, part) for part in laplacians(size, matchings)]
+    shares = cvxpy.Variable(len(matchings))  # p / budget, so that no number is tiny
+    connectivity = cvxpy.Variable()
+    limits = [
+        shares >= 0,
+        shares <= 1 / budget,
+        cvxpy.sum(shares) <= len(matchings),
+        _weighted(shares, parts) - connectivity * np.eye(size - 1) >> 0,
+    ]
+    _solve(cvxpy.Problem(cvxpy.Maximize(connectivity), limits))
+    found = _rounded(budget * shares.value, budget * len(matchings))
+    if algebraic_connectivity(size, matchings, found) < 10.0**-_DIGITS:
+        raise SettingError(
+            f"'matcha-budget' is {budget:g}, and some silos would never meet: choose a larger one"
+        )
+    return found
+
+
+def _rounded(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
+    """Round probabilities, taking from the largest what rounding put above ``total``."""
+    found = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
+    surplus = math.ceil(max(0.0, found.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
+    largest = int(found.argmax())
+    found[largest] = max(0.0, round(found[largest] - surplus, _DIGITS))
+    return tuple(found.tolist())
+
+
+def algebraic_connectivity(
+    size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
+) -> float:
+    """Return lambda_2 of the expected Laplacian, above 0 if all sites meet in the end."""
+    expected = _weighted(probabilities, laplacians(size, matchings))
+    return float(np.linalg.eigvalsh(expected)[1])
+
+
+def step_size(
+    size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
+) -> float:
+    """Return alpha, to 6 digits: the step that brings the sites together fastest.
+
+    minimise rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. It is
+    solved as 1 - rho over E[L]'s scale, which a small budget does not make tiny.
+
+    Raises:
+        SettingError: see ``solve_matcha``.
+    """
+    cvxpy = _cvxpy()
+    alpha, beta, gain = cvxpy.Variable(), cvxpy.Variable(), cvxpy.Variable()
+    mean, square = _moments(size, matchings, probabilities)
+    basis, scale = _disagreement(size), float(np.trace(mean)) / size
+    mean, square = _within(basis, mean / scale), _within(basis, square / scale)
+    limits = [
+        cvxpy.square(alpha) <= beta,
+        2 * alpha * mean - beta * square - gain * np.eye(size - 1) >> 0,
+    ]
+    _solve(cvxpy.Problem(cvxpy.Maximize(gain), limits))
+    return round(float(alpha.value), _DIGITS)
+
+
+def _moments(
+    size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
+) -> tuple[Matrix, Matrix]:
+    """Return E[L] and E[L^2]; a matching's L^2 is 2 L, and matchings are drawn independently."""
+    parts = laplacians(size, matchings)
+    often = np.array(probabilities)
+    mean = _weighted(often, parts)
+    return mean, mean @ mean + 2 * _weighted(often * (1 - often), parts)
+
+
+def _disagreement(size: int) -> Matrix:
+    """Return a basis of all but the consensus, (size, size - 1).
+
+    On the consensus each Laplacian is 0, so that no program over all of the space has an interior
+    point, which solvers need.
+    """
+    return np.linalg.qr(np.ones((size, 1)), mode="complete").Q[:, 1:]
+
+
+def _within(basis: Matrix, values: Matrix) -> Matrix:
+    """Return a symmetric matrix in ``basis``; dust of 1e-17 would count as an entry."""
+    return np.round(basis.T @ values @ basis, 12)
+
+
+def _weighted(weights: Any, parts: Sequence[Matrix]) -> Any:
+    """Return sum of weight * part, for numbers and for a solver's variables alike."""
+    return sum(weights[index] * part for index, part in enumerate(parts))
+
+
+def _cvxpy() -> Any:
+    """Import cvxpy, which takes 1.2 s and which the other topologies do without."""
+    import cvxpy
+
+    return cvxpy
+
+
+def _solve(problem: Any) -> None:
+    """Solve a semidefinite program.
+
+    SCS, because interior-point solvers fail or warn on what is common here: several eigenvalues
+    that are equal at the optimum.
+
+    Raises:
+        SettingError: there is no optimum.
+    """
+    problem.solve(solver="SCS", eps_abs=1e-9, eps_rel=1e-9, max_iters=200_000)
+    if problem.status != "optimal":
+        raise SettingError(
+            f"topology 'matcha': the solver ended with '{problem.status}', choose another "
+            "'matcha-budget' or topology"
+        )

@@ -1,0 +1,271 @@
+"""Grad-CAM: maps by hand, where a bright square is, in words, as a picture, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from client_app.explain.gradcam import (
+    CamLook,
+    draw_cam,
+    draw_image,
+    grad_cam,
+    last_maps,
+    look_at_maps,
+)
+from client_app.methods.base import SiteMethod
+from client_app.training.compute import Compute
+from client_app.training.loop import train_locally
+from datasets.silo.silos import Split
+from models.contract.errors import DataError, SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import build
+from models.networks.classifier import (
+    ConvEncoder,
+    ResidualBlock,
+    Task,
+    TokenClassifier,
+    build_classifier,
+    exchanged_arrays,
+    float_inputs,
+)
+from models.networks.mixture import Mixture
+from models.networks.resnet22 import ResNet22
+
+CPU = Compute(torch.device("cpu"), bf16=False)
+Opened = Callable[..., SiteMethod]
+
+
+def settings(network: str, **values: Any) -> CommonSettings:
+    return build(CommonSettings, {"method": "fedavg", "network": network, "width": 2, **values})
+
+
+def identity(weights: Tensor) -> TokenClassifier:
+    """Return a network whose last maps (2, 2, 2) are its inputs; ``weights`` (classes, 2, 2, 2)."""
+    encoder = ConvEncoder(in_channels=2, width=1)
+    block = ResidualBlock(2)
+    nn.init.zeros_(cast(nn.Conv2d, block.body[3]).weight)  # the shortcut alone is left
+    encoder.stages = nn.Sequential(block)
+    head = nn.Linear(8, len(weights), bias=False)
+    with torch.no_grad():
+        head.weight.copy_(weights.flatten(2).transpose(1, 2).flatten(1))
+    return TokenClassifier(encoder, head, tokens=4, channels=2)
+
+
+MAPS = torch.tensor([[[1.0, 2.0], [0.0, 4.0]], [[3.0, 0.0], [1.0, 1.0]]])
+# Mean gradients: of class 0 (-1, 0), of class 1 (1, -2)
+GRADIENTS = torch.tensor(
+    [
+        [[[-1.0, -1.0], [-1.0, -1.0]], [[3.0, -3.0], [1.0, -1.0]]],
+        [[[4.0, 0.0], [0.0, 0.0]], [[-2.0, -4.0], [0.0, -2.0]]],
+    ]
+)
+
+
+def test_a_map_is_the_relu_of_maps_weighed_by_their_mean_gradients() -> None:
+    network = identity(GRADIENTS)
+    assert torch.equal(grad_cam(network, MAPS[None], 0), torch.zeros(1, 2, 2))
+    # 1 * first - 2 * second: -5, 2; -2, 2
+    expected = torch.tensor([[[0.0, 2.0], [0.0, 2.0]]])
+    torch.testing.assert_close(grad_cam(network, MAPS[None], 1), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "places"), [("resnet22", 96, 2), ("conv", 32, 8), ("vgg16-bn", 64, 4)]
+)
+def test_the_last_maps_are_those_before_any_pooling(kind: str, size: int, places: int) -> None:
+    network = build_classifier(settings(kind), Task((1, size, size), 3)).eval()
+    inputs = torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))
+    seen: list[Tensor] = []
+    hook = last_maps(network).register_forward_hook(lambda _, __, out: seen.append(out))
+    logits = network(inputs)
+    hook.remove()
+    assert seen[0].shape[2:] == (places, places)
+    assert seen[0].min() >= 0
+    (gradients,) = torch.autograd.grad(logits[:, 2].sum(), seen[0])
+    weights = gradients.mean(dim=(2, 3), keepdim=True)
+    by_hand = torch.relu((weights * seen[0]).sum(dim=1)).detach()
+    found = grad_cam(network, inputs, 2)
+    torch.testing.assert_close(found, by_hand)
+    assert found.shape == (2, places, places)
+
+
+def test_a_single_cell_shows_no_place() -> None:
+    network = build_classifier(settings("resnet22"), Task((1, 64, 64), 2)).eval()
+    with pytest.raises(SettingError, match=r"64x64 pixels .* a single cell"):
+        grad_cam(network, torch.randn(1, 1, 64, 64), 0)
+
+
+def test_the_last_maps_of_resnet22_are_what_is_averaged() -> None:
+    network = build_classifier(settings("resnet22"), Task((1, 96, 96), 2)).eval()
+    encoder, seen = cast(ResNet22, network.encoder), []
+    hook = last_maps(network).register_forward_hook(lambda _, __, out: seen.append(out))
+    embedding = encoder(torch.randn(1, 1, 96, 96))
+    hook.remove()
+    torch.testing.assert_close(embedding, seen[0].mean(dim=(2, 3), keepdim=True))
+    # The hook's place has no weights: the published names stay
+    assert not any("final_relu" in name for name in exchanged_arrays(network))
+
+
+def test_neither_the_image_nor_the_weights_are_touched_and_frozen_ones_do() -> None:
+    network = identity(GRADIENTS)
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    network.train()
+    inputs = MAPS[None].clone()
+    assert grad_cam(network, inputs, 1).max() == 2
+    assert not inputs.requires_grad
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def squares(count: int, seed: int) -> tuple[Split, Tensor]:
+    """Return images (count, 1, 32, 32), of class 1 with a bright square, and its quadrants."""
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 60, (count, 1, 32, 32), generator=draw, dtype=torch.uint8)
+    labels, quadrants = torch.arange(count) % 2, torch.randint(0, 4, (count,), generator=draw)
+    for index, quadrant in enumerate(quadrants.tolist()):
+        down, right = torch.randint(1, 10, (2,), generator=draw).tolist()
+        top, left = 16 * (quadrant // 2) + down, 16 * (quadrant % 2) + right
+        if labels[index]:
+            images[index, 0, top : top + 6, left : left + 6] = 220
+    return Split(images, labels), quadrants
+
+
+def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
+    common = settings("conv", width=4, dropout=0.0, **{"learning-rate": 0.01, "local-epochs": 5})
+    network = build_classifier(common, Task((1, 32, 32), 2))
+    train_locally(network, squares(256, 1)[0], common, CPU, (1, "site"))
+    test, quadrants = squares(32, 2)
+    maps = grad_cam(network, float_inputs(test.inputs[1::2]), 1)
+    parts = maps.reshape(16, 2, 4, 2, 4).sum(dim=(2, 4)).flatten(1)
+    shares = parts / parts.sum(dim=1, keepdim=True)
+    assert torch.equal(shares.argmax(dim=1), quadrants[1::2])
+    assert shares.max(dim=1).values.mean() > 0.7
+
+
+def hand_made(**changes: Any) -> CamLook:
+    cam = torch.zeros(2, 3)
+    cam[1, 2] = 4.0
+    facts: dict[str, Any] = {
+        "title": "s1a, test row 4: truth one",
+        "image": torch.full((1, 4, 6), 255, dtype=torch.uint8),
+        "cam": cam,
+        "label": 1,
+        "classes": ["zero", "one"],
+        "probabilities": [0.25, 0.75],
+        "beliefs": [0.0, 0.5],
+        "vacuity": 0.5,
+    }
+    return CamLook(**facts | changes)
+
+
+def test_a_look_in_words_by_hand() -> None:
+    assert hand_made().lines() == [
+        "s1a, test row 4: truth one",
+        "zero: probability 0.250, belief 0.000",
+        "one: probability 0.750, belief 0.500",
+        "vacuity 0.500 (1: no evidence at all)",
+        "Grad-CAM: most for one at row 2, column 3 of 2 x 3",
+    ]
+    plain = hand_made(beliefs=[], vacuity=None, cam=torch.zeros(2, 3), label=0)
+    assert plain.lines()[1:] == [
+        "zero: probability 0.250",
+        "one: probability 0.750",
+        "Grad-CAM: nothing in the last maps speaks for zero",
+    ]
+    assert plain.said() == 1
+
+
+def test_a_look_as_a_document_holds_everything_but_the_image() -> None:
+    document = json.loads(json.dumps(hand_made().document()))
+    assert document.pop("cam") == [[0, 0, 0], [0, 0, 4]]
+    assert document == {
+        "title": "s1a, test row 4: truth one",
+        "label": 1,
+        "classes": ["zero", "one"],
+        "probabilities": [0.25, 0.75],
+        "beliefs": [0.0, 0.5],
+        "vacuity": 0.5,
+    }
+
+
+def shown(image: Any) -> Any:
+    return np.asarray(image.get_array())
+
+
+def test_a_picture_is_the_image_and_the_image_under_its_map() -> None:
+    figure = hand_made().figure()
+    left, right = figure.axes
+    assert [len(axes.images) for axes in (left, right)] == [1, 2]
+    assert right.get_title() == "Grad-CAM of one"
+    map_ = right.images[1]
+    assert shown(map_).shape == (4, 6)
+    assert shown(map_).max() == pytest.approx(1)
+    alpha = np.asarray(map_.get_alpha())
+    assert alpha[0, 0] == 0, "what does not speak for the class leaves the image clear"
+    assert alpha[3, 5] == pytest.approx(0.65)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    assert picture.getvalue().startswith(b"\x89PNG")
+
+
+def test_images_are_drawn_by_their_own_range_and_no_larger_than_needed() -> None:
+    axes = Figure().subplots()
+    radiograph = torch.linspace(-32768, -30000, 2048 * 1024).reshape(1, 2048, 1024).to(torch.int16)
+    draw_cam(axes, radiograph, torch.rand(4, 2))
+    pixels = shown(axes.images[0])
+    assert pixels.shape == (512, 256, 3)
+    assert pixels[0, 0].max() < 0.01
+    assert pixels[-1, -1].min() > 0.99
+    assert shown(axes.images[1]).shape == (512, 256)
+    draw_image(axes, torch.tensor([[[51]], [[102]], [[255]]], dtype=torch.uint8))
+    assert shown(axes.images[2])[0, 0] == pytest.approx([0.2, 0.4, 1.0])
+
+
+def test_a_site_explains_an_image_by_the_map_of_what_it_says(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("fedavg", weights)
+    found = cast(CamLook, method.explain("test", 3))
+    label = int(method.silo.test.labels[3])
+    assert found.title == f"s1a, test row 3: truth {label}"
+    network = cast(TokenClassifier, method.open_network()).eval()
+    image = method.silo.test.inputs[3:4]
+    logits = network(float_inputs(image))[0]
+    assert found.probabilities == pytest.approx(logits.softmax(dim=0).tolist(), abs=1e-6)
+    assert found.label == found.said() == int(logits.argmax())
+    torch.testing.assert_close(found.cam, grad_cam(network, float_inputs(image), found.label)[0])
+    assert (found.beliefs, found.vacuity) == ([], None)
+    with pytest.raises(DataError, match="there is no row 10"):
+        method.explain("test", 10)
+
+
+def test_an_evidential_network_tells_beliefs_and_another_class_is_drawn_when_asked() -> None:
+    common = settings("conv", loss="evidential")
+    network = build_classifier(common, Task((1, 16, 16), 2))
+    split = squares(2, 0)[0]
+    small = Split(split.inputs[:, :, :16, :16], split.labels)
+    found = look_at_maps(network, small, CPU, 1, "", ["a", "b"])
+    assert found.vacuity is not None
+    assert sum(found.beliefs) + found.vacuity == pytest.approx(1, abs=1e-5)
+    other = look_at_maps(network, small, CPU, 1, "", ["a", "b"], 1 - found.said())
+    assert other.label == 1 - found.said()
+    assert other.probabilities == found.probabilities
+
+
+def test_networks_without_maps_of_their_own_are_refused(opened: Opened) -> None:
+    row = build_classifier(settings("mlp"), Task((5,), 2))
+    for network in (row, opened("fedevprompt").open_network()):
+        with pytest.raises(SettingError, match=r"needs convolutional maps.*'fedsilo attention'"):
+            last_maps(network)
+    mixed = Mixture({"a": identity(GRADIENTS), "b": identity(GRADIENTS)})
+    with pytest.raises(SettingError, match="mixes 2 networks"):
+        last_maps(mixed)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import nn
+
+from client_app.methods.base import SiteMethod, peak_memory_bytes
+from client_app.site.request import Request
+from client_app.training.compute import Compute
+from datasets.silo.silos import Split
+from models.contract.errors import SettingError, SiteError
+from models.contract.messages import (
+    ARRAYS,
+    KEPT_STATE,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    Instruction,
+)
+from models.networks.classifier import exchanged_arrays
+
+Opened = Callable[..., SiteMethod]
+ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}
+
+
+def test_a_request_without_arrays_has_none() -> None:
+    assert Request(Instruction(1, "train"), RecordDict()).arrays() == {}
+
+
+def test_training_leaves_the_message_as_it_came(opened: Opened, weights: dict[str, Any]) -> None:
+    method = opened("fedavg", weights)
+    reply = method.answer()
+    for name, array in weights.items():
+        came = method.request.content[ARRAYS][name].numpy()
+        np.testing.assert_array_equal(came, array)
+    assert not np.array_equal(reply[ARRAYS]["head.1.weight"].numpy(), weights["head.1.weight"])
+
+
+def test_arrays_leave_sorted_and_in_float32(opened: Opened) -> None:
+    arrays = {"b": torch.ones(2, dtype=torch.bfloat16), "a": torch.ones(3, 2, dtype=torch.double).T}
+    reply = opened("fedavg").reply({}, arrays)
+    assert list(reply[ARRAYS]) == ["a", "b"]
+    assert {array.dtype for array in reply[ARRAYS].values()} == {"float32"}
+    assert reply[ARRAYS]["a"].numpy().shape == (2, 3)
+
+
+def test_every_reply_tells_examples_time_and_memory(opened: Opened) -> None:
+    metrics = opened("fedavg").reply({"x": 0.5})[METRICS]
+    assert set(metrics) == {"x", *ALWAYS}
+    assert metrics[NUM_EXAMPLES] == 36
+    assert 0 < float(str(metrics[SECONDS])) < 60
+    assert float(str(metrics[PEAK_MEMORY])) > 1e6
+
+
+def test_peak_memory_never_falls() -> None:
+    before = peak_memory_bytes()
+    ballast = np.ones(2_000_000)
+    assert peak_memory_bytes() >= before > len(ballast)
+
+
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_a_site_measures_when_it_is_told_to(
+    opened: Opened, weights: dict[str, Any], evaluate: bool
+) -> None:
+    metrics = set(opened("fedavg", weights, evaluate=evaluate).answer()[METRICS]) - ALWAYS
+    measured = {
+        f"{where}.{metric}"
+        for where in ("incoming.val", "incoming.test", "trained.val")
+        for metric in (
+            "accuracy",
+            "loss",
+            "entropy",
+            "balanced-accuracy",
+            "calibration-error",
+        )
+    }
+    assert metrics == {"trained.train.loss"} | (measured if evaluate else set())
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_without_samples_is_not_measured_and_the_other_is(
+    opened: Opened, weights: dict[str, Any], split: str
+) -> None:
+    method = opened("fedavg", weights)
+    empty = Split(torch.empty(0, 1, 16, 16), torch.empty(0, dtype=torch.int64))
+    method.silo = dataclasses.replace(method.silo, **{split: empty})  # type: ignore[arg-type]
+    for records in (method.answer(), method.measure_only()):
+        measured = {key.rpartition(".")[0] for key in records[METRICS] if "." in key}
+        assert not [place for place in measured if place.endswith(split)]
+        assert f"incoming.{'test' if split == 'val' else 'val'}" in measured
+
+
+def test_weights_stay_at_the_site_where_the_server_wants_none(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    assert ARRAYS not in opened("fedavg", weights, returns=False).answer()
+    assert ARRAYS in opened("fedavg", weights, returns=True).answer()
+
+
+def test_measuring_does_not_change_what_is_trained(opened: Opened, weights: dict[str, Any]) -> None:
+    measured = opened("fedavg", weights, evaluate=True).answer()[ARRAYS]
+    silent = opened("fedavg", weights, evaluate=False).answer()[ARRAYS]
+    for name in weights:
+        assert measured[name].numpy().tobytes() == silent[name].numpy().tobytes()
+
+
+def test_the_incoming_model_is_measured_before_it_is_trained(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    trained = opened("fedavg", weights).answer()[METRICS]
+    untouched = opened("fedavg", weights).measure_only()[METRICS]
+    for key in ("incoming.val.loss", "incoming.test.loss", "incoming.test.entropy"):
+        assert trained[key] == untouched[key]
+    assert trained["trained.val.loss"] != trained["incoming.val.loss"]
+
+
+def test_a_phase_that_the_method_does_not_know_names_site_method_and_phase(
+    opened: Opened,
+) -> None:
+    with pytest.raises(SiteError, match="site s2a: method 'local' has no phase 'centroids'"):
+        opened("local", site="s2a", phase="centroids").answer()
+
+
+def test_a_method_that_keeps_nothing_stores_nothing(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("fedavg", weights)
+    assert method.answer()[METRICS][KEPT_STATE] == 0
+    assert not method.state.folder.exists()
+
+
+def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> None:
+    method = opened("fedavg")
+    method.keep({"w": torch.ones(2)})
+    assert method.reply({})[METRICS][KEPT_STATE] == 1
+    kept = method.state.before(Instruction(2, "train"))
+    assert kept is not None
+    assert kept["w"].tolist() == [1, 1]
+
+
+def test_sites_train_differently_from_the_same_weights(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    first = opened("fedavg", weights, site="s1a").answer()[ARRAYS]["head.4.bias"].numpy()
+    second = opened("fedavg", weights, site="s2a").answer()[ARRAYS]["head.4.bias"].numpy()
+    assert not np.array_equal(first, second)
+
+
+def test_the_classifier_has_the_arrays_that_are_given_else_the_seeds(
+    opened: Opened, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, placed = opened("fedavg"), []
+
+    def place(_: Compute, network: nn.Module) -> nn.Module:
+        placed.append(network)
+        return network
+
+    monkeypatch.setattr(Compute, "place", place)
+    given = {name: torch.from_numpy(array) + 1 for name, array in weights.items()}
+    for arrays, expected in ((None, weights), (given, given)):
+        network = method.classifier(arrays)
+        assert placed.pop() is network
+        for name, tensor in exchanged_arrays(network).items():
+            np.testing.assert_array_equal(tensor, expected[name])
+    with pytest.raises(SettingError, match="weights do not fit the network"):
+        method.classifier({})

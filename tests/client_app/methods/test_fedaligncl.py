@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_app.methods.adversarial_alignment import Aligner, embedded
+from client_app.methods.fedaligncl import FedAlignCLSite
+from client_app.opening import admit, open_site
+from client_app.training.compute import choose_compute
+from datasets.silo.silos import Split
+from models.contract.errors import SiteError
+from models.contract.messages import ARRAYS
+from models.contract.settings import CommonSettings
+from models.methods.fedaligncl import Discriminator
+from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+
+Opened = Callable[..., FedAlignCLSite]
+WIDTH = 16  # channels of the tiny conv network: 4 times its width
+QUIET = {"noise_variance": 0.0}
+
+
+def _network() -> TokenClassifier:
+    return build_classifier(CommonSettings(width=4, dropout=0.0), Task((1, 16, 16), 2))
+
+
+def _aligner(network: TokenClassifier, micro_batch: int = 0, weight: float = 1.0) -> Aligner:
+    torch.manual_seed(1)
+    discriminator = Discriminator(WIDTH)
+    draw = torch.Generator().manual_seed(0)
+    return Aligner(
+        network=network,
+        discriminator=discriminator,
+        optimiser=torch.optim.Adam(network.parameters(), lr=0.01),
+        discriminator_optimiser=torch.optim.Adam(discriminator.parameters(), lr=0.01),
+        others={"a": torch.randn(9, WIDTH, generator=draw)},
+        weight=weight,
+        micro_batch=micro_batch,
+        compute=choose_compute("cpu", "fp32", 1),
+        draw=draw,
+    )
+
+
+def test_a_batchs_alignment_moves_extractor_and_discriminator_and_nothing_else() -> None:
+    network = _network().train()
+    aligner = _aligner(network)
+    before = {name: array.clone() for name, array in exchanged_arrays(network).items()}
+    teacher = {n: a.clone() for n, a in aligner.discriminator.state_dict().items()}
+    aligner(torch.randn(6, 1, 16, 16))
+    after = exchanged_arrays(network)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(name.startswith("encoder") for name in moved)
+    assert not any(name.startswith("head") for name in moved)
+    assert not any("running" in name for name in moved)
+    assert any(
+        not torch.equal(a, aligner.discriminator.state_dict()[n]) for n, a in teacher.items()
+    )
+
+
+def test_parts_of_a_batch_add_up_to_the_whole_where_batch_norm_plays_no_part() -> None:
+    images = torch.randn(6, 1, 16, 16)
+    found = []
+    for size in (0, 2):
+        torch.manual_seed(0)
+        network = _network().eval()  # batch norm by its running figures
+        _aligner(network, size)(images)
+        found.append(exchanged_arrays(network))
+    for name, array in found[0].items():
+        assert torch.allclose(array, found[1][name], atol=1e-5), name
+
+
+def _site(opened: Opened, weights: Any, **more: Any) -> FedAlignCLSite:
+    own = QUIET | more.pop("own", {})
+    return opened("fedaligncl", weights, own=own, evaluate=False, run_dir="x", **more)
+
+
+def test_what_leaves_has_the_noise_and_batch_norms_figures_have_none(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    quiet, noisy = (
+        _site(opened, weights, own={"noise_variance": variance}).answer()[ARRAYS]
+        for variance in (0.0, 0.01)
+    )
+    parameters = dict(_network().named_parameters())
+    assert set(quiet) == set(weights)
+    noise = []
+    for name in quiet:
+        difference = noisy[name].numpy() - quiet[name].numpy()
+        if name in parameters:
+            noise.append(difference.ravel())
+        else:
+            assert not difference.any(), name
+    assert np.concatenate(noise).std() == pytest.approx(0.1, rel=0.05)
+
+
+def test_embeddings_leave_when_they_are_asked_for_and_never_without_alignment(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    asked = {"notes": {"embeddings": 5}}
+    found = _site(opened, weights, **asked).answer()[ARRAYS]["embeddings"].numpy()
+    assert found.shape == (5, WIDTH)
+    assert (
+        "embeddings" not in _site(opened, weights, own={"align": False}, **asked).answer()[ARRAYS]
+    )
+    assert "embeddings" not in _site(opened, weights).answer()[ARRAYS]
+    greedy = _site(opened, weights, notes={"embeddings": 36}).answer()[ARRAYS]["embeddings"]
+    assert greedy.shape == (8, WIDTH)  # the tiny run's 'shared-embeddings'
+
+
+def test_embeddings_are_those_of_training_mode_and_count_no_batch_twice(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = {"shared_embeddings": 36}
+    site = _site(opened, weights, own=own, notes={"embeddings": 36})
+    network = cast(TokenClassifier, site.open_network())
+    before = {n: a.clone() for n, a in exchanged_arrays(network).items()}
+    found = site.outgoing(network)["embeddings"]
+    assert all(torch.equal(a, exchanged_arrays(network)[n]) for n, a in before.items())
+    with torch.no_grad():
+        network.train()
+        first = embedded(network, site.silo.train.inputs[:18])
+    # Each half of the samples is a batch of 18: their embeddings have training mode's scale
+    assert found.std().item() == pytest.approx(first.std().item(), rel=0.2)
+
+
+def _after_a_round(opened: Opened, weights: dict[str, Any], **own: Any) -> FedAlignCLSite:
+    """Train round 1, and return the site as it opens round 2."""
+    _site(opened, weights, own=own).answer()
+    return _site(opened, weights, round=2, own=own)
+
+
+def test_forgotten_samples_are_told_and_come_earlier(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = {"learning_rate": 0.01, "epoch_steps": 12, "pace": 12, "forgotten_weight": 1e9}
+    site = _after_a_round(opened, weights, **own)
+    local = site.stored["right"].bool()
+    network = site.open_network()  # the initial weights: what was learned is forgotten
+    now = site._right(network)
+    forgotten = set(torch.nonzero(local & ~now).flatten().tolist())
+    assert forgotten
+    order = site.epoch_order(network, 1).tolist()
+    assert set(order[: len(forgotten)]) == forgotten
+    assert sorted(order) == list(range(36))
+    assert site.told["incoming.train.forgotten"] == pytest.approx(len(forgotten) / 36)
+
+
+def test_without_curriculum_nothing_is_counted_unless_it_is_asked_for(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    assert "right" not in _after_a_round(opened, weights, curriculum=False).stored
+    counted = _after_a_round(opened, weights, curriculum=False, count_forgotten=True)
+    plain = opened(
+        "fedavg", weights, own={"epoch_steps": 2, "pace": 2, "local_epochs": 2, "batch_size": 32}
+    )
+    order = counted.epoch_order(counted.open_network(), 1)
+    assert order.tolist() == plain.epoch_order(plain.open_network(), 1).tolist()
+    assert "incoming.train.forgotten" in counted.told
+
+
+def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    others = {"embeddings/b": np.zeros((4, WIDTH), np.float32)}
+    site = _site(opened, weights | others, own={"warmup_epochs": 1})
+    assert site.after_step(site.open_network(), cast(Any, object())) is None
+    late = _site(opened, weights | others, round=2, own={"warmup_epochs": 1})
+    assert late.after_step(late.open_network(), cast(Any, object())) is not None
+
+
+def test_the_discriminator_stays_at_the_site_and_goes_on(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
+    site = _site(opened, weights | others)
+    reply = site.answer()
+    assert not any("discriminator" in name for name in reply[ARRAYS])
+    second = _site(opened, weights | others, round=2)
+    kept = {n for n in second.stored if n.startswith("discriminator/")}
+    assert kept == {
+        f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
+    }
+    discriminator = second._open_discriminator(WIDTH)
+    optimiser = second._open_optimiser(discriminator)
+    assert torch.equal(
+        discriminator.state_dict()["layers.0.weight"],
+        second.stored["discriminator/layers.0.weight"],
+    )
+    steps = [optimiser.state[p]["step"].item() for p in discriminator.parameters()]
+    assert steps == [2.0] * 4  # one other site, two batches
+
+
+def test_alignment_changes_what_leaves(opened: Opened, weights: dict[str, Any]) -> None:
+    others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
+    with_others = _site(opened, weights | others, site="s1a").answer()[ARRAYS]
+    alone = _site(opened, weights, site="s2a").answer()[ARRAYS]
+    assert set(with_others) == set(alone) == set(weights)
+    off = _site(opened, weights | others, site="s1a", own={"align": False}).answer()[ARRAYS]
+    assert any((off[n].numpy() != with_others[n].numpy()).any() for n in off)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "told"),
+    [
+        ("embeddings/b", np.zeros((4, 7), np.float32), r"site b are \(4, 7\).*any, 16"),
+        ("embeddings/b", np.zeros(16, np.float32), r"site b are \(16,\)"),
+        ("embeddings/b", np.full((4, 16), np.nan, np.float32), "finite"),
+        ("embeddings/s1a", np.zeros((4, 16), np.float32), "its own embeddings"),
+    ],
+)
+def test_embeddings_of_another_width_or_its_own_are_refused(
+    opened: Opened, weights: dict[str, Any], name: str, array: Any, told: str
+) -> None:
+    with pytest.raises(SiteError, match=told):
+        _site(opened, weights | {name: array}).answer()
+
+
+def test_the_classifier_is_untouched_by_alignment_alone(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    site = _site(opened, weights)
+    network = cast(nn.Module, site.open_network())
+    assert isinstance(network, TokenClassifier)
+    assert network.channels == WIDTH
+
+
+def _hospital(tmp_path: Path, **node: Any) -> dict[str, Any]:
+    return {"site": "s1a", "state-dir": str(tmp_path / "own"), **node}
+
+
+def test_a_real_hospital_sends_no_embeddings_before_it_agrees(
+    context: Callable[..., Any], tmp_path: Path
+) -> None:
+    silent = context(_hospital(tmp_path), method="fedaligncl")
+    with pytest.raises(SiteError, match=r"site s1a has not agreed: .* 'allow-embeddings=true'"):
+        admit(open_site(silent), silent)
+    for node in (
+        context(_hospital(tmp_path, **{"allow-embeddings": True}), method="fedaligncl"),
+        context(_hospital(tmp_path), method="fedaligncl", align=False),
+        context({"partition-id": 0}, method="fedaligncl"),
+    ):
+        admit(open_site(node), node)
+
+
+def test_embeddings_are_of_the_same_images_all_run_unless_asked_otherwise(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    def found(draw: str, round_: int) -> Any:
+        own = {"embedding_draw": draw}
+        site = _site(opened, weights, own=own, round=round_, notes={"embeddings": 5})
+        return site.outgoing(site.open_network())["embeddings"]
+
+    assert torch.equal(found("run", 1), found("run", 2))
+    assert not torch.equal(found("round", 1), found("round", 2))
+
+
+def test_embeddings_are_not_sent_before_they_are_of_use(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = {"warmup_epochs": 2, "rounds": 4}
+    early = _site(opened, weights, own=own, notes={"embeddings": 5}, round=1)
+    assert "embeddings" not in early.answer()[ARRAYS]
+    late = _site(opened, weights, own={"warmup_epochs": 1}, notes={"embeddings": 5}, round=1)
+    assert "embeddings" in late.answer()[ARRAYS]
+
+
+def test_other_data_than_the_sites_state_is_of_are_told(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    site = _after_a_round(opened, weights)
+    fewer = Split(site.silo.train.inputs[:30], site.silo.train.labels[:30])
+    site.silo = dataclasses.replace(site.silo, train=fewer)
+    with pytest.raises(SiteError, match=r"training data changed during the run: 36 .* 30 now"):
+        site.answer()

@@ -1,0 +1,176 @@
+"""FedEFM at a silo: what a host trains, who learns from whom, and what the silo goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_app.methods.fedefm import FedEFMSite
+from client_app.training.loop import steps_of, train_locally
+from datasets.io.atomic_files import load_state
+from models.contract.errors import SiteError
+from models.contract.messages import ARRAYS
+from models.methods.fedefm import multishot_loss
+from models.networks.classifier import TokenClassifier, exchanged_arrays
+from server_app.config.settings import resolve
+from server_app.run.inline_engine import run_inline
+
+Opened = Callable[..., FedEFMSite]
+Arrays = dict[str, Any]
+NAMED = {"phase": "overseas", "round": 2, "step": 0}
+HOME = {"phase": "distil", "round": 2, "step": 1}
+
+
+def other(weights: Arrays, seed: int) -> Arrays:
+    """Return weights near ``weights``, as another silo's would be."""
+    draw = np.random.default_rng(seed)
+    return {
+        name: array
+        if "running" in name or "num_batches" in name
+        else (array + 0.05 * draw.standard_normal(array.shape)).astype(np.float32)
+        for name, array in weights.items()
+    }
+
+
+def below(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def after_round_1(opened: Opened, weights: Arrays, **own: Any) -> Arrays:
+    """Let s1a train alone in round 1, and return its model."""
+    reply = opened("fedefm", below("model/", weights), own=own).answer()
+    return {name: array.numpy() for name, array in reply.array_records[ARRAYS].items()}
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_host_trains_its_visitor_on_its_own_data_for_so_many_steps(
+    steps: int, opened: Opened, weights: Arrays
+) -> None:
+    own = {"overseas_steps": steps, "local_steps": 2, "rate_decay": "inverse-sqrt"}
+    visitor = other(weights, 1)
+    site = opened("fedefm", below("visitor/s2a/", visitor), own=own, **NAMED)
+    back = site.answer().array_records[ARRAYS]
+    again = opened("fedefm", below("visitor/s2a/", visitor), own=own, **NAMED)
+    common = resolve_steps(again, steps)
+    expected = again.classifier({name: torch.from_numpy(a) for name, a in visitor.items()})
+    train_locally(
+        expected,
+        again.training_data(),
+        common,
+        again.compute,
+        (2, "s1a", "overseas", "s2a"),
+        steps_before=steps_of(len(again.training_data()), again.common),
+    )
+    wanted = exchanged_arrays(cast(nn.Module, expected))
+    assert set(back) == {f"visitor/s2a/{name}" for name in wanted}
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(back[f"visitor/s2a/{name}"].numpy(), array.numpy())
+    moved = [not np.array_equal(back[f"visitor/s2a/{n}"].numpy(), a) for n, a in visitor.items()]
+    assert any(moved), "it was trained"
+
+
+def resolve_steps(site: FedEFMSite, steps: int) -> Any:
+    return dataclasses.replace(site.common, local_steps=steps) if steps else site.common
+
+
+def test_a_silo_goes_on_from_its_own_model_though_theta_came(
+    opened: Opened, weights: Arrays
+) -> None:
+    mine = after_round_1(opened, weights)
+    theta = other(weights, 2)
+    came = below("model/", theta) | below("expert/s2a/", other(mine, 3))
+    start = opened("fedefm", came, **HOME).start()
+    for name, array in mine.items():
+        np.testing.assert_array_equal(start[name].numpy(), array)
+
+
+def test_from_the_mean_it_goes_on_from_theta_and_says_so_if_that_is_missing(
+    opened: Opened, weights: Arrays
+) -> None:
+    own = {"continue_from": "mean"}
+    mine = after_round_1(opened, weights, **own)
+    theta, expert = other(weights, 2), below("expert/s2a/", other(mine, 3))
+    start = opened("fedefm", below("model/", theta) | expert, own=own, **HOME).start()
+    for name, array in theta.items():
+        np.testing.assert_array_equal(start[name].numpy(), array)
+    with pytest.raises(SiteError, match="no mean came to site s1a"):
+        opened("fedefm", expert, own=own, **HOME).start()
+
+
+@pytest.mark.parametrize("student", ["own", "experts"])
+def test_who_learns_and_who_teaches(student: str, opened: Opened, weights: Arrays) -> None:
+    own = {"student": student, "dropout": 0.0}
+    mine = after_round_1(opened, weights, **own)
+    came = {host: other(mine, seed) for host, seed in (("s2a", 3), ("s3a", 4))}
+    arrays = below("expert/s2a/", came["s2a"]) | below("expert/s3a/", came["s3a"])
+    site = opened("fedefm", arrays, own=own, **HOME)
+    start = site.start()
+    mean = {n: (came["s2a"][n] + came["s3a"][n]) / 2 for n in mine}
+    for name, array in (mine if student == "own" else mean).items():
+        np.testing.assert_allclose(start[name].numpy(), array, atol=1e-6)
+    network = site.classifier(start)
+    teachers = came if student == "own" else {"s1a": mine}
+    experts: dict[str, TokenClassifier] = {
+        host: site.classifier({n: torch.from_numpy(np.asarray(a)) for n, a in arrays.items()})
+        for host, arrays in teachers.items()
+    }
+    for expert in experts.values():
+        cast(nn.Module, expert).eval()
+    cast(nn.Module, network).eval()
+    inputs, labels = site.silo.train.inputs[:8], site.silo.train.labels[:8]
+    found = site.objective(network)(inputs, labels)
+    expected, weighed = multishot_loss(network, experts, inputs, labels, site.settings)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    told = {f"trained.train.closeness-from-{host}" for host in weighed}
+    assert told <= site.told.keys()
+
+
+def test_theta_is_sent_each_round_where_silos_go_on_from_it(
+    tiny: Callable[..., dict[str, Any]], tmp_path: Any
+) -> None:
+    def model(start: str, every: int) -> bytes:
+        name = f"{start}-{every}"
+        more = {"continue_from": start, "evaluate_every": every, "rounds": 3}
+        values = tiny("fedefm", topology="ring", **more) | {"run-name": name, "out": str(tmp_path)}
+        return (run_inline(resolve(values), 3, draw=False).path / "model.safetensors").read_bytes()
+
+    mean = model("mean", 1)
+    assert mean == model("mean", 0), "how often one measures decides nothing"
+    assert mean != model("own", 0)
+
+
+def test_a_silos_images_change_nothing_that_another_sends_before_their_models_met(
+    tiny: Callable[..., dict[str, Any]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any exchange a silo's model knows its own images alone."""
+    training = FedEFMSite.training_data
+
+    def sent(altered: str) -> dict[str, Any]:
+        def data(site: FedEFMSite) -> Any:
+            found = training(site)
+            inputs = 1 - found.inputs if site.silo.name == altered else found.inputs
+            return type(found)(inputs, found.labels)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FedEFMSite, "training_data", data)
+            name = {"run-name": altered or "plain", "out": str(tmp_path)}
+            values = tiny("fedefm", topology="ring", silos=5, rounds=1) | name
+            path = run_inline(resolve(values), 5, draw=False).path
+        arrays, _ = load_state(next((path / "checkpoints").glob("*.safetensors")))
+        return arrays
+
+    plain, altered = sent(""), sent("s2a")
+    silos = {name.split("/")[1] for name in plain if name.startswith("silo/")}
+    changed = {
+        name.split("/")[1]
+        for name in plain
+        if name.startswith("silo/") and not np.array_equal(plain[name], altered[name])
+    }
+    assert len(silos) == 5
+    assert changed == {"s2a"}

@@ -1,0 +1,388 @@
+"""FedEvPrompt at a site: what it trains on, sends and keeps, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+import client_app.methods.fedevprompt as site_side
+from client_app.methods.fedevprompt import FedEvPromptSite
+from client_app.training.evaluation import SiteNetwork
+from client_app.training.loop import open_optimiser
+from datasets.io.atomic_files import load_state, save_state
+from models.contract.errors import CheckpointError, SiteError
+from models.contract.messages import ARRAYS, METRICS
+from models.networks.classifier import exchanged_arrays
+from models.networks.prompted_vit import PromptedViT
+from strategies.loop.state import initial_weights, starting_network
+
+Opened = Callable[..., FedEvPromptSite]
+METHOD = "fedevprompt"
+CELLS = 16  # 16x16 pixels in patches of 4
+OWN = ["head.1.bias", "head.1.weight", "prompts.b", "prompts.t"]
+STEPS = 3  # 36 samples in batches of 16
+
+
+def arrays_of(reply: RecordDict) -> dict[str, Any]:
+    return {name: array.numpy() for name, array in reply[ARRAYS].items()}
+
+
+def kept_by(method: FedEvPromptSite, round_: int = 1) -> dict[str, Tensor]:
+    arrays, _ = load_state(method.state.folder / f"round-{round_:06d}-00.safetensors")
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def counts_of(method: FedEvPromptSite) -> list[int]:
+    return torch.bincount(method.silo.train.labels, minlength=10).tolist()
+
+
+def a_map(*masses: float) -> Any:
+    return np.float32([[*masses, *[0.0] * (CELLS - len(masses))]])
+
+
+@pytest.fixture
+def buffer() -> dict[str, Any]:
+    """Return maps of two other sites: of all classes, and of class 3."""
+    draw = np.random.default_rng(0)
+    raw = draw.random((10, 2, CELLS)).astype(np.float32)
+    maps = raw / raw.sum(axis=2, keepdims=True)
+    found = {f"maps/s2a/{label}": maps[label] for label in range(10)}
+    return found | {"maps/s3a/3": maps[0][:1]}
+
+
+def test_a_reply_holds_maps_of_the_sites_own_classes_and_no_weights(opened: Opened) -> None:
+    method = opened(METHOD)
+    found = arrays_of(method.answer())
+    counts = counts_of(method)
+    assert set(found) == {f"maps/{label}" for label, count in enumerate(counts) if count}
+    for name, maps in found.items():
+        assert maps.shape == (min(2, counts[int(name.removeprefix("maps/"))]), CELLS)
+        assert maps.dtype == np.float32
+        np.testing.assert_allclose(maps.sum(axis=1), 1, atol=1e-5)
+        assert (maps >= 0).all()
+
+
+def test_prompts_head_and_the_optimisers_moments_stay_at_the_site(opened: Opened) -> None:
+    method = opened(METHOD)
+    reply = method.answer()
+    assert reply[METRICS]["kept-state"] == 1
+    kept = kept_by(method)
+    moments = {f"optimiser/{n}/{m}" for n in OWN for m in ("step", "exp_avg", "exp_avg_sq")}
+    assert set(kept) == {f"network/{name}" for name in OWN} | moments
+    for name in OWN:
+        assert kept[f"optimiser/{name}/step"].item() == STEPS
+        assert kept[f"optimiser/{name}/exp_avg"].shape == kept[f"network/{name}"].shape
+    (path,) = method.state.folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_site_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: Opened) -> None:
+    first = opened(METHOD)
+    start = exchanged_arrays(cast(PromptedViT, first.open_network()))
+    seeds = initial_weights(starting_network(first.common, first.silo.task))
+    for name in OWN:
+        np.testing.assert_array_equal(start[name], seeds[name])
+    first.answer()
+    kept = kept_by(first)
+    later = exchanged_arrays(cast(PromptedViT, opened(METHOD, round=2).open_network()))
+    for name in OWN:
+        assert torch.equal(later[name], kept[f"network/{name}"])
+        assert not torch.equal(later[name], start[name])
+
+
+def test_the_optimiser_goes_on_counting_where_it_was(opened: Opened) -> None:
+    opened(METHOD).answer()
+    second = opened(METHOD, round=2)
+    optimiser = second.optimiser(network := second.open_network())
+    before, named = kept_by(second), dict(cast(PromptedViT, network).named_parameters())
+    for name in OWN:
+        state = optimiser.state[named[name]]
+        assert state["step"].item() == STEPS
+        assert torch.equal(state["exp_avg"], before[f"optimiser/{name}/exp_avg"])
+        assert torch.equal(state["exp_avg_sq"], before[f"optimiser/{name}/exp_avg_sq"])
+    second.answer()
+    after = kept_by(second, 2)
+    for name in OWN:
+        assert after[f"optimiser/{name}/step"].item() == 2 * STEPS
+        moment = f"optimiser/{name}/exp_avg"
+        assert not torch.equal(after[moment], before[moment])
+
+
+def test_two_rounds_are_as_many_steps_of_one_optimiser(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept on disk is all that a round hands on: one optimiser in memory ends the same."""
+    own = {"distillation_weight": 0.0, "dropout": 0.0}
+    opened(METHOD, own=own).answer()
+    second = opened(METHOD, own=own, round=2)
+    second.answer()
+    by_disk = kept_by(second, 2)
+    both = [opened(METHOD, own=own, round=round_, expects_state=False) for round_ in (1, 2)]
+    network = both[0].classifier(None)
+    optimiser = open_optimiser(network, both[0].common)
+    monkeypatch.setattr(FedEvPromptSite, "optimiser", lambda *_: optimiser)
+    for method in both:
+        method.fit(cast(SiteNetwork, network))
+    for name, tensor in exchanged_arrays(network).items():
+        assert torch.equal(tensor, by_disk[f"network/{name}"])
+
+
+def test_b_prompts_have_a_step_size_of_their_own(opened: Opened) -> None:
+    method = opened(METHOD, own={"learning_rate": 0.5, "basic_learning_rate": 0.25})
+    network = cast(PromptedViT, method.open_network())
+    groups = method.optimiser(network).param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    named = dict(network.named_parameters())
+    assert {name: rates[id(named[name])] for name in OWN} == {
+        "head.1.bias": 0.5,
+        "head.1.weight": 0.5,
+        "prompts.b": 0.25,
+        "prompts.t": 0.5,
+    }
+    assert len(rates) == 4
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+def test_any_optimiser_keeps_what_it_has(opened: Opened, optimiser: str) -> None:
+    for round_ in (1, 2):
+        method = opened(METHOD, own={"optimiser": optimiser}, round=round_)
+        method.answer()
+        kept = kept_by(method, round_)
+        assert {name for name in kept if name.startswith("network/")} == {
+            f"network/{name}" for name in OWN
+        }
+        moments = {name.rpartition("/")[2] for name in kept if name.startswith("optimiser/")}
+        assert moments == ({"step", "exp_avg", "exp_avg_sq"} if optimiser == "adamw" else set())
+
+
+@pytest.mark.parametrize(("shared", "sent"), [("none", []), ("b", ["prompts.b"]), ("all", OWN)])
+def test_what_is_averaged_is_sent_and_the_rest_kept_with_its_moments(
+    opened: Opened, shared: str, sent: list[str]
+) -> None:
+    method = opened(METHOD, own={"shared_prompts": shared})
+    found = arrays_of(method.answer())
+    assert sorted(name for name in found if not name.startswith("maps/")) == sent
+    private = [name for name in OWN if name not in sent]
+    if not private:
+        assert not method.state.folder.exists()
+        return
+    kept = kept_by(method)
+    assert {name.removeprefix("network/") for name in kept if name.startswith("network/")} == set(
+        private
+    )
+    assert {name.split("/")[1] for name in kept} == set(private)
+
+
+def test_what_comes_averaged_replaces_the_sites_own_and_the_rest_is_kept(opened: Opened) -> None:
+    own = {"shared_prompts": "b"}
+    opened(METHOD, own=own).answer()
+    came = {"prompts.b": np.full((1, 2, 3, 16), 0.5, np.float32)}
+    second = opened(METHOD, came, own=own, round=2)
+    arrays = exchanged_arrays(cast(PromptedViT, second.open_network()))
+    assert (arrays["prompts.b"] == 0.5).all()
+    kept = kept_by(second)
+    for name in ("head.1.bias", "head.1.weight", "prompts.t"):
+        assert torch.equal(arrays[name], kept[f"network/{name}"])
+
+
+def test_without_distillation_no_map_leaves_the_site(opened: Opened) -> None:
+    reply = opened(METHOD, own={"distillation_weight": 0.0}).answer()
+    assert ARRAYS not in reply
+    assert reply[METRICS]["kept-state"] == 1
+
+
+def vacuities_by_hand(method: FedEvPromptSite, network: PromptedViT) -> Tensor:
+    """Return K / S of each training sample, from the head's outputs and the silo's own counts."""
+    counts = torch.tensor(counts_of(method), dtype=torch.float64)
+    prior = (10 / 9 * (1 - counts / counts.sum())).float()
+    with torch.no_grad():
+        outputs = network.head(network.encode(method.silo.train.inputs).flatten(1))
+        return 10 / (torch.nn.functional.softplus(outputs) + prior).sum(dim=1)
+
+
+def test_the_maps_are_those_of_the_training_samples_of_the_lowest_vacuity(opened: Opened) -> None:
+    method = opened(METHOD, own={"local_epochs": 3, "learning_rate": 0.05})
+    sent = arrays_of(method.answer())
+    network = cast(PromptedViT, opened(METHOD, round=2).open_network()).eval()
+    vacuities, labels = vacuities_by_hand(method, network), method.silo.train.labels
+    assert len(sent) > 1
+    for name, maps in sent.items():
+        own = (labels == int(name.removeprefix("maps/"))).nonzero().flatten().tolist()
+        chosen = sorted(own, key=lambda at: vacuities[at].item())[:2]
+        with torch.no_grad():
+            expected = network.encode_with_rollout(method.silo.train.inputs[chosen])[1]
+        np.testing.assert_allclose(maps, expected, atol=1e-6)
+    spread = [vacuities[labels == int(name[5:])].std().item() for name in sent]
+    assert max(spread) > 1e-4
+
+
+def test_a_random_choice_is_keyed_on_the_round(opened: Opened) -> None:
+    own = {"buffer_selection": "random", "buffer_maps": 1}
+    first, again = (arrays_of(opened(METHOD, own=own).answer()) for _ in range(2))
+    certain = arrays_of(opened(METHOD, own={"buffer_maps": 1}).answer())
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not all(np.array_equal(first[name], certain[name]) for name in first)
+    network = opened(METHOD, own=own, round=2).open_network()
+    maps = [opened(METHOD, own=own, round=round_).outgoing(network) for round_ in (5, 6)]
+    assert not all(torch.equal(maps[0][name], maps[1][name]) for name in maps[0])
+
+
+def test_others_maps_pull_the_sites_own_and_a_larger_weight_pulls_harder(
+    opened: Opened, buffer: dict[str, Any]
+) -> None:
+    losses, ends = [], []
+    for weight in (0.001, 1.0):
+        method = opened(METHOD, buffer, own={"distillation_weight": weight, "dropout": 0.0})
+        objective = method.objective(network := method.open_network())
+        inputs, labels = method.silo.train.inputs, method.silo.train.labels
+        vit = cast(PromptedViT, network)
+        task = vit.loss(inputs, labels).item()
+        losses.append((objective(inputs, labels).item() - task) / weight)
+        method.answer()
+        ends.append(kept_by(method)["network/prompts.b"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+    assert losses[1] > 0.01
+    assert not torch.equal(*ends)
+
+
+def test_the_objective_is_eq_7_over_all_the_maps_that_came(
+    opened: Opened, buffer: dict[str, Any]
+) -> None:
+    method = opened(METHOD, buffer, own={"dropout": 0.0})
+    vit = cast(PromptedViT, method.open_network())
+    inputs, labels = method.silo.train.inputs, method.silo.train.labels
+
+    def enlarged(map_: Tensor) -> Tensor:
+        return torch.nn.functional.interpolate(
+            map_.reshape(1, 1, 4, 4), size=(16, 16), mode="bilinear", align_corners=False
+        )
+
+    with torch.no_grad():
+        found = method.objective(vit)(inputs, labels) - vit.loss(inputs, labels)
+        total = 0.0
+        for own, label in zip(vit.encode_with_rollout(inputs)[1], labels.tolist(), strict=True):
+            came = [a for n, a in buffer.items() if n.endswith(f"/{label}")]
+            for other in np.concatenate(came):
+                away = enlarged(own) - enlarged(torch.from_numpy(other))
+                total += away.square().sum().item() / 2  # M is 2
+    assert found.item() == pytest.approx(total / len(labels), rel=1e-4)
+
+
+def test_without_others_maps_the_objective_is_the_networks_own(opened: Opened) -> None:
+    method = opened(METHOD)
+    network = method.open_network()
+    assert method.objective(network) == network.loss
+
+
+@pytest.mark.parametrize(
+    ("came", "said"),
+    [
+        (a_map(0.5, 0.75, -0.25), r"a map has a negative value \(-0.25\)"),
+        (a_map(0.5, 0.25), r"a map sums to 0.75, not to 1"),
+        (a_map(0.5, np.nan), r"a map holds values that are not finite"),
+        (np.float32([[1.0]]), r"it is \(1, 1\), not \(any, 16\)"),
+        (a_map(1.0)[0], r"it is \(16,\), not \(any, 16\)"),
+    ],
+)
+def test_a_map_that_cannot_be_one_is_refused_before_training(
+    opened: Opened, buffer: dict[str, Any], came: Any, said: str
+) -> None:
+    method = opened(METHOD, buffer | {"maps/s3a/3": came}, round=2)
+    with pytest.raises(SiteError, match=rf"buffer's entry of site s3a, class 3: {said}"):
+        method.answer()
+    assert not method.state.folder.exists()
+
+
+def stored(method: FedEvPromptSite, value: float, *names: str) -> Path:
+    """Store a state of round 1 whose arrays ``names`` are ``value`` throughout."""
+    start = initial_weights(starting_network(method.common, method.silo.task))
+    arrays = {
+        f"network/{name}": np.full_like(array, value) if name in names else array
+        for name, array in start.items()
+    }
+    path = method.state.folder / "round-000001-00.safetensors"
+    save_state(path, arrays, {"round": 1, "step": 0})
+    return path
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_a_network_that_is_not_finite_is_told_of_and_nothing_is_kept(
+    opened: Opened, name: str, evaluate: bool
+) -> None:
+    path = stored(opened(METHOD), float("nan"), name)
+    before = path.read_bytes()
+    method = opened(METHOD, round=2, evaluate=evaluate)
+    with pytest.raises(SiteError, match="training diverged, its loss is nan"):
+        method.answer()
+    assert [p.name for p in method.state.folder.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_a_state_that_is_cut_short_or_altered_names_the_site(opened: Opened) -> None:
+    opened(METHOD, site="s2a").answer()
+    second = opened(METHOD, site="s2a", round=2)
+    (path,) = second.state.folder.iterdir()
+    whole = path.read_bytes()
+    for content in (whole[:-7], whole[: len(whole) // 2], b"", whole[:-1] + b"\x55"):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"private state of site s2a: .*remove the file"):
+            opened(METHOD, site="s2a", round=2, expects_state=True).answer()
+    path.write_bytes(whole)
+    opened(METHOD, site="s2a", round=2, expects_state=True).answer()
+
+
+def test_a_state_that_is_gone_is_no_fresh_start(opened: Opened) -> None:
+    with pytest.raises(CheckpointError, match="private state of site s1a is gone from"):
+        opened(METHOD, round=2, expects_state=True).answer()
+
+
+def test_epochs_of_all_rounds_weigh_the_divergence_in(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    usual = FedEvPromptSite.pass_begins
+
+    def watched(self: FedEvPromptSite, network: SiteNetwork, number: int) -> None:
+        usual(self, network, number)
+        evidence = cast(PromptedViT, network).evidence
+        assert evidence is not None
+        seen.append(evidence.kl_weight)
+
+    monkeypatch.setattr(FedEvPromptSite, "pass_begins", watched)
+    for round_ in (1, 2, 4, 9):
+        opened(METHOD, own={"local_epochs": 3}, round=round_).answer()
+    assert seen == [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 1, 1, 1, 1, 1]
+
+
+def test_the_prior_is_that_of_the_sites_own_training_data(opened: Opened) -> None:
+    method = opened(METHOD)
+    evidence = cast(PromptedViT, method.open_network()).evidence
+    assert evidence is not None
+    counts = counts_of(method)
+    expected = [10 / 9 * (1 - count / sum(counts)) for count in counts]
+    assert evidence.prior.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_maps_are_taken_after_training_and_in_eval_mode(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+    usual = site_side.over_batches
+
+    def watched(network: SiteNetwork, *rest: Any) -> Tensor:
+        found = usual(network, *rest)
+        modes.append(any(part.training for part in cast(PromptedViT, network).modules()))
+        return found
+
+    monkeypatch.setattr(site_side, "over_batches", watched)
+    opened(METHOD, evaluate=False, own={"dropout": 0.5}).answer()
+    assert modes
+    assert not any(modes)

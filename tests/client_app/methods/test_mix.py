@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from client_app.methods.mix import MixSite
+from client_app.methods.registry import method_class
+from client_app.site.private_state import SiteState
+from client_app.site.request import Request
+from datasets.registry import load_silo
+from models.contract.errors import SiteError
+from models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
+from models.contract.settings import NoSettings
+from models.maths.standardisation import Figures
+from models.networks.classifier import build_classifier, exchanged_arrays
+from strategies.loop.state import to_record
+
+Opened = Callable[..., MixSite]
+
+
+def trainer(sites: str = "s1a s2a s3a", **fields: Any) -> dict[str, Any]:
+    return {"notes": {"sites": sites.replace(" ", "\n")}, "run_dir": "/somewhere", **fields}
+
+
+@pytest.mark.parametrize("sites", ["s1a s2a s3a", "s1a s3a", "s2a"])
+def test_the_trainer_pools_exactly_the_named_sites_rows(opened: Opened, sites: str) -> None:
+    method = opened("mix", **trainer(sites))
+    pooled = method.training_data()
+    silos = [load_silo(name, method.common) for name in sites.split()]
+    assert len(pooled) == 36 * len(silos)
+    assert torch.equal(pooled.inputs, torch.cat([silo.train.inputs for silo in silos]))
+    assert torch.equal(pooled.labels, torch.cat([silo.train.labels for silo in silos]))
+
+
+def test_no_validation_or_test_sample_is_pooled(opened: Opened) -> None:
+    method = opened("mix", **trainer())
+    pooled = {row.numpy().tobytes() for row in method.training_data().inputs}
+    for name in ("s1a", "s2a", "s3a"):
+        silo = load_silo(name, method.common)
+        for split in (silo.val, silo.test):
+            assert not pooled & {row.numpy().tobytes() for row in split.inputs}
+
+
+def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
+    resolved: Callable[..., Any], tmp_path: Any
+) -> None:
+    own = {"dataset": "heart-synthetic", "silo_train_size": 0, "silo_test_size": 0, "silos": 9}
+    settings = resolved("mix", **own)
+    figures = Figures(np.full(13, 2.0), np.full(13, 4.0))
+    content = RecordDict({FIGURES: to_record(vars(figures))})
+    note = {"sites": "cleveland\nva"}
+    instruction = Instruction(1, "train", run_name="run", run_dir="/somewhere", notes=note)
+    silos = [load_silo(name, settings.common) for name in ("cleveland", "va")]
+    state = SiteState(tmp_path)
+    request = Request(instruction, content, simulated=True)
+    method = MixSite(request, silos[0], settings.common, NoSettings(), state)
+    found = method.training_data().inputs
+    raw = torch.cat([silo.train.inputs for silo in silos])
+    assert torch.allclose(found, (raw - 2) / 4)
+
+
+def test_a_real_site_refuses_to_pool(opened: Opened, weights: dict[str, Any]) -> None:
+    method = opened("mix", weights, **trainer(run_dir=""))
+    with pytest.raises(SiteError, match=r"s1a: method 'mix' pools .* which only a simulation can"):
+        method.answer()
+
+
+def test_a_servers_run_directory_makes_no_simulation_of_a_real_site(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("mix", weights, **trainer())
+    assert method.request.instruction.run_dir
+    method.request = dataclasses.replace(method.request, simulated=False)
+    with pytest.raises(SiteError, match="which only a simulation can"):
+        method.training_data()
+
+
+def test_the_trainer_returns_all_weights(opened: Opened, weights: dict[str, Any]) -> None:
+    reply = opened("mix", weights, **trainer()).answer()
+    assert set(reply[ARRAYS]) == set(weights)
+    assert "trained.val.loss" in reply[METRICS]
+    assert reply[METRICS]["trained.val.loss"] != reply[METRICS]["incoming.val.loss"]
+    assert not np.array_equal(reply[ARRAYS]["head.4.bias"].numpy(), weights["head.4.bias"])
+
+
+def test_a_pool_of_one_site_is_that_sites_own_training(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    alone, fedavg = opened("mix", weights, **trainer("s1a")).answer(), opened("fedavg", weights)
+    for name, array in fedavg.answer()[ARRAYS].items():
+        np.testing.assert_array_equal(alone[ARRAYS][name].numpy(), array.numpy())
+
+
+def test_a_site_that_is_not_the_trainer_only_measures(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("mix", weights, site="s2a", own={"mc_passes": 0}, **trainer(returns=False))
+    reply = method.answer()
+    assert ARRAYS not in reply
+    assert reply[METRICS]["kept-state"] == 0
+    network = build_classifier(method.common, method.silo.task).eval()
+    with torch.no_grad():
+        expected = network.loss(method.silo.train.inputs, method.silo.train.labels).item()
+    assert reply[METRICS]["trained.train.loss"] == pytest.approx(expected, rel=1e-4)
+    assert [key for key in reply[METRICS] if key.startswith("trained.")] == ["trained.train.loss"]
+    assert {"incoming.val.loss", "incoming.test.loss"} <= set(reply[METRICS])
+
+
+def test_a_site_that_is_not_the_trainer_leaves_the_network_as_it_came(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("mix", weights, site="s2a", **trainer(returns=False))
+    network = method.open_network()
+    method.fit(network)
+    for name, tensor in exchanged_arrays(network).items():  # type: ignore[arg-type]  # a Module
+        np.testing.assert_array_equal(tensor, weights[name])
+
+
+@pytest.mark.parametrize(
+    ("steps", "sites", "expected"), [(0, "s1a s2a", 0), (5, "s1a", 5), (5, "s1a s2a s3a", 15)]
+)
+def test_the_oracle_takes_as_many_steps_as_all_sites_together(
+    opened: Opened, steps: int, sites: str, expected: int
+) -> None:
+    method = opened("mix", own={"local_steps": steps}, **trainer(sites))
+    found = method.training_settings()
+    assert found.local_steps == expected
+    assert found.local_epochs == 1
+    assert method_class("mix") is MixSite

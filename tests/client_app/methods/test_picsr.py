@@ -1,0 +1,319 @@
+"""PICSR at a site, stage by stage: what it takes, returns and keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+
+from client_app.methods.picsr import PICSRSite, RoutingWatch
+from client_app.opening import admit, open_method, open_site
+from datasets.silo.silos import Silo
+from models.contract.errors import CheckpointError, DataError, SettingError, SiteError
+from models.contract.messages import ARRAYS, METRICS, Instruction
+from models.contract.settings import CommonSettings
+from models.methods.picsr import PICSRNetwork, PICSRSettings, build_router
+from models.networks.classifier import exchanged_arrays
+from models.networks.mixture import expert_array
+
+Opened = Callable[..., PICSRSite]
+SITES = ("s1a", "s2a", "s3a")
+STAGES = ("warmup", "experts", "router")
+
+
+def stage(name: str, **fields: Any) -> dict[str, Any]:
+    return {"notes": {"stage": name}, **fields}
+
+
+def arrays_of(reply: RecordDict) -> dict[str, Any]:
+    return {name: array.numpy() for name, array in reply[ARRAYS].items()}
+
+
+@pytest.fixture
+def routed(weights: dict[str, Any]) -> dict[str, Any]:
+    """Return what the server sends for the router: three experts that differ, all else new."""
+    arrays = {
+        expert_array(site, name): array + np.float32(0.01 * index)
+        for index, site in enumerate(SITES)
+        for name, array in weights.items()
+    }
+    draw = np.random.default_rng(0)
+    for site in SITES:
+        arrays[f"prototype/{site}"] = draw.normal(size=(1, 16, 16)).astype(np.float32)
+    router = build_router(PICSRSettings(), (1, 16, 16), 3, 7)
+    return arrays | {f"router/{n}": a.numpy() for n, a in exchanged_arrays(router).items()}
+
+
+def test_a_warm_up_round_is_a_round_of_fedavg(opened: Opened, weights: dict[str, Any]) -> None:
+    method = opened("picsr", weights, **stage("warmup"))
+    found, fedavg = method.answer(), opened("fedavg", weights).answer()
+    assert set(found[ARRAYS]) == set(weights)
+    for name, array in arrays_of(fedavg).items():
+        np.testing.assert_array_equal(arrays_of(found)[name], array)
+    assert found[METRICS]["kept-state"] == 0
+    assert not method.state.folder.exists()
+
+
+def test_an_expert_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: Opened) -> None:
+    first = opened("picsr", **stage("experts", returns=False))
+    reply = first.answer()
+    assert ARRAYS not in reply
+    assert reply[METRICS]["kept-state"] == 1
+    assert "incoming.val.accuracy" in reply[METRICS]
+    alone = opened("local", site="s1a").answer()[METRICS]  # the same weights, batches and draws
+    assert reply[METRICS]["trained.train.loss"] == alone["trained.train.loss"]
+    kept = first.state.before(Instruction(2, "train"))
+    assert kept is not None
+    later = opened("picsr", **stage("experts", round=2)).open_network()
+    for name, tensor in exchanged_arrays(cast(torch.nn.Module, later)).items():
+        assert torch.equal(tensor, kept[name])
+
+
+def test_an_expert_may_start_from_the_global_weights(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    changed = {name: array + 1 for name, array in weights.items()}
+    network = opened("picsr", changed, **stage("experts", round=2)).open_network()
+    for name, tensor in exchanged_arrays(cast(torch.nn.Module, network)).items():
+        np.testing.assert_array_equal(tensor, changed[name])
+
+
+def test_an_expert_that_is_gone_is_an_error_and_not_a_fresh_start(opened: Opened) -> None:
+    with pytest.raises(CheckpointError, match="site s1a is gone from"):
+        opened("picsr", **stage("experts", round=2, expects_state=True)).answer()
+
+
+def test_the_last_expert_round_brings_the_trained_expert_and_the_mean_sample(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("picsr", **stage("experts"))
+    found = arrays_of(method.answer())
+    assert set(found) == {f"expert/{name}" for name in weights} | {"prototype"}
+    kept = method.state.before(Instruction(2, "train"))
+    assert kept is not None
+    for name in weights:
+        np.testing.assert_array_equal(found[f"expert/{name}"], kept[name])
+    mean = method.silo.train.inputs.numpy().astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(found["prototype"], mean, atol=1e-6)
+    assert found["prototype"].shape == (1, 16, 16)
+
+
+def few(samples: int) -> dict[str, Any]:
+    return {"prototype_min_count": samples}
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_site_of_too_few_samples_sends_nothing_in_any_stage(
+    context: Callable[..., Context],
+    message: Callable[..., Message],
+    tmp_path: Any,
+    name: str,
+    kind: str,
+) -> None:
+    asked, node = message(kind, **stage(name)), {"partition-id": 0}
+    with pytest.raises(SiteError, match=r"s1a sends no prototype: it has 36 .* at least 37"):
+        open_method(asked, context(node, "picsr", **few(37)))
+    assert list(tmp_path.iterdir()) == []
+    assert isinstance(open_method(asked, context(node, "picsr", **few(36))), PICSRSite)
+
+
+@pytest.mark.parametrize(
+    ("prototype", "sums", "least"), [(36, 36, 0), (37, 1, 37), (1, 37, 37), (40, 50, 50)]
+)
+def test_as_many_samples_are_needed_as_the_larger_of_prototype_and_sums_needs(
+    silo: Silo, prototype: int, sums: int, least: int
+) -> None:
+    common = CommonSettings(sums_min_count=sums)
+    settings = PICSRSettings(prototype_min_count=prototype)
+    if not least:
+        PICSRSite.admit(silo, common, settings)
+        return
+    with pytest.raises(SiteError, match=rf"it has 36 training samples and at least {least} are"):
+        PICSRSite.admit(silo, common, settings)
+
+
+def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
+    context: Callable[..., Context],
+) -> None:
+    node = context({"site": "s1a", "sums-min-count": 37}, "picsr")
+    with pytest.raises(SiteError, match=r"s1a sends no prototype: it has 36 .* at least 37"):
+        admit(open_site(node), node)
+    node = context({"site": "s1a", "sums-min-count": 36}, "picsr")
+    admit(open_site(node), node)
+
+
+def test_a_site_of_just_enough_samples_sends_its_prototype(opened: Opened) -> None:
+    found = opened("picsr", own={"prototype_min_count": 36}, **stage("experts")).answer()
+    assert "prototype" in found[ARRAYS]
+
+
+def noisy(opened: Opened, site: str = "s1a", sd: float = 0.5, **fields: Any) -> Any:
+    """Return what noise was added to the prototype of a site."""
+    method = opened("picsr", site=site, own={"prototype_noise": sd}, **stage("experts", **fields))
+    mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
+    return method._prototype().numpy() - mean
+
+
+def test_noise_in_a_simulation_is_keyed_on_seed_and_site(opened: Opened, tmp_path: Any) -> None:
+    run_dir = str(tmp_path)
+    first, again = noisy(opened, run_dir=run_dir), noisy(opened, run_dir=run_dir)
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, noisy(opened, site="s2a", run_dir=run_dir), atol=0.1)
+    assert first.std() == pytest.approx(0.5, rel=0.15)  # of 256 draws
+    assert abs(first.mean()) < 0.15
+
+
+def test_noise_scales_with_its_standard_deviation(opened: Opened, tmp_path: Any) -> None:
+    small, large = (noisy(opened, sd=sd, run_dir=str(tmp_path)) for sd in (0.5, 1.0))
+    np.testing.assert_allclose(large, 2 * small, atol=1e-5)
+
+
+def test_noise_in_a_deployment_cannot_be_foretold_from_the_seed(opened: Opened) -> None:
+    first, again = noisy(opened), noisy(opened)
+    assert not np.allclose(first, again, atol=0.1)
+    for drawn in (first, again):
+        assert drawn.std() == pytest.approx(0.5, rel=0.3)
+
+
+def test_a_servers_run_directory_does_not_make_a_real_sites_noise_foreseeable(
+    opened: Opened, tmp_path: Any
+) -> None:
+    fields = stage("experts", run_dir=str(tmp_path))
+    drawn = []
+    for _ in range(2):
+        method = opened("picsr", own={"prototype_noise": 0.5}, **fields)
+        method.request = dataclasses.replace(method.request, simulated=False)
+        mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
+        drawn.append(method._prototype().numpy() - mean)
+    seeded = noisy(opened, run_dir=str(tmp_path))
+    for one, other in ((drawn[0], drawn[1]), (drawn[0], seeded), (drawn[1], seeded)):
+        assert not np.allclose(one, other, atol=0.1)
+
+
+def test_noise_is_what_leaves_the_site(opened: Opened, tmp_path: Any) -> None:
+    own, run_dir = {"prototype_noise": 0.5}, str(tmp_path)
+    method = opened("picsr", own=own, **stage("experts", run_dir=run_dir))
+    mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
+    sent = arrays_of(method.answer())["prototype"]
+    np.testing.assert_allclose(sent - mean, noisy(opened, run_dir=run_dir), atol=1e-5)
+
+
+def test_a_router_round_returns_the_trained_router_and_nothing_else(
+    opened: Opened, routed: dict[str, Any]
+) -> None:
+    method = opened("picsr", routed, **stage("router", round=2))
+    reply = method.answer()
+    found = arrays_of(reply)
+    assert set(found) == {name for name in routed if name.startswith("router/")}
+    assert any(not np.array_equal(found[name], routed[name]) for name in found)
+    assert reply[METRICS]["kept-state"] == 0
+    assert not method.state.folder.exists()
+
+
+def test_experts_come_back_too_if_they_are_trained(opened: Opened, routed: dict[str, Any]) -> None:
+    reply = opened("picsr", routed, own={"train_experts": True}, **stage("router")).answer()
+    found = arrays_of(reply)
+    assert set(found) == {name for name in routed if not name.startswith("prototype/")}
+    for site in SITES:
+        name = expert_array(site, "head.4.bias")
+        assert not np.array_equal(found[name], routed[name])
+
+
+@pytest.mark.parametrize("train_experts", [False, True])
+def test_router_training_leaves_frozen_experts_as_they_came(
+    opened: Opened, routed: dict[str, Any], train_experts: bool
+) -> None:
+    method = opened("picsr", routed, own={"train_experts": train_experts}, **stage("router"))
+    network = cast(PICSRNetwork, method.open_network())
+    method.fit(network)
+    for site, expert in zip(network.sites, network.experts, strict=True):
+        same = {
+            name: np.array_equal(tensor, routed[expert_array(site, name)])
+            for name, tensor in exchanged_arrays(expert).items()
+        }
+        assert all(same.values()) is not train_experts
+    assert torch.equal(network.prototypes[1], torch.from_numpy(routed["prototype/s2a"]))
+
+
+def test_the_router_has_a_step_size_and_a_penalty_of_its_own(opened: Opened) -> None:
+    own = {"router_learning_rate": 0.25, "router_weight_decay": 0.125, "learning_rate": 0.5}
+    for name in STAGES:
+        found = opened("picsr", own=own, **stage(name)).training_settings()
+        expected = (0.25, 0.125) if name == "router" else (0.5, 0.0)
+        assert (found.learning_rate, found.weight_decay) == expected
+
+
+def test_routing_is_told_beside_every_measurement_of_a_router(
+    opened: Opened, routed: dict[str, Any]
+) -> None:
+    metrics = opened("picsr", routed, own=few(4), **stage("router")).answer()[METRICS]
+    for where in ("incoming.test", "incoming.val", "trained.val"):
+        told = [float(str(metrics[f"{where}.routing.{site}.mean"])) for site in SITES]
+        assert sum(told) == pytest.approx(1, abs=1e-5)
+        assert f"{where}.routing.s2a.q95" in metrics
+    # with the usual least of 10 the ten test samples are told of, the four validation samples not
+    usual = opened("picsr", routed, **stage("router")).answer()[METRICS]
+    assert {key.partition(".routing")[0] for key in usual if "routing" in key} == {"incoming.test"}
+    assert len([key for key in usual if "routing" in key]) == 3 * 6
+    assert "incoming.val.accuracy" in usual
+    before = opened("picsr", **stage("experts")).answer()[METRICS]
+    assert not [key for key in before if "routing" in key]
+
+
+def test_routing_is_summed_up_over_all_batches() -> None:
+    watch = RoutingWatch(["a", "b"], least=3)
+    for weights in ([[0.25, 0.75], [0.5, 0.5]], [[0.75, 0.25]]):
+        tokens = torch.tensor(weights).log()[..., None]
+        watch.see(torch.cat([torch.full_like(tokens, 9.0), tokens], dim=-1))
+    found = watch.values()
+    assert found["routing.a.mean"] == pytest.approx(0.5)
+    assert found["routing.b.q50"] == pytest.approx(0.5)
+    assert found["routing.a.q95"] == pytest.approx(0.725)  # 0.5 + 0.9 * 0.25
+
+
+def test_a_router_that_does_not_fit_its_experts_is_refused(
+    opened: Opened, routed: dict[str, Any]
+) -> None:
+    routed["router/importance.bias"] = np.zeros(2, np.float32)
+    with pytest.raises(SettingError, match=r"'importance.bias' is \(2,\), not \(3,\)"):
+        opened("picsr", routed, **stage("router")).answer()
+
+
+def test_a_patient_is_explained_by_weights_answers_and_distances(
+    opened: Opened, routed: dict[str, Any]
+) -> None:
+    method = opened("picsr", routed, **stage("router"))
+    found = method.explain("test", 3)
+    truth = int(method.silo.test.labels[3])
+    assert found.title.startswith(f"s1a, test row 3: truth {truth}; probabilities are of '9'")
+    network, sample = method._router_network().eval(), method.silo.test.inputs[3:4]
+    with torch.no_grad():
+        assert found.weights == network.log_weights(sample)[0].exp().tolist()
+        answer = network(sample)[0, 9].exp().item()
+    assert found.title.endswith(f"the mixture gives it {answer:.3f}")
+    assert found.experts == list(SITES)
+    mixed = sum(w * a for w, a in zip(found.weights, found.answers, strict=True))
+    assert mixed == pytest.approx(answer, abs=1e-5)
+    for distance, parts in zip(found.distances, found.contributions, strict=True):
+        assert sum(parts) == pytest.approx(distance, abs=1e-3)
+    assert [len(row) for row in found.scores] == [4] * 3
+    sums = torch.tensor([sum(row) for row in found.scores])
+    assert torch.softmax(sums, dim=0).tolist() == pytest.approx(found.weights, abs=1e-5)
+    assert found.features == [str(index) for index in range(256)]
+
+
+@pytest.mark.parametrize(
+    ("split", "row", "size"), [("test", 10, 10), ("val", 4, 4), ("val", -1, 4)]
+)
+def test_a_row_that_is_not_there_cannot_be_explained(
+    opened: Opened, routed: dict[str, Any], split: str, row: int, size: int
+) -> None:
+    method = opened("picsr", routed, **stage("router"))
+    with pytest.raises(DataError, match=rf"s1a has {size} {split} rows, .*: there is no row {row}"):
+        method.explain(split, row)

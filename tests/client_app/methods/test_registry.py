@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from client_app.methods.base import SiteMethod
+from client_app.methods.registry import METHODS, method_class
+from models.contract.errors import SettingError
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_registered_method_can_be_opened_at_a_site(method: str) -> None:
+    cls = method_class(method)
+    assert issubclass(cls, SiteMethod)
+    assert not getattr(cls, "__abstractmethods__", None)
+
+
+def test_a_method_that_no_site_knows_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        SettingError, match=r"unknown method 'uelf': known are .*did you mean 'uefl'"
+    ):
+        method_class("uelf")

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from client_app.methods.uefl import CodeUse, UEFLSite
+from client_app.training.evaluation import tokens_of
+from models.contract.errors import CheckpointError, SettingError
+from models.contract.messages import ARRAYS, METRICS, Instruction
+from models.methods.uefl import UEFLNetwork, gaussian_codebook
+
+Opened = Callable[..., UEFLSite]
+WIDTH = 16  # channels of a width-4 network
+BOOK = gaussian_codebook(4, WIDTH, 7, 0).numpy()
+PERSONAL = {"codebooks": "personal"}
+
+
+@pytest.fixture
+def shared(weights: dict[str, Any]) -> dict[str, Any]:
+    return {**weights, "codebook.0": BOOK}
+
+
+def test_a_site_uses_only_the_books_that_came(opened: Opened, shared: dict[str, Any]) -> None:
+    assert set(opened("uefl", shared).open_network().codebooks) == {"0"}
+    more = {**shared, "codebook.2": BOOK + 1, "codebook.10": BOOK + 2}
+    network = opened("uefl", more).open_network()
+    assert set(network.codebooks) == {"0", "2", "10"}
+    expected = torch.from_numpy(np.concatenate([BOOK, BOOK + 1, BOOK + 2]))
+    assert torch.equal(network.codebook(), expected)
+
+
+def test_a_site_sends_back_what_it_was_sent_trained(opened: Opened, shared: dict[str, Any]) -> None:
+    reply = opened("uefl", shared).answer()
+    assert set(reply[ARRAYS]) == set(shared)
+    assert not np.array_equal(reply[ARRAYS]["codebook.0"].numpy(), BOOK)
+    assert reply[ARRAYS]["codebook.0"].numpy().shape == BOOK.shape
+
+
+@pytest.mark.parametrize("change", ["missing", "surplus"])
+def test_weights_that_do_not_fit_are_refused(
+    opened: Opened, shared: dict[str, Any], change: str
+) -> None:
+    if change == "missing":
+        del shared["head.4.bias"]
+    else:
+        shared["odd"] = BOOK
+    with pytest.raises(SettingError, match=rf"do not fit the network: .*{change} \['"):
+        opened("uefl", shared).answer()
+
+
+def test_one_codeword_has_perplexity_one_and_the_tokens_own_mean_square(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("uefl", {**weights, "codebook.0": np.zeros((1, WIDTH), np.float32)})
+    network = method.open_network()
+    found = method.measured(network, "incoming", ("val",))
+    tokens = tokens_of(network, method.silo.val, method.compute)
+    assert tokens.shape == (4, 4, WIDTH)
+    assert found["incoming.val.perplexity"] == 1.0
+    distance = pytest.approx(float(tokens.square().mean()), rel=1e-5)
+    assert found["incoming.val.codeword-distance"] == distance
+
+
+def test_code_use_is_counted_over_all_batches(opened: Opened, shared: dict[str, Any]) -> None:
+    network = opened("uefl", shared).open_network()
+    use = CodeUse(network)
+    with torch.no_grad():
+        for code in range(4):
+            use.see(network.codebook()[code].expand(2, 3, WIDTH) + 0.01)
+    assert use.counts.tolist() == [6] * 4
+    assert use.values()["perplexity"] == pytest.approx(4.0)
+    assert use.values()["codeword-distance"] == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_perplexity_and_distance_stand_beside_every_measurement(
+    opened: Opened, shared: dict[str, Any]
+) -> None:
+    metrics = opened("uefl", shared).answer()[METRICS]
+    for where in ("incoming.val", "incoming.test", "trained.val"):
+        assert 1 <= float(str(metrics[f"{where}.perplexity"])) <= 4
+        assert float(str(metrics[f"{where}.codeword-distance"])) > 0
+
+
+def test_the_uncertainty_phase_answers_with_an_entropy_and_trains_nothing(
+    opened: Opened, shared: dict[str, Any]
+) -> None:
+    reply = opened("uefl", shared, phase="uncertainty", step=1).answer()
+    assert ARRAYS not in reply
+    measured = [key for key in reply[METRICS] if "." in key]
+    assert measured == ["incoming.val.entropy"]
+    assert 0 < float(str(reply[METRICS]["incoming.val.entropy"])) <= math.log(10)
+
+
+def centroids_of(method: UEFLSite) -> tuple[Any, Any]:
+    arrays = method.answer()[ARRAYS]
+    return arrays["centroids"].numpy(), arrays["counts"].numpy()
+
+
+def test_a_single_centroid_is_the_mean_of_the_training_features(
+    opened: Opened, shared: dict[str, Any]
+) -> None:
+    method = opened("uefl", shared, own={"codes": 1}, phase="centroids", step=2)
+    centres, counts = centroids_of(method)
+    tokens = tokens_of(method.open_network(), method.silo.train, method.compute)
+    np.testing.assert_allclose(
+        centres, tokens.reshape(-1, WIDTH).mean(0)[None], rtol=1e-4, atol=1e-6
+    )
+    assert counts.tolist() == [36 * 4]
+
+
+def test_centroids_stand_for_all_features_and_are_keyed_on_the_round(
+    opened: Opened, shared: dict[str, Any]
+) -> None:
+    fields = {"phase": "centroids", "step": 2}
+    centres, counts = centroids_of(opened("uefl", shared, **fields))
+    again, _ = centroids_of(opened("uefl", shared, **fields))
+    assert centres.shape == (4, WIDTH)
+    assert counts.sum() == 36 * 4
+    np.testing.assert_array_equal(centres, again)
+
+
+def test_centroids_of_few_features_stay_at_the_site(opened: Opened, shared: dict[str, Any]) -> None:
+    own = {"centroid_min_count": 36 * 4 + 1}
+    method = opened("uefl", shared, own=own, phase="centroids")
+    centres, counts = centroids_of(method)
+    assert method.answer()[METRICS]["new-codewords"] == 0
+    assert centres.shape == (0, WIDTH)
+    assert counts.shape == (0,)
+
+
+@pytest.mark.parametrize("extra", [{}, {"codebook.1": BOOK + 1}])
+@pytest.mark.parametrize("site", ["s1a", "s2a", "s3a"])
+def test_a_gaussian_start_of_a_shared_book_takes_nothing_from_any_site(
+    opened: Opened, shared: dict[str, Any], site: str, extra: dict[str, Any]
+) -> None:
+    own = {"codeword_start": "gaussian"}
+    method = opened("uefl", {**shared, **extra}, site=site, own=own, phase="centroids", step=2)
+    reply = method.answer()
+    assert set(reply) == {METRICS}
+    always = {"num-examples", "seconds", "peak-memory-bytes", "kept-state"}
+    assert set(reply[METRICS]) == {*always, "new-codewords"}
+    assert reply[METRICS]["new-codewords"] == 4
+    assert reply[METRICS]["kept-state"] == 0
+    assert method.state.before(Instruction(2, "train")) is None
+
+
+def own_books(method: UEFLSite, round_: int, step: int = 0) -> dict[str, torch.Tensor]:
+    found = method.state.before(Instruction(round_, "train", step))
+    assert found is not None
+    return found
+
+
+def test_personal_books_start_gaussian_and_are_kept_at_the_site(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("uefl", weights, own=PERSONAL)
+    assert torch.equal(method.open_network().codebook(), torch.from_numpy(BOOK))
+    reply = method.answer()
+    assert set(reply[ARRAYS]) == set(weights)
+    kept = own_books(method, 2)
+    assert set(kept) == {"codebook.0"}
+    assert not np.array_equal(kept["codebook.0"], BOOK)
+    later = opened("uefl", weights, own=PERSONAL, round=2).open_network()
+    assert torch.equal(later.codebook(), kept["codebook.0"])
+
+
+def test_a_personal_extension_stays_at_the_site_and_is_used_in_the_next_round(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    opened("uefl", weights, own=PERSONAL).answer()
+    method = opened("uefl", weights, own=PERSONAL, phase="centroids", step=2)
+    before = method.open_network().codebook()
+    reply = method.answer()
+    assert ARRAYS not in reply
+    assert reply[METRICS]["new-codewords"] == 4
+    assert reply[METRICS]["kept-state"] == 1
+    assert set(own_books(method, 2)) == {"codebook.0", "codebook.1"}
+    later = cast(UEFLNetwork, opened("uefl", weights, own=PERSONAL, round=2).open_network())
+    assert later.codebook().shape == (8, WIDTH)
+    assert torch.equal(later.codebook()[:4], before)
+    other = opened("uefl", weights, own=PERSONAL, site="s2a", round=2).open_network()
+    assert other.codebook().shape == (4, WIDTH)
+
+
+def test_a_personal_site_without_a_large_enough_cluster_adds_no_book(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = {**PERSONAL, "centroid_min_count": 36 * 4 + 1}
+    opened("uefl", weights, own=own).answer()
+    method = opened("uefl", weights, own=own, phase="centroids", step=2)
+    assert method.answer()[METRICS]["new-codewords"] == 0
+    assert set(own_books(method, 2)) == {"codebook.0"}
+
+
+def test_personal_books_that_are_gone_are_an_error_and_not_a_fresh_start(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    with pytest.raises(CheckpointError, match="site s1a is gone from"):
+        opened("uefl", weights, own=PERSONAL, round=2, expects_state=True).answer()
+
+
+def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = {**PERSONAL, "codeword_start": "gaussian"}
+    opened("uefl", weights, own=own).answer()
+    reply = opened("uefl", weights, own=own, phase="centroids", step=2).answer()
+    assert ARRAYS not in reply
+    drawn = own_books(opened("uefl", weights, own=own), 2)["codebook.1"]
+    assert torch.equal(drawn, gaussian_codebook(4, WIDTH, 7, 1))
+    assert not np.array_equal(drawn, BOOK)

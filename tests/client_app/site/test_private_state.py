@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_app.methods.registry import METHODS
+from client_app.site.private_state import SiteState, promise_of
+from models.contract.errors import CheckpointError
+from models.contract.messages import Instruction
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> SiteState:
+    return SiteState(tmp_path / "s2a")
+
+
+def at(round_: int, step: int = 0) -> Instruction:
+    return Instruction(round_, "train", step)
+
+
+def put(state: SiteState, round_: int, step: int = 0) -> None:
+    state.store(at(round_, step), {"w": torch.tensor([float(round_), float(step)])})
+
+
+def got(state: SiteState, round_: int, step: int = 0) -> tuple[float, float] | None:
+    found = state.before(at(round_, step))
+    return None if found is None else (float(found["w"][0]), float(found["w"][1]))
+
+
+def test_a_new_site_has_no_state(state: SiteState) -> None:
+    assert got(state, 1) is None
+    assert not state.folder.exists()
+
+
+def test_a_state_that_the_server_expects_and_is_not_there_is_an_error(state: SiteState) -> None:
+    expected = Instruction(2, "train", expects_state=True)
+    with pytest.raises(CheckpointError, match=r"site s2a is gone from .*new run"):
+        state.before(expected)
+    put(state, 1)
+    found = state.before(expected)
+    assert found is not None
+    assert found["w"].tolist() == [1, 0]
+
+
+def test_a_state_is_readable_by_its_owner_alone(state: SiteState) -> None:
+    put(state, 1)
+    (path,) = state.folder.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_full_disk_is_named_and_what_was_stored_stays(
+    state: SiteState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(state, 1)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    said = r"private state of site s2a cannot be written to .*: No space left on device; make room"
+    with pytest.raises(CheckpointError, match=said):
+        put(state, 2)
+    assert [path.name for path in state.folder.iterdir()] == ["round-000001-00.safetensors"]
+    assert got(state, 2) == (1, 0)
+
+
+def test_a_state_comes_back_bit_for_bit(state: SiteState) -> None:
+    weights = {"a.b": torch.randn(3, 4).T, "c": torch.zeros(0, 2)}
+    state.store(at(1), weights)
+    found = state.before(at(2))
+    assert found is not None
+    assert set(found) == {"a.b", "c"}
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor)
+
+
+def test_the_newest_state_older_than_the_instruction_is_taken(state: SiteState) -> None:
+    for key in ((1, 0), (1, 2), (2, 0)):
+        put(state, *key)
+    assert got(state, 1, 0) is None
+    assert got(state, 1, 1) == (1, 0)
+    assert got(state, 1, 2) == (1, 0)
+    assert got(state, 2, 0) == (1, 2)
+    assert got(state, 3, 0) == (2, 0)
+
+
+def test_a_state_of_a_round_that_the_server_lost_is_not_taken(state: SiteState) -> None:
+    for round_ in (1, 2, 3):
+        put(state, round_)
+    assert got(state, 3) == (2, 0)
+    state.store(at(3), {"w": torch.tensor([3.0, 9.0])})
+    assert got(state, 4) == (3, 9)
+
+
+def test_a_step_that_only_the_lost_round_had_is_forgotten_when_it_is_done_again(
+    state: SiteState,
+) -> None:
+    put(state, 1)
+    put(state, 2, 0)
+    put(state, 2, 2)
+    put(state, 3, 0)
+    state.store(at(2, 0), {"w": torch.tensor([2.0, 7.0])})
+    assert got(state, 3) == (2, 7)
+
+
+def test_a_state_that_was_dropped_by_now_is_an_error_and_not_a_fresh_start(
+    state: SiteState,
+) -> None:
+    for round_ in (1, 2, 3, 4):
+        put(state, round_)
+    with pytest.raises(CheckpointError, match=r"site s2a: round 3 is .* oldest .* of round 3"):
+        state.before(at(3))
+    assert got(state, 4) == (3, 0)
+
+
+def test_a_site_that_is_asked_for_the_first_round_again_starts_anew(state: SiteState) -> None:
+    for round_ in (1, 2, 3, 4):
+        put(state, round_)
+    assert got(state, 1) is None
+    put(state, 1)
+    assert [path.name for path in state.folder.iterdir()] == ["round-000001-00.safetensors"]
+
+
+def test_only_the_newest_two_rounds_are_kept_with_all_their_steps(state: SiteState) -> None:
+    for key in ((1, 0), (1, 2), (2, 0), (2, 2), (3, 0)):
+        put(state, *key)
+    assert sorted(path.name for path in state.folder.iterdir()) == [
+        "round-000002-00.safetensors",
+        "round-000002-02.safetensors",
+        "round-000003-00.safetensors",
+    ]
+
+
+def test_rounds_that_a_site_missed_do_not_cost_it_its_states(state: SiteState) -> None:
+    put(state, 2)
+    put(state, 9)
+    assert got(state, 9) == (2, 0)
+    assert got(state, 20) == (9, 0)
+
+
+def test_other_files_in_the_folder_are_left_alone(state: SiteState) -> None:
+    state.folder.mkdir()
+    other = state.folder / "round-notes.txt"
+    other.write_text("mine")
+    for round_ in (1, 2, 3, 4):
+        put(state, round_)
+    assert other.read_text() == "mine"
+    assert got(state, 5) == (4, 0)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 60, -1])
+def test_a_state_cut_short_is_refused_and_the_error_names_the_site(
+    state: SiteState, keep: int
+) -> None:
+    put(state, 1)
+    path = state.folder / "round-000001-00.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"private state of site s2a: .*remove the file"):
+        state.before(at(2))
+
+
+def test_an_altered_state_is_refused(state: SiteState) -> None:
+    put(state, 1)
+    path = state.folder / "round-000001-00.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match=r"site s2a: .*checksum"):
+        state.before(at(2))
+
+
+def test_a_sites_first_state_may_be_done_again_in_a_later_round(tmp_path: Path) -> None:
+    state = SiteState(tmp_path / "s1a")
+    again = Instruction(round=3, phase="train")
+    state.store(again, {"w": torch.ones(1)})
+    assert state.before(again) is None
+
+
+def test_a_state_is_not_opened_under_another_promise(state: SiteState) -> None:
+    kept = SiteState(state.folder, "nothing is shared")
+    put(kept, 1)
+    assert got(kept, 2) == (1, 0)
+    with pytest.raises(CheckpointError, match=r"s2a in .* was kept under other settings"):
+        got(SiteState(state.folder, "all is shared"), 2)
+    assert got(kept, 2) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"shared-prompts": "all"}, False),
+        ({"buffer-maps": 3}, False),
+        ({"seed": 8}, False),
+        ({"batch-size": 8}, False),
+        ({"rounds": 9, "device": "auto", "threads": 2}, True),
+        ({"out": "elsewhere", "run-name": "x", "data-dir": "d", "cache-dir": "c"}, True),
+    ],
+)
+def test_a_promise_is_of_all_settings_that_a_hospital_does_not_change(
+    changes: dict[str, Value], same: bool, tiny: Callable[..., dict[str, Value]]
+) -> None:
+    first = resolve(tiny("fedevprompt"))
+    other = resolve(tiny("fedevprompt") | changes)
+    promises = [promise_of(settings.common, settings.own) for settings in (first, other)]
+    assert (promises[0] == promises[1]) is same
+
+
+def test_no_method_has_the_promise_of_another(tiny: Callable[..., dict[str, Value]]) -> None:
+    settings = [resolve(tiny(method)) for method in sorted(METHODS)]
+    assert len({promise_of(one.common, one.own) for one in settings}) == len(METHODS)

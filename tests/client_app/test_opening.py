@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+
+from client_app.methods.fedavg import FedAvgSite
+from client_app.methods.uefl import UEFLSite
+from client_app.opening import (
+    Site,
+    is_simulated,
+    open_method,
+    open_site,
+    ready_silo,
+    site_name,
+    site_settings,
+    state_folder,
+    who_is,
+)
+from datasets.registry import load_silo
+from datasets.silo.silos import Silo, Split
+from models.contract.errors import DataError, SettingError, SiteError
+from models.contract.messages import FIGURES, TRAIN, Instruction
+from models.contract.settings import CommonSettings
+from models.maths.standardisation import Figures
+from models.networks.classifier import Task
+from server_app.config.settings import resolve
+from strategies.loop.state import to_record
+
+Node = Callable[..., Context]
+
+
+def named(name: str, run_dir: str = "") -> Instruction:
+    return Instruction(1, TRAIN, run_name=name, run_dir=run_dir)
+
+
+@pytest.mark.parametrize(("partition", "name"), [(0, "s1a"), (1, "s2a"), (2, "s3a")])
+def test_a_simulated_node_is_the_silo_of_its_partition(
+    context: Node, partition: int, name: str
+) -> None:
+    node = context({"partition-id": partition, "num-partitions": 3})
+    assert site_name(node, site_settings(node)) == name
+    assert open_site(node).silo.name == name
+
+
+def test_the_nodes_own_name_wins_over_its_partition(context: Node) -> None:
+    node = context({"site": "s3a", "partition-id": 0})
+    assert open_site(node).silo.distribution == "D3"
+
+
+def test_a_node_without_a_name_is_told_how_to_give_one(context: Node) -> None:
+    node = context({"state-dir": "/somewhere"})
+    with pytest.raises(SiteError, match=r"--node-config 'site=\"s1a\"' \(silos: s1a, s2a, s3a\)"):
+        open_site(node)
+
+
+def test_a_partition_beyond_the_silos_is_refused(context: Node) -> None:
+    with pytest.raises(SiteError, match=r"SuperNode 4 has no silo: there are 3 \(s1a, s2a, s3a\)"):
+        open_site(context({"partition-id": 3}))
+
+
+def test_a_name_that_is_no_silo_is_refused(context: Node) -> None:
+    with pytest.raises(DataError, match=r"no silo '../s1a'"):
+        open_site(context({"site": "../s1a"}))
+
+
+def test_the_hospitals_own_folders_and_device_win(context: Node) -> None:
+    node = context(
+        {"site": "s1a", "data-dir": "/mine", "device": "cuda:1", "seed": 99},
+        data_dir="/theirs",
+        cache_dir="/their-cache",
+    )
+    settings = site_settings(node)
+    assert settings.data_dir == "/mine"
+    assert settings.device == "cuda:1"
+    assert settings.cache_dir == "/their-cache"
+    assert settings.seed == 7  # what belongs to the result is the run's alone
+
+
+def test_an_unknown_device_of_a_node_is_refused_when_a_method_is_opened(
+    context: Node, message: Callable[..., Message]
+) -> None:
+    with pytest.raises(SettingError, match="'device' is 'tpu'"):
+        open_method(message(TRAIN), context({"partition-id": 0, "device": "tpu"}))
+
+
+@pytest.mark.parametrize(
+    ("node", "simulated"),
+    [
+        ({"partition-id": 0, "num-partitions": 3}, True),
+        ({"partition-id": 0, "site": "s1a"}, False),
+        ({"partition-id": 0, "state-dir": "/private"}, False),
+        ({"site": "s1a", "state-dir": "/private"}, False),
+        ({"site": "s1a"}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_a_site_is_simulated_by_its_own_node_config_and_never_by_a_message(
+    context: Node,
+    message: Callable[..., Message],
+    node: dict[str, Any],
+    simulated: bool,
+    tmp_path: Path,
+) -> None:
+    assert is_simulated(context(node)) is simulated
+    if not node:
+        return  # it has no name either
+    assert open_site(context(node)).simulated is simulated
+    homed = node if simulated else node | {"state-dir": str(tmp_path)}
+    asked = message(TRAIN, run_dir="/server/run")
+    assert open_method(asked, context(homed)).request.simulated is simulated
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ({"site": "anyone"}, "anyone"),
+        ({"partition-id": 1}, "s2a"),
+        ({"partition-id": 7}, "partition 7"),
+        ({"partition-id": 1, "device": 4}, "s2a"),
+        ({"partition-id": 1, "sums-min-count": "many"}, "partition 1"),
+        ({}, "partition unknown"),
+    ],
+    ids=str,
+)
+def test_a_site_in_an_error_is_named_as_well_as_it_is_known(
+    context: Node, node: dict[str, Any], name: str
+) -> None:
+    assert who_is(context(node)) == name
+
+
+@pytest.mark.parametrize(("own", "floor"), [(20, 20), (10, 10), (3, 10), (1, 10)])
+def test_a_hospital_can_raise_the_floor_of_its_sums_and_never_lower_it(
+    context: Node, own: int, floor: int
+) -> None:
+    assert site_settings(context({"site": "s1a"})).sums_min_count == 10
+    node = context({"site": "s1a", "sums-min-count": own, "device": "cuda:1"})
+    assert (site_settings(node).sums_min_count, site_settings(node).device) == (floor, "cuda:1")
+
+
+@pytest.mark.parametrize("own", ["20", 0, True])
+def test_a_floor_that_is_no_count_is_refused_and_not_passed_over(context: Node, own: Any) -> None:
+    with pytest.raises(SettingError, match=r"'sums-min-count' is .*at least 1"):
+        site_settings(context({"site": "s1a", "sums-min-count": own}))
+
+
+def heart_node(node: dict[str, Any], **changes: Any) -> Context:
+    """Return the context of a made-up heart hospital: node config, settings."""
+    values = {"method": "fedavg", "dataset": "heart-synthetic"}
+    settings = resolve(values | {key.replace("_", "-"): v for key, v in changes.items()})
+    return Context(1, 1001, node, RecordDict(), settings.as_mapping())
+
+
+def test_a_hospitals_raised_floor_keeps_its_sums_at_home() -> None:
+    assert open_site(heart_node({"site": "switzerland", "sums-min-count": 30})).sums() is not None
+    with pytest.raises(SiteError, match="it has 30 training rows and at least 31 are needed"):
+        open_site(heart_node({"site": "switzerland", "sums-min-count": 31})).sums()
+
+
+@pytest.mark.parametrize("folds", [{"test_folds": 3}, {"val_folds": 3}])
+def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
+    message: Callable[..., Message], folds: dict[str, int], tmp_path: Path
+) -> None:
+    real = {"site": "va", "state-dir": str(tmp_path)}
+    said = r"of different samples tells of single patients: set 'allow-folds=true'"
+    for node in (real, real | {"partition-id": 3}, real | {"allow-folds": False}):
+        with pytest.raises(SiteError, match=said):
+            open_site(heart_node(node, **folds))
+        with pytest.raises(SiteError, match=said):
+            open_method(message(TRAIN), heart_node(node, **folds))
+    plain = open_site(heart_node(real)).silo.fingerprints
+    for node in (real | {"allow-folds": True}, {"partition-id": 3}):
+        assert open_site(heart_node(node, **folds)).silo.fingerprints != plain
+
+
+@pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}, {"fold-seed": 1}])
+def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
+    share: dict[str, float], tmp_path: Path
+) -> None:
+    values = {"method": "fedavg", "dataset": "dermoscopy-phantom", "image-size": 16}
+    settings = resolve(values | {"sample-share": 0.02} | share).as_mapping()
+
+    def node(**more: str | bool) -> Context:
+        config = {"site": "vidir_modern", "state-dir": str(tmp_path), **more}
+        return Context(1, 1001, config, RecordDict(), settings)
+
+    with pytest.raises(SiteError, match="choose which of this site's samples are used"):
+        open_site(node())
+    assert open_site(node(**{"allow-folds": True})).silo.name == "vidir_modern"
+
+
+def test_the_run_config_names_the_method_and_its_settings(
+    context: Node, message: Callable[..., Message], tmp_path: Path
+) -> None:
+    fedavg = open_method(message(TRAIN), context({"partition-id": 0}))
+    assert isinstance(fedavg, FedAvgSite)
+    uefl = open_method(message(TRAIN, round=4), context({"partition-id": 1}, "uefl", codes=6))
+    assert isinstance(uefl, UEFLSite)
+    assert uefl.settings.codes == 6
+    assert uefl.request.instruction.round == 4
+    assert uefl.state.folder == tmp_path / "sites" / "s2a"
+
+
+def test_a_real_site_keeps_its_state_in_its_own_folder(context: Node) -> None:
+    node = context({"site": "s1a", "state-dir": "/private", "partition-id": 0})
+    assert state_folder(node, named("run", "/server"), "s1a") == Path("/private/run/s1a")
+
+
+def test_a_simulated_site_keeps_its_state_in_the_run_directory(context: Node) -> None:
+    folder = state_folder(context({"partition-id": 0}), named("run", "/server/run"), "s1a")
+    assert folder == Path("/server/run/sites/s1a")
+
+
+@pytest.mark.parametrize("node", [{"site": "s1a"}, {"partition-id": 0}])
+def test_a_site_with_nowhere_to_keep_its_state_is_refused(
+    context: Node, node: dict[str, Any]
+) -> None:
+    run_dir = "" if "partition-id" in node else "/server/run"
+    with pytest.raises(SiteError, match="site s1a: the node config names no 'state-dir'"):
+        state_folder(context(node), named("run", run_dir), "s1a")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "/etc", ".hidden", "a/"])
+def test_a_run_name_that_would_leave_the_folder_is_refused(context: Node, name: str) -> None:
+    node = context({"site": "s1a", "state-dir": "/private"})
+    with pytest.raises(SettingError, match="is no plain folder name"):
+        state_folder(node, named(name), "s1a")
+
+
+TABLE = CommonSettings(dataset="table", sums_min_count=2)
+NAN = float("nan")
+
+
+def table_silo(declared: Figures | None = None) -> Silo:
+    """Return a hospital of three training rows and a test row; a pulse is missing in each part."""
+    return Silo(
+        name="north",
+        distribution="north",
+        task=Task((2,), 2),
+        train=Split(torch.tensor([[1.0, 60.0], [3.0, NAN], [5.0, 80.0]]), torch.tensor([0, 1, 1])),
+        val=Split(torch.empty(0, 2), torch.empty(0, dtype=torch.int64)),
+        test=Split(torch.tensor([[7.0, NAN]]), torch.tensor([1])),
+        fingerprints={"train": "a", "val": "b", "test": "c"},
+        features=("age", "pulse"),
+        declared=declared,
+    )
+
+
+def figures_message(mean: list[float], std: list[float]) -> RecordDict:
+    arrays = {"mean": np.array(mean), "std": np.array(std)}
+    return RecordDict({FIGURES: to_record(arrays)})
+
+
+def test_a_site_sends_the_sums_of_its_training_rows_alone() -> None:
+    sums = Site(TABLE, table_silo(), False).sums()
+    assert sums is not None
+    assert sums.count.tolist() == [3, 2]
+    assert sums.total.tolist() == [9, 140]
+    assert sums.squares.tolist() == [35, 10000]
+
+
+def test_images_have_no_sums(context: Node) -> None:
+    assert open_site(context({"partition-id": 0})).sums() is None
+
+
+@pytest.mark.parametrize("standardise", ["site", "declared"])
+def test_a_site_sends_no_sums_where_figures_are_not_pooled(standardise: str) -> None:
+    few = dataclasses.replace(TABLE, standardise=standardise, sums_min_count=99)
+    assert Site(few, table_silo(), False).sums() is None
+
+
+def test_sums_of_too_few_rows_stay_at_the_site_which_names_feature_and_key() -> None:
+    with pytest.raises(SiteError) as caught:
+        Site(dataclasses.replace(TABLE, sums_min_count=3), table_silo(), False).sums()
+    told = str(caught.value)
+    assert told.startswith("site north sends no sums: 2 training rows have a value of 'pulse'")
+    assert "at least 3 are needed ('sums-min-count')" in told
+    with pytest.raises(SiteError, match="sums: it has 3 training rows and at least 4"):
+        Site(dataclasses.replace(TABLE, sums_min_count=4), table_silo(), False).sums()
+
+
+def test_a_feature_that_nobody_knows_at_a_site_gives_nothing_away() -> None:
+    silo = table_silo()
+    rows = silo.train.inputs.clone()
+    rows[:, 1] = NAN
+    unknown = dataclasses.replace(silo, train=Split(rows, silo.train.labels))
+    sums = Site(dataclasses.replace(TABLE, sums_min_count=3), unknown, False).sums()
+    assert sums is not None
+    assert sums.count.tolist() == [3, 0]
+
+
+def test_a_site_of_too_few_rows_sends_no_sums_even_if_it_knows_no_value() -> None:
+    silo = table_silo()
+    nothing = torch.full_like(silo.train.inputs, NAN)
+    unknown = dataclasses.replace(silo, train=Split(nothing, silo.train.labels))
+    with pytest.raises(SiteError, match="site north sends no sums"):
+        Site(dataclasses.replace(TABLE, sums_min_count=4), unknown, False).sums()
+
+
+def test_pooled_figures_of_the_message_standardise_every_part_and_fill_the_gaps() -> None:
+    ready = ready_silo(table_silo(), TABLE, figures_message([3.0, 100.0], [2.0, 40.0]))
+    assert ready.train.inputs.tolist() == [[-1.0, -1.0], [0.0, 0.0], [1.0, -0.5]]
+    assert ready.test.inputs.tolist() == [[2.0, 0.0]]
+    assert ready.val.inputs.shape == (0, 2)
+    assert ready.train.labels.tolist() == [0, 1, 1]
+    assert ready.fingerprints == table_silo().fingerprints, "they are of the rows as read"
+
+
+def test_a_sites_own_figures_are_of_its_training_rows_whatever_the_message_holds() -> None:
+    own = dataclasses.replace(TABLE, standardise="site")
+    ready = ready_silo(table_silo(), own, figures_message([0.0, 0.0], [1.0, 1.0]))
+    std = (8 / 3) ** 0.5  # of 1, 3 and 5; the pulse has mean 70 and deviation 10
+    expected = torch.tensor([[-2 / std, -1.0], [0.0, 0.0], [2 / std, 1.0]])
+    torch.testing.assert_close(ready.train.inputs, expected)
+    torch.testing.assert_close(ready.test.inputs, torch.tensor([[4 / std, 0.0]]))
+    assert ready.train.inputs.mean(dim=0).abs().max().item() < 1e-7
+
+
+def test_declared_figures_are_those_of_the_schema_whatever_the_message_holds() -> None:
+    declared = dataclasses.replace(TABLE, standardise="declared")
+    silo = table_silo(Figures(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
+    ready = ready_silo(silo, declared, figures_message([0.0, 0.0], [1.0, 1.0]))
+    assert ready.train.inputs.tolist() == [[-1.0, -2.0], [-0.5, 0.0], [0.0, 2.0]]
+    with pytest.raises(SettingError, match="'standardise' is 'declared', and the schema gives no"):
+        ready_silo(table_silo(), declared, RecordDict())
+
+
+def test_a_message_without_the_pooled_figures_is_refused() -> None:
+    with pytest.raises(SiteError, match=r"lacks the pooled figures: .*different versions"):
+        ready_silo(table_silo(), TABLE, RecordDict())
+
+
+def test_images_are_ready_as_they_are(silo: Silo, common: CommonSettings) -> None:
+    assert ready_silo(silo, common, RecordDict()) is silo
+
+
+def test_a_method_gets_its_silo_standardised_by_the_message(
+    message: Callable[..., Message],
+) -> None:
+    node = heart_node({"partition-id": 3, "num-partitions": 4})
+    asked = message(TRAIN)
+    with pytest.raises(SiteError, match="lacks the pooled figures"):
+        open_method(asked, node)
+    asked.content[FIGURES] = to_record({"mean": np.full(13, 2.0), "std": np.full(13, 4.0)})
+    held = open_method(asked, node).silo
+    raw = load_silo("va", CommonSettings(dataset="heart-synthetic"))
+    assert held.name == "va"
+    for name, split in held.splits().items():
+        torch.testing.assert_close(split.inputs, (raw.splits()[name].inputs - 2) / 4)

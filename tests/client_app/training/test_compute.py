@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from client_app.training.compute import Compute, choose_compute
+from models.contract.errors import SettingError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.mark.parametrize(
+    "device", ["tpu", "gpu", "", "CPU", "cpu:0", "auto:1", "cuda:x", "cuda:-1"]
+)
+def test_a_device_that_is_none_is_refused_with_the_allowed_ones(device: str) -> None:
+    with pytest.raises(SettingError, match=r"'device' is .*must be auto, cpu, cuda or cuda:N"):
+        choose_compute(device, "auto", 1)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_gpu_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(SettingError, match=rf"'{device}', and this machine has no usable GPU"):
+        choose_compute(device, "auto", 1)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_gpu_of_too_high_a_number_is_refused() -> None:
+    with pytest.raises(SettingError, match="'cuda:1', and this machine has 1 usable GPU"):
+        choose_compute("cuda:1", "auto", 1)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_is_full_precision_on_the_cpu_where_there_is_no_gpu() -> None:
+    assert choose_compute("auto", "auto", 1) == Compute(CPU, bf16=False)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_auto_is_bf16_on_the_gpu_where_there_is_one() -> None:
+    assert choose_compute("auto", "auto", 1) == Compute(torch.device("cuda:0"), bf16=True)
+    assert choose_compute("cuda", "fp32", 1) == Compute(torch.device("cuda:0"), bf16=False)
+    assert choose_compute("cpu", "auto", 1) == Compute(CPU, bf16=False)
+
+
+def test_threads_are_set_for_the_process() -> None:
+    for threads in (2, 1):
+        choose_compute("cpu", "auto", threads)
+        assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_forward_passes_run_in_the_chosen_precision(precision: str, kind: torch.dtype) -> None:
+    with choose_compute("cpu", precision, 1).autocast():
+        assert torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype == kind
+
+
+def test_nothing_is_copied_on_the_cpu() -> None:
+    compute, tensor, network = Compute(CPU, False), torch.ones(1), torch.nn.Linear(1, 1)
+    assert compute.bring(tensor) is tensor
+    assert compute.place(network) is network

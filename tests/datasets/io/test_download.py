@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from datasets.digits.pools import SOURCES, RemoteFile, Source
+from datasets.io.download import fetch
+from models.contract.errors import DataError
+
+CONTENT = {"images.gz": b"some images" * 1000, "labels.gz": b"some labels"}
+
+
+@dataclass
+class Server:
+    """A public source on this machine: what it holds, what it was asked for, what it breaks off."""
+
+    url: str = ""
+    content: dict[str, bytes] = field(default_factory=lambda: dict(CONTENT))
+    asked: list[str] = field(default_factory=list)
+    breaks_off: bool = False
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.rsplit("/", 1)[-1]
+            state.asked.append(name)
+            if name not in state.content:
+                self.send_error(404)
+                return
+            body = state.content[name]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body) + 10 * state.breaks_off))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{http.server_port}/data/"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield state
+    http.shutdown()
+    http.server_close()
+    thread.join(timeout=10)
+
+
+@pytest.fixture
+def source(server: Server) -> Source:
+    files = tuple(
+        RemoteFile(name, hashlib.md5(body, usedforsecurity=False).hexdigest())
+        for name, body in CONTENT.items()
+    )
+    return dataclasses.replace(SOURCES["mnist"], files=files, url=server.url)
+
+
+def test_files_come_into_the_folder_of_their_source_with_a_line_each(
+    server: Server, source: Source, tmp_path: Path
+) -> None:
+    lines = list(fetch(source, tmp_path / "new"))
+    found = {path.name: path.read_bytes() for path in (tmp_path / "new" / "mnist").iterdir()}
+    assert found == CONTENT
+    assert server.asked == ["images.gz", "labels.gz"]
+    assert lines[0] == f"{tmp_path}/new/mnist/images.gz: 11,000 bytes, checksum right"
+
+
+def test_files_that_are_there_already_are_not_asked_for_again(
+    server: Server, source: Source, tmp_path: Path
+) -> None:
+    list(fetch(source, tmp_path))
+    server.asked.clear()
+    lines = list(fetch(source, tmp_path))
+    assert server.asked == []
+    assert all("there already" in line for line in lines)
+
+
+def test_content_with_another_checksum_is_refused_and_never_written(
+    server: Server, source: Source, tmp_path: Path
+) -> None:
+    server.content["images.gz"] = b"something else"
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "images.gz").write_bytes(b"old")
+    wrong = hashlib.md5(b"something else", usedforsecurity=False).hexdigest()
+    with pytest.raises(DataError, match=f"images.gz from {server.url} has MD5 {wrong}"):
+        list(fetch(source, tmp_path))
+    assert [path.name for path in (tmp_path / "mnist").iterdir()] == ["images.gz"]
+    assert (tmp_path / "mnist" / "images.gz").read_bytes() == b"old"
+
+
+def test_another_base_url_is_asked_in_place_of_the_public_one(
+    server: Server, source: Source, tmp_path: Path
+) -> None:
+    elsewhere = dataclasses.replace(source, url="http://127.0.0.1:1/")
+    list(fetch(elsewhere, tmp_path, base_url=server.url))
+    assert (tmp_path / "mnist" / "images.gz").read_bytes() == CONTENT["images.gz"]
+
+
+def test_a_file_that_the_server_lacks_is_refused_by_its_address(
+    server: Server, source: Source, tmp_path: Path
+) -> None:
+    del server.content["labels.gz"]
+    with pytest.raises(DataError, match=f"{server.url}labels.gz cannot be downloaded.*base-url"):
+        list(fetch(source, tmp_path))
+    assert not (tmp_path / "mnist" / "labels.gz").exists()
+
+
+def test_a_download_that_breaks_off_is_refused(
+    server: Server, source: Source, tmp_path: Path
+) -> None:
+    server.breaks_off = True
+    with pytest.raises(DataError, match=r"images\.gz cannot be downloaded"):
+        list(fetch(source, tmp_path))
+
+
+def test_an_address_without_a_scheme_is_refused(source: Source, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"example/images\.gz cannot be downloaded"):
+        list(fetch(source, tmp_path, base_url="example/"))
+
+
+def test_a_source_without_files_brings_nothing_and_asks_nobody(tmp_path: Path) -> None:
+    assert list(fetch(SOURCES["digits"], tmp_path / "new")) == []
+    assert not (tmp_path / "new").exists()

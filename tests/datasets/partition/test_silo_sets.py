@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from datasets.partition.silo_sets import Link, SiloSet, great_circle_km, open_silo_set
+from models.contract.errors import DataError
+
+
+def read(folder: Path, text: str) -> SiloSet:
+    path = folder / "edges.csv"
+    path.write_text(text)
+    return open_silo_set(str(path))
+
+
+def test_gaia_links_each_pair_of_its_eleven_regions_once() -> None:
+    gaia = open_silo_set("gaia")
+    assert len(gaia.names) == 11
+    assert gaia.names[:3] == ("virginia", "california", "oregon")
+    assert list(gaia.links) == list(itertools.combinations(gaia.names, 2))
+    assert {link.gbps for link in gaia.links.values()} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "km"),  # of the authors' gaia.gml
+    [
+        ("virginia", "california", 3560.86),
+        ("california", "oregon", 825.41),
+        ("ireland", "frankfurt", 1091.0),
+        ("tokyo", "seoul", 1161.23),
+        ("tokyo", "sao-paulo", 18528.66),
+        ("sydney", "mumbai", 10144.78),
+    ],
+)
+def test_gaias_latencies_are_those_of_the_published_distances(
+    one: str, other: str, km: float
+) -> None:
+    link = open_silo_set("gaia").link(other, one)
+    assert link is not None
+    assert link.latency_ms == pytest.approx(4 + 0.0085 * km, rel=0.01)
+
+
+def test_great_circles_are_as_long_as_they_are_on_a_globe() -> None:
+    quarter = 6371 * 3.14159265 / 2
+    assert great_circle_km((0, 0), (90, 0)) == pytest.approx(quarter)
+    assert great_circle_km((0, -45), (0, 45)) == pytest.approx(quarter)
+    assert great_circle_km((0, 179), (0, -179)) == pytest.approx(quarter / 45)
+    assert great_circle_km((12, 34), (12, 34)) == 0
+
+
+def test_a_file_names_silos_in_order_of_appearance_and_may_leave_values_to_the_run(
+    tmp_path: Path,
+) -> None:
+    text = "site,neighbour,latency-ms,gbps\nb,a,5,0.1\nc,b,,10\nc,d,0,\n"
+    found = read(tmp_path, text)
+    assert found.names == ("b", "a", "c", "d")
+    assert found.links == {
+        ("b", "a"): Link(5.0, 0.1),
+        ("b", "c"): Link(None, 10.0),
+        ("c", "d"): Link(0.0, None),
+    }
+
+
+def test_a_file_of_edges_only_is_enough_and_a_link_is_found_from_both_ends(tmp_path: Path) -> None:
+    (tmp_path / "ring.csv").write_text("neighbour,site\nb,a\nc,b\n")
+    found = open_silo_set(str(tmp_path / "ring.csv"))
+    assert found.link("a", "b") == found.link("b", "a") == Link()
+    assert found.link("a", "c") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("site,other\na,b\n", r"line 1: the columns must be site, neighbour, latency-ms \(opt"),
+        ("site,neighbour,speed\na,b,1\n", "1 unknown"),
+        ("site,neighbour\na,b,c\n", "line 2: 3 values, and line 1 names 2 columns"),
+        ("site,neighbour\na,b\nc,c\n", "line 3: an edge joins silo 'c' with itself: remove it"),
+        ("site,neighbour\na,b\nb,c\nb,a\n", "line 4: the edge between 'a' and 'b' is in line 2"),
+        ("site,neighbour\n", "has no edge: a silo set has at least 2 silos"),
+        ("", "line 1: the columns must be"),
+        ("site,neighbour\na,all\n", "line 2: site 'all' is no plain name"),
+        ("site,neighbour\na,../b\n", r"line 2: site '../b' is no plain name"),
+        ("site,neighbour\n,b\n", "line 2: site '' is no plain name"),
+        *(
+            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", f"line 3, column 'gbps': '{bad}' is no nu")
+            for bad in ("fast", "nan", "inf", "0", "-1")
+        ),
+        ("site,neighbour,latency-ms\na,b,-0.5\n", "column 'latency-ms': '-0.5' is no number from"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_with_its_line(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("text", ["Gaia", "gaya", "/nowhere/edges.csv"])
+def test_what_is_neither_a_known_set_nor_a_file_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match=f"silo set '{text}' is neither 'gaia' nor a file"):
+        open_silo_set(text)
+
+
+def test_a_folder_is_no_silo_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nor a file"):
+        open_silo_set(str(tmp_path))

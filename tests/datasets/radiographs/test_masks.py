@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datasets.digits.pools import Places
+from datasets.radiographs.masks import (
+    MASK_CLASSES,
+    MaskedSplit,
+    load_masked_silo,
+    masked_data_sets,
+    masked_silo,
+)
+from datasets.silo.silos import Silo, Split
+from models.contract.errors import DataError, SettingError
+from models.contract.settings import CommonSettings
+from models.networks.classifier import Task
+
+
+def split(count: int) -> Split:
+    """Return images of two channels, of which the last is image number modulo 2."""
+    inputs = torch.zeros(count, 2, 3, 3, dtype=torch.uint8)
+    inputs[:, 0] = 7
+    inputs[:, 1] = (torch.arange(count) % 2)[:, None, None]
+    return Split(inputs, torch.zeros(count, dtype=torch.int64))
+
+
+def test_the_last_channel_becomes_the_mask_and_the_others_stay_the_image() -> None:
+    silo = Silo("north", "north", Task((2, 3, 3), 1), split(3), split(0), split(2), {})
+    masked = masked_silo(silo)
+    assert (masked.name, masked.classes) == ("north", MASK_CLASSES)
+    assert {name: len(part) for name, part in masked.splits().items()} == {
+        "train": 3,
+        "val": 0,
+        "test": 2,
+    }
+    assert masked.train.inputs.shape == (3, 1, 3, 3)
+    assert (masked.train.inputs == 7).all()
+    assert masked.train.masks.dtype == torch.uint8
+    assert masked.train.masks[:, 1, 1].tolist() == [0, 1, 0]
+    assert (masked.val.inputs.shape, masked.val.masks.shape) == ((0, 1, 3, 3), (0, 3, 3))
+
+
+def test_a_masked_split_is_as_long_as_it_has_images() -> None:
+    found = MaskedSplit(torch.zeros(4, 1, 2, 2), torch.zeros(4, 2, 2, dtype=torch.uint8))
+    assert len(found) == 4
+
+
+def test_a_data_set_without_masks_is_answered_with_those_that_have_some(tmp_path: Path) -> None:
+    assert masked_data_sets() == ["angiogram-phantom", "endovascular"]
+    said = "data set 'digits' has no masks: take one of angiogram-phantom, endovascular"
+    with pytest.raises(DataError, match=f"^{re.escape(said)}$"):
+        load_masked_silo("any", CommonSettings(dataset="digits"), Places(None, tmp_path))
+    with pytest.raises(SettingError, match="unknown data set 'angiogram'"):
+        load_masked_silo("any", CommonSettings(dataset="angiogram"))
+
+
+def test_masked_silos_lie_where_the_settings_say_unless_places_are_given(tmp_path: Path) -> None:
+    settings = CommonSettings(
+        dataset="angiogram-phantom",
+        image_size=16,
+        sample_share=0.01,
+        cache_dir=str(tmp_path / "own"),
+    )
+    first = load_masked_silo("human", settings)
+    assert (tmp_path / "own").is_dir()
+    again = load_masked_silo("human", settings, Places(None, tmp_path / "other"))
+    for part, other in zip(first.splits().values(), again.splits().values(), strict=True):
+        assert np.array_equal(part.inputs, other.inputs)
+        assert np.array_equal(part.masks, other.masks)

@@ -1,0 +1,82 @@
+"""Initial weights: a run's model must fit, of another ViT the blocks must."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from datasets.weights.initial_weights import load_initial_weights
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.networks.classifier import Task, build_classifier, exchanged_arrays
+
+TASK = Task((1, 16, 16), 3)
+CONV = CommonSettings(network="conv", width=4, seed=1)
+VIT = CommonSettings(
+    network="vit",
+    backbone_weights="random",
+    backbone_width=16,
+    backbone_depth=2,
+    backbone_heads=2,
+    backbone_patch=4,
+    prompt_sets="none",
+    train_backbone=True,
+    seed=1,
+)
+
+
+def _from(settings: CommonSettings, path: Path | str) -> CommonSettings:
+    return dataclasses.replace(settings, initial_weights=str(path), seed=2)
+
+
+def test_a_runs_model_is_taken_array_by_array(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    wanted = exchanged_arrays(build_classifier(CONV, TASK))
+    save_file({name: array.clone() for name, array in wanted.items()}, path)
+    settings = _from(CONV, path)
+    network = build_classifier(settings, TASK)
+    assert not torch.equal(exchanged_arrays(network)["head.1.weight"], wanted["head.1.weight"])
+    load_initial_weights(network, settings)
+    assert all(torch.equal(found, wanted[n]) for n, found in exchanged_arrays(network).items())
+    wider = dataclasses.replace(settings, width=8)
+    with pytest.raises(SettingError, match=r"'encoder.* is \(4, .*give the run the network"):
+        load_initial_weights(build_classifier(wider, TASK), wider)
+
+
+def test_of_another_vit_the_blocks_are_taken_by_sams_names(tmp_path: Path) -> None:
+    path = tmp_path / "sam.safetensors"
+    own = build_classifier(VIT, TASK).get_submodule("encoder.vit").state_dict()
+    blocks = {n: a.clone() for n, a in own.items() if n.startswith("blocks.")}
+    named = {f"image_encoder.{n.replace('mlp.fc', 'mlp.lin')}": a for n, a in blocks.items()}
+    save_file({**named, "image_encoder.neck.0.weight": torch.zeros(3)}, path)
+    settings = _from(VIT, path)
+    network = build_classifier(settings, TASK)
+    before = network.get_submodule("encoder.vit").state_dict()["cls_token"].clone()
+    load_initial_weights(network, settings)
+    found = network.get_submodule("encoder.vit").state_dict()
+    assert all(torch.equal(found[name], array) for name, array in blocks.items())
+    assert torch.equal(found["cls_token"], before), "what does not fit stays"
+    named.popitem()
+    save_file(named, path)
+    with pytest.raises(SettingError, match="1 of 24 arrays of the blocks are not in it"):
+        load_initial_weights(network, settings)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"there is no .*none.safetensors"):
+        load_initial_weights(
+            build_classifier(CONV, TASK), _from(CONV, tmp_path / "none.safetensors")
+        )
+    path = tmp_path / "other.safetensors"
+    save_file({"blocks.0.norm1.weight": torch.ones(4)}, path)
+    with pytest.raises(SettingError, match="need 'network' 'vit' and 'train-backbone' true"):
+        load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))
+    broken = {n: a.clone() for n, a in exchanged_arrays(build_classifier(CONV, TASK)).items()}
+    broken["head.1.bias"][0] = float("nan")
+    save_file(broken, path)
+    with pytest.raises(SettingError, match=r"'head.1.bias' in .* is not finite"):
+        load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))

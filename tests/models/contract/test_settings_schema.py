@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import (
+    Value,
+    as_mapping,
+    build,
+    defaults,
+    rule_of,
+    setting,
+    unknown_key,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Meal:
+    guests: int = setting(4, "people at the table", minimum=1, maximum=12)
+    spice_level: float = setting(0.5, "how hot", above=0.0, below=1.0)
+    main_dish: str = setting("stew", "what there is", choices=("stew", "pie"))
+    vegan: bool = setting(False, "no animal products")
+
+
+def test_built_settings_take_given_values_keep_other_defaults_and_pass_over_foreign_keys() -> None:
+    meal = build(Meal, {"spice-level": 0.25, "main-dish": "pie", "music": "none"})
+    assert meal == Meal(guests=4, spice_level=0.25, main_dish="pie", vegan=False)
+
+
+def test_settings_survive_the_way_through_a_mapping_in_declaration_order() -> None:
+    meal = Meal(guests=2, vegan=True)
+    mapping = as_mapping(meal)
+    assert list(mapping) == ["guests", "spice-level", "main-dish", "vegan"]
+    assert build(Meal, mapping) == meal
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("guests", 0, "at least 1 and at most 12"),
+        ("guests", 13, "at least 1 and at most 12"),
+        ("guests", True, "a whole number"),
+        ("guests", 3.0, "a whole number"),
+        ("guests", "3", "a whole number"),
+        ("spice-level", 0.0, "above 0 and below 1"),
+        ("spice-level", 1, "above 0 and below 1"),
+        ("spice-level", True, "a number"),
+        ("spice-level", float("nan"), "a number"),
+        ("spice-level", float("inf"), "a number"),
+        ("main-dish", "soup", "one of stew, pie"),
+        ("vegan", 1, "true or false"),
+        ("vegan", "false", "true or false"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_refused_by_name_with_what_is_allowed(
+    key: str, value: Value, says: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        build(Meal, {key: value})
+    assert f"'{key}' is {value!r}" in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_a_text_that_matches_its_pattern_is_taken(device: str) -> None:
+    assert build(CommonSettings, {"device": device}).device == device
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:1 ", "autocpu"])
+def test_a_text_that_does_not_match_its_pattern_is_refused_in_the_rules_words(device: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        build(CommonSettings, {"device": device})
+    assert f"'device' is {device!r}; it must be a text, auto, cpu, cuda or cuda:N" in str(
+        caught.value
+    )
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_one() -> None:
+    assert "did you mean 'spice-level'?" in str(unknown_key("spice_levle", defaults(Meal)))
+
+
+def test_a_key_like_no_other_is_answered_with_all_keys_sorted() -> None:
+    message = str(unknown_key("zzz", defaults(Meal)))
+    assert message.endswith("known keys: guests, main-dish, spice-level, vegan")
+
+
+_VALUES = st.one_of(
+    st.booleans(), st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=5)
+)
+
+
+@pytest.mark.parametrize("key", sorted(defaults(CommonSettings)))
+@budget(max_examples=15, deadline=None)
+@given(value=_VALUES)
+def test_a_common_setting_is_taken_with_its_own_type_or_refused(key: str, value: Value) -> None:
+    wanted = type(defaults(CommonSettings)[key])
+    taken = {wanted, int} if wanted is float else {wanted}
+    if type(value) not in taken:
+        with pytest.raises(SettingError, match=f"'{key}'"):
+            build(CommonSettings, {key: value})
+        return
+    try:
+        built = as_mapping(build(CommonSettings, {key: value}))[key]
+    except SettingError:
+        assert rule_of(CommonSettings, key).allowed() or value in (float("inf"), float("-inf"))
+        return
+    assert type(built) is wanted
+    assert built == value

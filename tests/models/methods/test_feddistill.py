@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from models.contract.errors import SettingError
+from models.contract.settings_schema import build
+from models.methods.feddistill import FedDistillSettings
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
+def test_no_weight_at_all_would_be_local_and_is_refused(weight: float) -> None:
+    with pytest.raises(SettingError, match=r"'logit-weight' is .* above 0"):
+        build(FedDistillSettings, {"logit-weight": weight})
+
+
+def test_the_weight_is_one_unless_it_is_set() -> None:
+    assert build(FedDistillSettings, {}).logit_weight == 1.0
+
+
+def test_ten_samples_are_behind_a_mean_unless_it_is_set_and_never_none() -> None:
+    assert build(FedDistillSettings, {}).class_min_count == 10
+    with pytest.raises(SettingError, match=r"'class-min-count' is 0; .* at least 1"):
+        build(FedDistillSettings, {"class-min-count": 0})

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from datasets.weights.backbones import backbone_digest, load_backbone
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.networks.classifier import Task, build_classifier
+from models.networks.resnet22 import ResNet22
+
+TASK = Task((1, 32, 32), 2)
+
+
+def settings(path: Path | str, **more: Any) -> CommonSettings:
+    return CommonSettings(network="resnet22", width=2, backbone_weights=str(path), **more)
+
+
+@pytest.fixture
+def published() -> dict[str, Tensor]:
+    """Return weights of a ResNet-22, none of them the seed's."""
+    torch.manual_seed(9)
+    found = ResNet22(in_channels=1, width=2).state_dict()
+    return {n: a + 1 if a.is_floating_point() else a for n, a in found.items()}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[[Any], Path]:
+    def save(content: Any) -> Path:
+        torch.save(content, tmp_path / "weights.p")
+        return tmp_path / "weights.p"
+
+    return save
+
+
+def _four_views(published: dict[str, Tensor]) -> dict[str, Any]:
+    """Return weights as Wu et al.'s file holds them: two extractors and more layers."""
+    cc = {f"four_view_resnet.cc.{name}": array for name, array in published.items()}
+    mlo = {f"four_view_resnet.mlo.{name}": array - 5 for name, array in published.items()}
+    return {"model": cc | mlo | {"fc1_lcc.weight": torch.zeros(2, 2)}}
+
+
+@pytest.mark.parametrize("form", ["four views", "one view", "bare"])
+def test_the_extractor_of_a_file_is_taken_and_the_head_stays_the_seeds(
+    form: str, published: dict[str, Tensor], saved: Callable[[Any], Path]
+) -> None:
+    prefixed = {f"view_resnet.{name}": array for name, array in published.items()}
+    forms = {"four views": _four_views(published), "one view": prefixed, "bare": published}
+    chosen = settings(saved(forms[form]))
+    network, seeds = build_classifier(chosen, TASK), build_classifier(chosen, TASK)
+    load_backbone(network, chosen)
+    for name, array in network.encoder.state_dict().items():
+        if array.is_floating_point():
+            assert torch.equal(array, published[name]), name
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(network.head.parameters(), seeds.head.parameters(), strict=True)
+    )
+
+
+def test_counters_that_old_files_lack_are_not_missed(
+    published: dict[str, Tensor], saved: Callable[[Any], Path]
+) -> None:
+    old = {n: a for n, a in published.items() if not n.endswith("num_batches_tracked")}
+    chosen = settings(saved(old))
+    network = build_classifier(chosen, TASK)
+    load_backbone(network, chosen)
+    encoder = cast(ResNet22, network.encoder)
+    assert torch.equal(encoder.first_conv.weight, published["first_conv.weight"])
+
+
+def _lacking(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: a for n, a in weights.items() if n != "final_bn.weight"}
+
+
+def _wide(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return weights | {"first_conv.weight": torch.zeros(16, 1, 7, 7)}
+
+
+def _infinite(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return weights | {"final_bn.bias": weights["final_bn.bias"] / 0}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_lacking, "1 arrays are missing .final_bn.weight."),
+        (_wide, r"'first_conv.weight' is \(16, 1, 7, 7\), not \(2, 1, 7, 7\): set 'width'"),
+        (_infinite, "'final_bn.bias' holds values that are not finite"),
+        (lambda _: {"weight": torch.zeros(2)}, "holds no ResNet-22"),
+        (lambda weights: weights | {"more": torch.zeros(1)}, "1 too many .more."),
+    ],
+)
+def test_weights_of_another_network_are_refused(
+    spoil: Callable[[Any], Any],
+    told: str,
+    published: dict[str, Tensor],
+    saved: Callable[[Any], Path],
+) -> None:
+    chosen = settings(saved(spoil(published)))
+    with pytest.raises(SettingError, match=told):
+        load_backbone(build_classifier(chosen, TASK), chosen)
+
+
+def test_a_missing_file_and_words_that_mean_a_vits_weights_are_refused(tmp_path: Path) -> None:
+    network = build_classifier(settings(""), TASK)
+    for name, told in ((tmp_path / "gone.p", "there is no"), ("timm", "come from a file")):
+        with pytest.raises(SettingError, match=told):
+            load_backbone(network, settings(name))
+
+
+def test_sites_tell_the_digest_of_given_weights_and_nothing_of_the_seeds(
+    published: dict[str, Tensor], saved: Callable[[Any], Path]
+) -> None:
+    assert len(backbone_digest(settings(saved(published)))) == 64
+    assert backbone_digest(settings("")) == ""
+    assert backbone_digest(CommonSettings()) == ""
+
+
+def test_a_run_starts_from_given_weights(
+    published: dict[str, Tensor], saved: Callable[[Any], Path]
+) -> None:
+    from strategies.loop.state import initial_weights, starting_network
+
+    found = initial_weights(starting_network(settings(saved(published)), TASK))
+    given = published["first_conv.weight"].numpy()
+    assert (found["encoder.first_conv.weight"] == given).all()
+
+
+def test_weights_for_grey_images_are_not_taken_for_colours(
+    published: dict[str, Tensor], saved: Callable[[Any], Path]
+) -> None:
+    chosen = settings(saved(published))
+    with pytest.raises(SettingError, match=r"takes images of 1 channels, .* the run have 3"):
+        load_backbone(build_classifier(chosen, Task((3, 32, 32), 2)), chosen)
+    spoiled = settings(saved(published | {"final_bn.weight": [1.0]}))
+    with pytest.raises(SettingError, match=r"'final_bn.weight' is no array"):
+        load_backbone(build_classifier(spoiled, TASK), spoiled)

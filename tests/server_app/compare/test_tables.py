@@ -1,0 +1,221 @@
+"""The comparison's arithmetic and its tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from models.contract.errors import SettingError
+from server_app.compare.tables import (
+    HEADER,
+    Row,
+    chosen_metrics,
+    comparison_table,
+    constant_rows,
+    csv_text,
+    experiment_rows,
+    markdown_text,
+    of_split,
+)
+
+METRICS = ("accuracy", "entropy")
+
+
+def _summary(accuracy: float) -> dict[str, Any]:
+    values = {"accuracy": accuracy, "entropy": 1 - accuracy}
+    return {
+        "method": "uefl",
+        "distributions": {"D1": values},
+        "mean": values,
+        "published": {"D1": {"accuracy": 0.951}},
+    }
+
+
+def test_mean_and_sample_standard_deviation_are_over_seeds() -> None:
+    rows = experiment_rows("uefl-x", [_summary(0.8), _summary(0.9), _summary(1.0)], METRICS)
+    first = rows[0]
+    assert (first.group, first.metric, first.seeds, first.published) == ("D1", "accuracy", 3, 0.951)
+    assert first.mean == pytest.approx(0.9)
+    assert first.sd == pytest.approx(0.1)
+    assert first.cell() == "0.900 ± 0.100"
+
+
+def test_a_single_seed_shows_no_deviation() -> None:
+    assert experiment_rows("uefl-x", [_summary(0.8)], METRICS)[0].cell() == "0.800"
+
+
+def test_markdown_and_csv_hold_every_row() -> None:
+    rows = experiment_rows("uefl-x", [_summary(0.8), _summary(0.9)], METRICS)
+    lines = markdown_text(rows).splitlines()
+    assert lines[2] == "| uefl-x | D1 | 0.850 ± 0.071 | 0.951 | 0.150 ± 0.071 |"
+    table = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert list(table[0]) == list(HEADER)
+    assert [row["group"] for row in table] == ["D1", "D1", "all", "all"]
+    assert (table[0]["published"], table[0]["published sd"]) == ("0.951", "")
+    assert float(table[0]["sd"]) == pytest.approx(0.0707107, abs=1e-6)
+
+
+def test_choices_between_settings_see_validation_figures_only() -> None:
+    validation = _summary(0.3)
+    summary = _summary(0.8) | {
+        "validation": {key: validation[key] for key in ("mean", "distributions")}
+    }
+    rows = experiment_rows("uefl-x", [of_split(summary, "val")], METRICS)
+    assert [row.mean for row in rows if row.metric == "accuracy"] == [0.3, 0.3]
+    assert all(row.published is None for row in rows)
+    assert of_split(summary, "test") == summary
+    assert "val accuracy" in markdown_text(rows, "val").splitlines()[0]
+
+
+def test_the_papers_deviation_stands_beside_its_figure() -> None:
+    summary = _summary(0.8) | {
+        "published": {"D1": {"accuracy": 0.9, "accuracy-sd": 0.05}, "all": {"accuracy": 0.85}}
+    }
+    rows = experiment_rows("x", [summary], METRICS)
+    assert [row.published_cell() for row in rows] == ["0.900 ± 0.050", "", "0.850", ""]
+    title, _, first, every = markdown_text(rows).splitlines()
+    assert title == "| experiment | group | test accuracy | published | test entropy |"
+    assert first == "| x | D1 | 0.800 | 0.900 ± 0.050 | 0.200 |"
+    assert every == "| x | all | 0.800 | 0.850 | 0.200 |"
+    table = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert [row["published sd"] for row in table] == ["0.05", "", "", ""]
+
+
+def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_an_empty_cell() -> None:
+    def summary(auc: float) -> dict[str, Any]:
+        return {
+            "method": "local",
+            "distributions": {"a": {"accuracy": 0.5, "auc": auc}, "b": {"accuracy": 1.0}},
+            "mean": {"accuracy": 0.75, "auc": auc},
+            "published": None,
+        }
+
+    rows = experiment_rows("x", [summary(0.6), summary(0.8)], ("accuracy", "auc"))
+    found = {(row.group, row.metric): row.mean for row in rows}
+    assert ("b", "auc") not in found
+    assert found["a", "auc"] == found["all", "auc"] == pytest.approx(0.7)
+    assert "| x | b | 1.000 ± 0.000 |  |" in markdown_text(rows).splitlines()
+    columns = comparison_table(rows).columns
+    assert [column.header for column in columns] == [
+        "experiment",
+        "group",
+        "test accuracy",
+        "test auc",
+    ]
+    assert list(columns[3].cells) == ["0.700 ± 0.141", "", "0.700 ± 0.141"]
+
+
+def test_a_metric_that_only_some_seeds_have_is_over_those() -> None:
+    whole = {"accuracy": 0.5, "auc": 0.6}
+    summaries = [
+        {"method": "local", "distributions": {"a": values}, "mean": values, "published": None}
+        for values in (whole, {"accuracy": 0.7})
+    ]
+    rows = experiment_rows("x", summaries, ("accuracy", "auc"))
+    assert [(row.metric, row.seeds) for row in rows if row.group == "a"] == [
+        ("accuracy", 2),
+        ("auc", 1),
+    ]
+
+
+def _silo(name: str, test: list[int], val: list[int]) -> dict[str, Any]:
+    return {"distribution": name, "label_counts": {"train": [5, 5], "val": val, "test": test}}
+
+
+def test_answering_the_second_class_every_time_scores_its_share() -> None:
+    silos = {"one": _silo("one", [6, 2], [1, 1]), "two": _silo("two", [0, 4], [0, 0])}
+    rows = constant_rows(silos, "test")
+    assert {(row.group, row.metric): row.mean for row in rows} == {
+        ("one", "accuracy"): 0.25,
+        ("one", "balanced-accuracy"): 0.5,
+        ("one", "auc"): 0.5,
+        ("two", "accuracy"): 1.0,  # of one class nothing else is defined
+        ("all", "accuracy"): 0.625,
+        ("all", "balanced-accuracy"): 0.5,  # over the sites that have it
+        ("all", "auc"): 0.5,
+    }
+    assert {row.experiment for row in rows} == {"always positive (class 1)"}
+    assert {(row.seeds, row.published) for row in rows} == {(1, None)}
+    validation = constant_rows(silos, "val")
+    assert {row.group for row in validation} == {"one", "all"}, "site two has no validation rows"
+
+
+def test_sites_of_one_distribution_are_one_group_of_the_constant_answer() -> None:
+    silos = {"x": _silo("D", [3, 1], [0, 0]), "y": _silo("D", [1, 3], [0, 0])}
+    means = {row.group: row.mean for row in constant_rows(silos, "test")}
+    assert means == {"D": 0.5, "all": 0.5}
+
+
+def test_three_classes_have_no_second_one_to_answer() -> None:
+    silos = {"one": {"distribution": "one", "label_counts": {"test": [1, 2, 3]}}}
+    assert constant_rows(silos, "test") == []
+    assert constant_rows({"one": _silo("one", [1, 2], [0, 0])}, "val") == []
+
+
+def test_a_site_of_the_first_class_alone_is_never_answered_right() -> None:
+    rows = constant_rows({"one": _silo("one", [4, 0], [0, 0])}, "test")
+    assert {(row.group, row.metric): row.mean for row in rows} == {
+        ("one", "accuracy"): 0.0,
+        ("all", "accuracy"): 0.0,
+    }
+
+
+def test_the_csv_ends_with_median_and_range() -> None:
+    assert HEADER[:9] == (
+        *("experiment", "method", "group", "metric", "mean", "sd", "seeds"),
+        *("published", "published sd"),
+    ), "readers of older tables find their columns in place"
+    assert HEADER[9:] == ("median", "min", "max")
+    rows = experiment_rows("x", [_summary(0.8), _summary(0.5), _summary(0.9)], ["accuracy"])
+    first, *_ = csv.DictReader(io.StringIO(csv_text(rows)))
+    assert [first[name] for name in HEADER[9:]] == ["0.800000", "0.500000", "0.900000"]
+
+
+def test_median_and_range_stand_in_the_place_of_mean_and_deviation() -> None:
+    three = [_summary(0.8), _summary(0.5), _summary(0.9)]
+    rows = experiment_rows("x", three, ["accuracy"])
+    assert rows[0].cell(median=True) == "0.800 (0.500 to 0.900)"
+    assert experiment_rows("x", three[:2], ["accuracy"])[0].median == pytest.approx(0.65)
+    assert experiment_rows("x", three[:1], ["accuracy"])[0].cell(median=True) == "0.800"
+    lines = markdown_text(rows, median=True).splitlines()
+    assert lines[2] == "| x | D1 | 0.800 (0.500 to 0.900) | 0.951 |"
+    assert comparison_table(rows, median=True).title == "median (min to max) over 3 seeds"
+    assert comparison_table(rows).title == "mean ± sd over 3 seeds"
+
+
+def _with(*metrics: str) -> dict[str, Any]:
+    return {"mean": dict.fromkeys(metrics, 0.5)}
+
+
+def test_metrics_are_chosen_by_name_and_pattern_in_the_order_asked_for() -> None:
+    runs = [_with("auc", "auc-from-b", "loss"), _with("auc", "auc-from-a", "auc-from-b.[1]")]
+    every = ["auc-from-a", "auc-from-b", "auc-from-b.[1]"]
+    assert chosen_metrics("loss,auc-from-*", runs, "--metrics") == ["loss", *every]
+    assert chosen_metrics("auc*, auc", runs, "--metrics") == ["auc", *every], "each once"
+    assert chosen_metrics("auc-from-b.[1]", runs, "--metrics") == ["auc-from-b.[1]"]
+
+
+@pytest.mark.parametrize("asked", ["f1", "auc,f1", "f*", "auc,"])
+def test_a_metric_that_no_run_has_is_refused_with_those_there_are(asked: str) -> None:
+    wanted = asked.rpartition(",")[2]
+    with pytest.raises(SettingError) as caught:
+        chosen_metrics(asked, [_with("auc", "loss"), _with("accuracy")], "--tests")
+    assert str(caught.value) == (
+        f"--tests: no run has a metric '{wanted}'; there are accuracy, auc, loss"
+    )
+
+
+def test_the_constant_answer_has_the_metrics_that_are_shown() -> None:
+    rows = constant_rows({"one": _silo("one", [6, 2], [1, 1])}, "test", ["auc", "loss"])
+    assert [(row.group, row.metric, row.mean) for row in rows] == [
+        ("one", "auc", 0.5),
+        ("all", "auc", 0.5),
+    ]
+
+
+def test_a_row_of_one_seed_has_no_deviation_and_a_range_of_nothing() -> None:
+    row = Row("x", "local", "all", "auc", (0.7,))
+    assert (row.seeds, row.mean, row.sd, row.median) == (1, 0.7, 0.0, 0.7)

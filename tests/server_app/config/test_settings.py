@@ -1,0 +1,175 @@
+"""Settings from every source go through one path and are refused before anything runs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from models.contract.errors import SettingError
+from server_app.config.settings import (
+    differences,
+    find_experiment,
+    known_defaults,
+    parse_assignment,
+    read_experiments,
+    read_toml,
+    resolve,
+)
+from strategies.methods.registry import METHODS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
+    settings = resolve({"method": "uefl", "gamma": 0.5})
+    assert settings.common.rounds == 30
+    assert settings.own.gamma == 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"rouns": 3}, "unknown setting 'rouns'; did you mean 'rounds'"),
+        ({"rounds": "3"}, "'rounds' is '3' (str); it must be a whole number, at least 1"),
+        ({"rounds": True}, "'rounds' is True (bool)"),
+        ({"rounds": 0}, "'rounds' is 0; it must be a whole number, at least 1"),
+        ({"gamma": -0.1}, "'gamma' is -0.1; it must be a number, at least 0"),
+        ({"gamma": float("nan")}, "'gamma' is nan"),
+        ({"dropout": 1.0}, "at least 0 and below 1"),
+        (
+            {"method": "uefll"},
+            f"unknown method 'uefll': known are {', '.join(sorted(METHODS))}; did",
+        ),
+        ({"method": "uefll"}, "did you mean 'uefl'?"),
+        ({"dataset": "minst"}, "did you mean 'mnist'"),
+        ({"network": "resnet"}, "one of auto, conv, vgg16-bn, resnet22, vit, logistic, mlp"),
+        ({"method": "fedavg", "gamma": 0.9}, "'gamma' is not one of method 'fedavg'"),
+        ({"silos": 3, "min-sites": 4}, "'min-sites' is 4, more than there are silos"),
+        ({"device": "cuda:x"}, "it must be a text, auto, cpu, cuda or cuda:N"),
+        ({"dropout": 0}, "settings 'dropout' (0) and 'mc-passes' (20) must be above 0"),
+        ({"mc-passes": 0}, "settings 'dropout' (0.1) and 'mc-passes' (0) must be above 0"),
+        ({"standardise": "site"}, "'standardise' means nothing to data set 'digits': remove it"),
+        ({"dataset": "heart", "silos": 4}, "'silos' means nothing to data set 'heart'"),
+        ({"dataset": "heart", "test-folds": 1}, "'test-folds' is 1; it must be 0 or at least 2"),
+        ({"dataset": "heart", "min-sites": 5}, "more than there are silos (4)"),
+        ({"rounds": 5, "iteration-rounds": 6}, "no codebook would ever be extended"),
+    ],
+)
+def test_a_wrong_setting_is_told_with_key_value_and_what_is_allowed(
+    values: dict[str, object], told: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        resolve(values)  # type: ignore[arg-type]  # wrong on purpose
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_methods_key_at_its_default_passes_as_flower_fills_it_in() -> None:
+    assert resolve(known_defaults() | {"method": "fedavg"}).common.method == "fedavg"
+
+
+def test_pyprojects_run_config_lists_every_key_with_its_default() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    declared = pyproject["tool"]["flwr"]["app"]["config"]
+    assert declared == known_defaults(), "run: fedsilo settings --pyproject"
+
+
+def test_every_experiment_of_simulation_yaml_is_valid() -> None:
+    experiments = read_experiments(ROOT / "simulation.yaml")
+    assert {"uefl-digits", "uefl-mnist", "uefl-mnist-cpu", "uefl-fmnist-cpu"} <= set(experiments)
+    for experiment in experiments.values():
+        resolve(experiment.values)
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "mnist-cpu", "fmnist-cpu"])
+def test_methods_of_a_comparison_share_everything_but_the_method(data: str) -> None:
+    def shared(method: str) -> dict[str, object]:
+        values = find_experiment(ROOT / "simulation.yaml", f"{method}-{data}").values
+        settings = resolve(values).common
+        return {k: v for k, v in vars(settings).items() if k != "method"}
+
+    assert shared("uefl") == shared("fedavg") == shared("local")
+
+
+def test_assignments_are_toml_values_and_bare_words_are_texts() -> None:
+    assert parse_assignment("rounds=5") == ("rounds", 5)
+    assert parse_assignment("gamma=0.5") == ("gamma", 0.5)
+    assert parse_assignment("resume=true") == ("resume", True)
+    assert parse_assignment("data-dir=/data/x") == ("data-dir", "/data/x")
+    assert parse_assignment('method="uefl"') == ("method", "uefl")
+
+
+@pytest.mark.parametrize("text", ["rounds", "=5", "rounds=[1, 2]"])
+def test_a_malformed_assignment_is_refused(text: str) -> None:
+    with pytest.raises(SettingError):
+        parse_assignment(text)
+
+
+def test_a_toml_file_is_read_and_its_faults_named(tmp_path: Path) -> None:
+    good, nested, broken = (tmp_path / f"{name}.toml" for name in ("good", "nested", "broken"))
+    good.write_text('method = "fedavg"\nrounds = 3\n')
+    nested.write_text("[uefl]\ngamma = 1\n")
+    broken.write_text("rounds = \n")
+    assert read_toml(good) == {"method": "fedavg", "rounds": 3}
+    for path in (nested, broken, tmp_path / "absent.toml"):
+        with pytest.raises(SettingError, match=path.name):
+            read_toml(path)
+
+
+def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(
+        "experiments:\n"
+        "  first: {config: {rounds: 4, seed: 1}, resources: {num-supernodes: 3}}\n"
+        "  second: {base: first, config: {seed: 2}}\n"
+    )
+    second = find_experiment(path, "second")
+    assert second.values == {"rounds": 4, "seed": 2}
+    assert second.resources == {"num-supernodes": 3}
+    with pytest.raises(SettingError, match="did you mean 'second'"):
+        find_experiment(path, "secnd")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("experiments: {a: {base: b}, b: {base: a}}", "based on one another"),
+        ("experiments: {a: {confg: {}}}", "unknown parts"),
+        ("experiments: {a: }", "must be a mapping"),
+        ("experiments: {a: hello}", "must be a mapping"),
+        ("experiments: {a: {config: [1]}}", "must be a mapping"),
+        ("experiments: {a: {base: [1]}}", "must be a mapping"),
+        ("experiments: [", "no valid YAML"),
+        ("rounds: 3", "no mapping 'experiments'"),
+    ],
+)
+def test_a_malformed_simulation_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=told):
+        read_experiments(path)
+
+
+def test_circumstances_do_not_decide_a_result_and_everything_else_does() -> None:
+    plain = resolve({}).decisive()
+    moved = resolve({"out": "/x", "resume": True, "min-sites": 1}).decisive()
+    assert differences(plain, moved) == ""
+    assert differences(plain, resolve({"seed": 1}).decisive()) == "seed is 42 there and 1 here"
+    other = differences(plain, resolve({"method": "fedavg"}).decisive())
+    assert "gamma is 0.3 there and 'unset' here" in other
+
+
+def test_an_assignment_is_one_setting_and_dates_are_texts() -> None:
+    assert parse_assignment("run-name=2024-01-01") == ("run-name", "2024-01-01")
+    with pytest.raises(SettingError, match="more than one setting"):
+        parse_assignment("rounds=2\ncodes=4")
+
+
+def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe\x00rounds")
+    for read in (read_toml, read_experiments):
+        with pytest.raises(SettingError, match=r"x\.toml is no valid"):
+            read(path)

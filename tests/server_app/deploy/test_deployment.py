@@ -1,0 +1,215 @@
+"""A deployment's plan: its commands, its file, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from models.contract.errors import SettingError
+from server_app.cli.main import main
+from server_app.deploy.deployment import (
+    SERVER,
+    Deployment,
+    DeploymentError,
+    plan,
+    read_deployment,
+)
+from server_app.deploy.run import _again
+from server_app.run.processes import app_folder, end_trees, free_ports, process_of, runs
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Deployment:
+    return plan(tmp_path, ["west", "north"], [8000, 9092, 9101, 9102], {"device": "cpu", "n": 3})
+
+
+def _options(command: list[str]) -> dict[str, str]:
+    return {name: value for name, value in itertools.pairwise(command) if "--" in name}
+
+
+def test_each_site_has_its_own_name_state_key_and_port(planned: Deployment) -> None:
+    assert planned.sites == ["north", "west"]
+    north, west = (_options(planned.supernode_command(site)) for site in planned.sites)
+    state = planned.folder / "sites" / "north" / "state"
+    assert north["--node-config"] == f'site="north" state-dir="{state}" device="cpu" n=3'
+    assert north["--superlink"] == west["--superlink"] == "127.0.0.1:9092"
+    for option in ("--port", "--auth-supernode-private-key", "--node-config"):
+        assert north[option] != west[option]
+    homes = {planned.environment(member)["FLWR_HOME"] for member in planned.members}
+    assert len(homes) == 3
+
+
+def test_the_server_has_tls_keys_and_a_database(planned: Deployment) -> None:
+    command = planned.superlink_command()
+    options = _options(command)
+    assert "--enable-supernode-auth" in command
+    assert "--insecure" not in command
+    assert options["--fleet-api-address"] == "127.0.0.1:9092"
+    assert options["--host"] == "127.0.0.1", "who may start runs is who is on this machine"
+    assert options["--database"].startswith(str(planned.folder))
+    assert {"--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile"} <= options.keys()
+
+
+def test_members_do_not_inherit_what_this_shell_says_to_flower(
+    planned: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
+    monkeypatch.setenv("FEDSILO_RUNS", "/elsewhere")
+    for member in planned.members:
+        assert "/elsewhere" not in planned.environment(member).values()
+    assert planned.environment(SERVER)["FEDSILO_RUNS"] == str(planned.runs)
+
+
+def test_it_is_read_as_it_was_written(planned: Deployment) -> None:
+    planned.write()
+    started = planned.with_started("west", os.getpid()).with_node("west", "17")
+    assert read_deployment(planned.folder) == started
+    assert started.running() == ["west"]
+    content = json.loads((planned.folder / "deployment.json").read_text())
+    content["started"]["west"]["at"] -= 60  # the id was another process's a minute ago
+    (planned.folder / "deployment.json").write_text(json.dumps(content))
+    assert read_deployment(planned.folder).running() == []
+
+
+@pytest.mark.parametrize(
+    ("sites", "told"), [(["a", "b", "a"], "site 'a' is named twice"), ([], "no site is named")]
+)
+def test_two_hospitals_of_one_name_are_refused(sites: list[str], told: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=told):
+        plan(tmp_path, sites, list(range(2 + len(sites))), {})
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"ports": 1, "node_config": {}, "started": 3}'])
+def test_a_damaged_file_is_told(content: str, tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match="there is no deployment"):
+        read_deployment(tmp_path)
+    (tmp_path / "deployment.json").write_text(content)
+    with pytest.raises(DeploymentError, match="is damaged"):
+        read_deployment(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["up", "picsr-heart", "--sites", "3"], "means nothing to data set 'heart'"),
+        (["up", "--site", "a", "--site", "a"], "site 'a' is named twice"),
+        (["up", "--site", "a", "--site", "http"], "site 'http' cannot be a name"),
+        (["up", "--site", "../elsewhere"], "site '../elsewhere' cannot be a name"),
+        (["up", "--node-config", "site=x"], "node config 'site' is each site's own"),
+        (["up", "--node-config", "allow-folds"], "write key=value"),
+        (["status"], "there is no deployment"),
+        (["down"], "there is no deployment"),
+        (["run", "uefl-digits"], "there is no deployment"),
+    ],
+)
+def test_bad_input_starts_nothing_and_leaves_nothing(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "there"
+    assert main(["deploy", *arguments, "--dir", str(folder)]) == 1
+    assert told in capsys.readouterr().err
+    assert not (folder / "deployment.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--sites", "3"], "--sites is 3, and the deployment in"),
+        (["--site", "east"], "--site is east, and the deployment in"),
+        (["--device", "cuda"], "--node-config device is cuda, and the deployment in"),
+        (["--node-config", 'site-file="/x.yaml"'], "--node-config site-file is /x.yaml, and"),
+    ],
+)
+def test_what_a_deployment_was_not_made_with_is_refused(
+    asked: list[str], told: str, planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    assert main(["deploy", "up", *asked, "--dir", str(planned.folder)]) == 1
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert read_deployment(planned.folder) == planned
+
+
+def test_a_folder_in_the_checkout_would_go_to_every_site(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = app_folder() / "elsewhere"
+    assert main(["deploy", "up", "--site", "a", "--dir", str(folder)]) == 1
+    assert "lies in fedsilo's checkout" in " ".join(capsys.readouterr().err.split())
+    assert not folder.exists()
+
+
+def test_a_run_directory_that_exists_starts_nothing(
+    planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    (planned.runs / "again").mkdir(parents=True)
+    told = ("--name", "again", "--dir", str(planned.folder))
+    assert main(["deploy", "run", "local-digits", *told]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "exists: choose another 'run-name'" in said
+
+
+def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
+    options = Namespace(
+        experiment="uefl-digits",
+        dir=Path("here"),
+        config=None,
+        seed=3,
+        changes=["silos=6", "resume=true"],
+    )
+    assert _again(options, "x") == (
+        "fedsilo deploy run uefl-digits --dir here --seed 3 --set silos=6 --name x "
+        "--set resume=true"
+    )
+
+
+def test_a_key_that_others_may_read_starts_nothing(
+    planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    planned.secrets.mkdir()
+    (planned.secrets / "north.key").write_text("key")
+    (planned.secrets / "north.key").chmod(0o640)
+    assert main(["deploy", "up", "--dir", str(planned.folder)]) == 1
+    assert "north.key has mode 640, others may read it: chmod 600" in capsys.readouterr().err
+    assert read_deployment(planned.folder).started == {}
+
+
+def test_logs_of_an_unknown_member_name_the_known(
+    planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    assert main(["deploy", "logs", "nort", "--dir", str(planned.folder)]) == 1
+    assert "did you mean 'north'" in capsys.readouterr().err
+    assert main(["deploy", "logs", "north", "--dir", str(planned.folder)]) == 1
+    assert "north has not run yet" in capsys.readouterr().err
+
+
+def test_a_whole_tree_of_processes_is_ended() -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    root = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE)
+    process = psutil.Process(root.pid)
+    limit = time.monotonic() + 30
+    while not process.children() and time.monotonic() < limit:
+        time.sleep(0.05)
+    tree = [process, *process.children(recursive=True)]
+    started = process.create_time()
+    assert process_of(root.pid, started) == process
+    end_trees([process])
+    assert len(tree) == 2
+    assert not any(runs(one) for one in tree)
+    assert process_of(root.pid, started) is None
+    root.wait()
+
+
+def test_ports_are_free_and_differ() -> None:
+    assert len(set(free_ports(5))) == 5

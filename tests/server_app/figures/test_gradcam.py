@@ -1,0 +1,108 @@
+"""``fedsilo gradcam``: the sheet, its captions and colours, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_app.explain.gradcam import CamLook
+from models.contract.errors import SettingError
+from server_app.cli.main import main
+from server_app.figures.gradcam import Column, draw_sheet, parse_rows
+
+
+def look(probabilities: list[float], label: int, cam: torch.Tensor) -> CamLook:
+    image = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    return CamLook("test row 3", image, cam, label, ["no", "yes"], probabilities, [], None)
+
+
+def test_a_sheet_has_the_images_and_a_column_per_run() -> None:
+    right, wrong = look([0.2, 0.8], 1, torch.ones(2, 2)), look([0.6, 0.4], 1, torch.zeros(2, 2))
+    columns = [Column("first\nFedAvg", [right, wrong]), Column("second\nLocal", [right, right])]
+    figure = draw_sheet(columns, [1, 1], "title")
+    panels = [figure.axes[:3], figure.axes[3:]]
+    assert [[len(axes.images) for axes in row] for row in panels] == [[1, 2, 2], [1, 2, 2]]
+    assert [axes.get_title() for axes in panels[0]] == ["image", "first\nFedAvg", "second\nLocal"]
+    assert [axes.get_title() for axes in panels[1]] == ["", "", ""]
+    assert [row[0].get_xlabel() for row in panels] == ["test row 3", "test row 3"]
+    assert panels[0][1].get_xlabel() == "says yes: 0.80"
+    assert panels[1][1].get_xlabel() == "says no: 0.60\nmap of yes: 0.40\n(nothing speaks for it)"
+    colours = [[axes.xaxis.label.get_color() for axes in row[1:]] for row in panels]
+    assert colours == [["black", "black"], ["tab:red", "black"]]
+
+
+def test_rows_are_numbers_with_commas() -> None:
+    assert parse_rows("0,3, 7") == [0, 3, 7]
+    for wrong in ("", "0,,1", "-1", "a", "1.5"):
+        with pytest.raises(SettingError, match="must be rows counted from 0, such as 0,3,7"):
+            parse_rows(wrong)
+
+
+def _gradcam(finished: Path, runs: list[str], *more: str) -> int:
+    paths = [str(finished / run) for run in runs]
+    return main(["gradcam", *paths, "--site", "s2a", *more])
+
+
+def test_the_command_draws_shared_and_own_models(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = [tmp_path / "said.png", tmp_path / "asked.png", tmp_path / "train.png"]
+    more: list[list[str]] = [[], ["--class", "4"], ["--split", "train"]]
+    for picture, options in zip(pictures, more, strict=True):
+        told = ("--rows", "0,3", "--picture", str(picture), *options)
+        assert _gradcam(finished, ["fedavg", "local"], *told) == 0
+        assert capsys.readouterr().out == f"{picture}\n"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len({picture.read_bytes() for picture in pictures}) == 3
+
+
+def test_an_image_of_a_convolutional_network_is_explained(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in ("fedavg", "local"):
+        picture = tmp_path / f"{run}.png"
+        told = ["explain", str(finished / run), "--site", "s2a", "--row", "3"]
+        assert main([*told, "--picture", str(picture)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("s2a, test row 3: truth ")
+        assert len(lines) == 12, "the title, ten classes and the place"
+        assert lines[-1].startswith("Grad-CAM: ")
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("runs", "more", "told"),
+    [
+        (["vit"], ["--rows", "0"], "of a ViT 'fedsilo attention' draws where it looked"),
+        (["ensemble"], ["--rows", "0"], "ensemble: this model mixes 3 networks"),
+        (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0: there is no"),
+        (["fedavg"], ["--rows", "x"], "--rows is 'x'; it must be rows counted from 0"),
+        (["fedavg"], ["--rows", "0", "--class", "cat"], "--class is 'cat'; the classes are 0, 1,"),
+        (["fedavg", "local"], ["--rows", "0", "--state-dir", "x"], "--state-dir x is the state of"),
+        (["fedavg", "table"], ["--rows", "0"], "there is no silo 's2a'"),
+        (["nowhere"], ["--rows", "0"], "summary.json is not there: the run has not ended"),
+    ],
+)
+def test_what_has_no_map_is_told_in_one_line(
+    runs: list[str],
+    more: list[str],
+    told: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    picture = tmp_path / "none.png"
+    assert _gradcam(finished, runs, "--picture", str(picture), *more) == 1
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not picture.exists()
+
+
+def test_a_table_has_no_maps(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gradcam", str(finished / "table"), "--site", "va", "--rows", "0"]) == 1
+    assert "of a table 'fedsilo explain' says what it can" in capsys.readouterr().err
+    assert main(["explain", str(finished / "table"), "--site", "va", "--row", "0"]) == 1
+    assert "method 'fedavg' does not explain its answers" in capsys.readouterr().err

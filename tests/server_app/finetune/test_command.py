@@ -1,0 +1,490 @@
+"""``fedsilo finetune``: what is taken from a run, trained, measured, written and refused."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import safetensors.numpy
+import torch
+from torch import Tensor, nn
+
+from client_app.training.compute import Compute
+from datasets.io.atomic_files import load_state
+from datasets.radiographs.masks import MaskedSilo, MaskedSplit
+from datasets.registry import load_silo
+from datasets.silo.silos import Split
+from models.contract.errors import DataError, SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value
+from models.networks.classifier import Task, build_classifier
+from server_app.cli.main import main
+from server_app.config.settings import resolve
+from server_app.finetune.command import data as finetune_data
+from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
+from server_app.finetune.tasks import Segmentation, predicted_masks
+from server_app.finetune.training import Study, start, train
+from server_app.finetune.weights import Taken, Theta, take
+from server_app.run.inline_engine import run_inline
+
+CPU = Compute(torch.device("cpu"), bf16=False)
+VIT: dict[str, Value] = {
+    "network": "vit",
+    "backbone-weights": "random",
+    "train-backbone": True,
+    "backbone-width": 16,
+    "backbone-depth": 2,
+    "backbone-heads": 2,
+    "backbone-patch": 8,
+    "prompt-length": 2,
+    "basic-layers": 1,
+}
+ANGIO: dict[str, Value] = {
+    "method": "fedavg",
+    "dataset": "angiogram-phantom",
+    "sample-share": 0.03,
+    "val-folds": 2,
+    "image-size": 32,
+    "rounds": 1,
+    "local-epochs": 1,
+    "batch-size": 8,
+    "width": 4,
+    "mc-passes": 0,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with finished runs 'conv' and 'vit' on angiograms."""
+    out = tmp_path_factory.mktemp("angiograms")
+    for name, more in {"conv": {}, "vit": VIT}.items():
+        values: dict[str, Value] = {**ANGIO, **more, "run-name": name, "out": str(out)}
+        run_inline(resolve(values), 4, draw=False)
+    return out
+
+
+Finetune = Callable[..., int]
+
+
+@pytest.fixture
+def finetune(tmp_path: Path) -> Finetune:
+    """Return a function that runs the command: task, weights, further options."""
+
+    def run(task: str, weights: list[str | Path], *more: str, out: str = "out") -> int:
+        named = [part for one in weights for part in ("--weights", str(one))]
+        small = ["--seeds", "1", "--epochs", "1", "--device", "cpu"]
+        return main(
+            ["finetune", "--task", task, *named, "--out", str(tmp_path / out), *small, *more]
+        )
+
+    return run
+
+
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "finetune.json").read_text())
+    return found
+
+
+def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
+    finetune: Finetune, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune("segmentation", [runs / "conv", "scratch"], "--seeds", "2") == 0
+    out = tmp_path / "out"
+    said = capsys.readouterr().out
+    assert "conv: gives 45 of the encoder's 45 arrays, 100.0 % of its numbers" in said
+    assert "unet on angiogram-phantom, test figures, mean ± sd over 2 seeds" in said
+    assert sorted(path.name for path in out.iterdir()) == [
+        "curves.csv",
+        "finetune.json",
+        "model.safetensors",
+        "overlays.png",
+    ]
+    told = read(out)
+    assert (told["task"], told["network"]) == ("segmentation", "unet")
+    assert [line["weights"] for line in told["lines"]] == ["conv", "scratch"]
+    assert [line["method"] for line in told["lines"]] == ["fedavg", None]
+    assert told["lines"][0]["taken"]["share"] == 1
+    assert told["lines"][1]["taken"] is None
+    assert told["settings"]["image-size"] == 32, "the run's data"
+    assert told["settings"]["width"] == 4, "the run's network"
+    assert "rounds" not in told["settings"]
+    for line in told["lines"]:
+        values = [seed["test"]["dice"] for seed in line["seeds"]]
+        assert line["mean"]["dice"] == pytest.approx(sum(values) / 2)
+        assert line["sd"]["dice"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    with (out / "curves.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    places = {(r["weights"], r["seed"], r["epoch"], r["split"]) for r in rows}
+    assert places == {
+        (weights, seed, "1", split)
+        for weights in ("conv", "scratch")
+        for seed in "01"
+        for split in ("train", "val")
+    }
+    assert (out / "overlays.png").read_bytes().startswith(b"\x89PNG")
+    arrays, facts = load_state(out / "model.safetensors")
+    assert facts["weights"] == "conv"
+    assert facts["seed"] in (0, 1)
+    assert "pyramid.encoder.stages.0.weight" in arrays
+
+
+def test_equal_commands_give_equal_bytes(finetune: Finetune, runs: Path, tmp_path: Path) -> None:
+    for out in ("first", "again"):
+        assert finetune("segmentation", [runs / "conv"], out=out) == 0
+        torch.rand(3)
+    for name in ("curves.csv", "model.safetensors", "overlays.png"):
+        first, again = ((tmp_path / out / name).read_bytes() for out in ("first", "again"))
+        assert first == again, name
+
+
+def test_a_vit_starts_from_the_run_s_vit_and_its_position_embeddings_take_another_size(
+    finetune: Finetune, runs: Path, tmp_path: Path
+) -> None:
+    small = ("--set", "image-size=16", "--site", "human")
+    assert finetune("segmentation", [runs / "vit"], *small) == 0
+    told = read(tmp_path / "out")
+    assert told["network"] == "vit"
+    assert told["sites"] == ["human"]
+    assert told["lines"][0]["taken"]["share"] == 1
+    assert told["lines"][0]["taken"]["left"] == []
+
+
+def test_images_are_classified_by_the_run_s_network_and_for_the_same_classes_by_its_head(
+    finetune: Finetune, finished: Path, tmp_path: Path
+) -> None:
+    assert finetune("classification", [finished / "fedavg", "scratch"]) == 0
+    told = read(tmp_path / "out")
+    assert told["lines"][0]["taken"]["head"] is True
+    assert set(told["definitions"]) >= {"accuracy", "balanced-accuracy", "auc"}
+    assert told["images"] == {"train": 108, "val": 12, "test": 45}, "of three sites"
+    assert {"accuracy", "balanced-accuracy"} <= told["lines"][1]["mean"].keys()
+    assert not (tmp_path / "out" / "overlays.png").exists()
+
+
+def test_another_data_set_takes_the_encoder_but_not_the_head_nor_the_run_s_data_settings(
+    finetune: Finetune, finished: Path, tmp_path: Path
+) -> None:
+    data = ("--dataset", "angiogram-phantom", "--set", "sample-share=0.03", "--site", "human")
+    small = ("--set", "image-size=16", "--set", "val-folds=2")
+    assert finetune("classification", [finished / "fedavg"], *data, *small) == 0
+    told = read(tmp_path / "out")
+    assert told["lines"][0]["taken"]["head"] is False
+    assert told["lines"][0]["taken"]["share"] == 1
+    assert "silo-train-size" not in told["settings"]
+
+
+def test_a_method_without_a_shared_model_gives_a_site_s_own(
+    finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune("classification", [finished / "local"]) == 1
+    assert "method 'local' has no shared model; name the site" in capsys.readouterr().err
+    assert finetune("classification", [finished / "local"], "--from-site", "s2a") == 0
+    (line,) = read(tmp_path / "out")["lines"]
+    assert line["weights"] == "local, s2a"
+    assert line["taken"]["share"] == 1
+
+
+def test_a_swin_network_is_trained_from_scratch(finetune: Finetune, tmp_path: Path) -> None:
+    data = ("--dataset", "angiogram-phantom", "--set", "sample-share=0.08", "--site", "human")
+    small = ("--set", "image-size=16", "--set", "width=4")
+    assert finetune("segmentation", ["scratch"], *data, *small, "--network", "swin") == 0
+    told = read(tmp_path / "out")
+    assert told["network"] == "swin"
+    assert told["settings"]["val-folds"] == 5, "where none are set, one in five is held out"
+
+
+def test_a_vit_s_file_is_taken_as_initial_weights_are(
+    finetune: Finetune, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vit, _ = load_state(runs / "vit" / "model.safetensors")
+    plain = {n.removeprefix("encoder.vit."): torch.from_numpy(a) for n, a in vit.items()}
+    file = tmp_path / "clip.pt"
+    torch.save({n: a for n, a in plain.items() if not n.startswith(("prompts", "head"))}, file)
+    own = ("sample-share", "val-folds", "image-size", "width")
+    values = VIT | {key: ANGIO[key] for key in own}
+    idle = ("network", "backbone-weights", "train-backbone")
+    changes = [p for k, v in values.items() if k not in idle for p in ("--set", f"{k}={v}")]
+    data = ("--dataset", "angiogram-phantom", "--site", "human")
+    assert finetune("segmentation", [file], *data, *changes) == 0
+    (line,) = read(tmp_path / "out")["lines"]
+    assert line["weights"] == "clip.pt"
+    assert line["taken"]["left"] == ["prompts.b", "prompts.t"]
+
+
+def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_beside_it(
+    finetune: Finetune, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vit, _ = load_state(runs / "vit" / "model.safetensors")
+    named = "encoder.vit."
+    plain = {n.removeprefix(named): a for n, a in vit.items() if n.startswith(named)}
+    file = tmp_path / "backbone.safetensors"
+    safetensors.numpy.save_file(plain, file)
+    frozen = {**ANGIO, **VIT, "train-backbone": False, "out": str(tmp_path)}
+    for weights in (str(file), "random"):
+        values: dict[str, Value] = {**frozen, "backbone-weights": weights}
+        run_inline(resolve({**values, "run-name": Path(weights).stem}), 4, draw=False)
+    one_site = ("--site", "human")
+    assert finetune("segmentation", [tmp_path / "random"], *one_site) == 1
+    assert "its ViT is frozen and random, the run has trained no enc" in capsys.readouterr().err
+    assert finetune("segmentation", [tmp_path / "backbone"], *one_site) == 0
+    assert f"a backbone from '{file}', as the run's" in capsys.readouterr().out
+    taken = read(tmp_path / "out")["lines"][0]["taken"]
+    assert (taken["arrays"], taken["left"]) == (2, [])
+    file.write_bytes(b"others")
+    assert finetune("segmentation", [tmp_path / "backbone"], *one_site, out="again") == 1
+    assert "are not those of the run in" in capsys.readouterr().err
+
+
+def theta(common: CommonSettings, task: Task, **more: Any) -> Theta:
+    """Return a run's model with arrays all of 7."""
+    network = build_classifier(common, task)
+    state = {n: t for n, t in network.state_dict().items() if t.is_floating_point()}
+    arrays = {name: torch.full_like(tensor, 7.0) for name, tensor in state.items()}
+    return dataclasses.replace(
+        Theta("run", "fedavg", common, arrays, ((), task.classes), True), **more
+    )
+
+
+SMALL = CommonSettings(width=2, device="cpu")
+
+
+def test_what_does_not_fit_stays_as_the_seed_has_it_and_is_counted() -> None:
+    given = theta(SMALL, Task((3, 16, 16), 2))
+    network = build_classifier(SMALL, Task((1, 16, 16), 2))
+    before = network.encoder.stages[0].weight.clone()  # type: ignore[index,union-attr]
+    taken = take(network, given, SMALL, ((), 2))
+    state = network.state_dict()
+    assert taken.left == ("encoder.stages.0.weight",), "grey images have another first layer"
+    assert torch.equal(state["encoder.stages.0.weight"], before)
+    below = {n: t for n, t in state.items() if n.startswith("encoder.") and t.is_floating_point()}
+    numbers = sum(tensor.numel() for tensor in below.values())
+    assert (taken.arrays, taken.of) == (len(below) - 1, len(below))
+    assert taken.share == pytest.approx(1 - 2 * 9 / numbers)
+    assert all((t == 7).all() for n, t in below.items() if n not in taken.left)
+    assert taken.head is True
+    assert (state["head.4.weight"] == 7).all()
+    assert "left to the seed: encoder.stages.0.weight" in taken.told()
+
+
+@pytest.mark.parametrize("classes", [((), 3), (("a", "b"), 2)])
+def test_a_head_for_other_classes_is_the_seed_s(classes: tuple[tuple[str, ...], int]) -> None:
+    given = theta(SMALL, Task((1, 16, 16), 2))
+    network = build_classifier(SMALL, Task((1, 16, 16), classes[1]))
+    taken = take(network, given, SMALL, classes)
+    assert taken.head is False
+    assert taken.share == 1
+    assert not (network.state_dict()["head.1.weight"] == 7).any()
+
+
+def test_a_run_of_another_width_fits_nowhere_and_is_named() -> None:
+    arrays = {"encoder.stages.0.weight": torch.zeros(9, 1, 3, 3)}
+    given = theta(SMALL, Task((1, 16, 16), 2), arrays=arrays)
+    with pytest.raises(SettingError, match=r"none of the 1 arrays of run \(network 'conv'\) fits"):
+        take(build_classifier(SMALL, Task((1, 16, 16), 2)), given, SMALL, ((), 2))
+
+
+class Dots(nn.Module):
+    """Finds bright pixels: a logit per pixel, of its brightness, times one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        one = self.weight * images[:, 0]
+        return torch.stack([-one, one], dim=1)
+
+
+def dots(count: int) -> Split:
+    masks = (torch.rand(count, 4, 4, generator=torch.Generator().manual_seed(count)) > 0.5).byte()
+    return Split(masks[:, None] * 255, masks)
+
+
+def study(epochs: int = 30, rate: float = 0.3) -> Study:
+    settings = dataclasses.replace(SMALL, learning_rate=rate, batch_size=2, mc_passes=0)
+    pooled = Pooled(dots(4), dots(3), dots(2), Task((1, 4, 4), 2), (), ("a",), ("a", "a"))
+    return Study(Segmentation("unet"), settings, pooled, CPU, 1, epochs)
+
+
+def test_the_best_epoch_is_chosen_on_validation_images_and_tested() -> None:
+    found = train(study(), Dots(), 0)
+    by_epoch = {e: v for e, split, metric, v in found.curves if (split, metric) == ("val", "dice")}
+    assert list(by_epoch) == list(range(1, 31))
+    assert by_epoch[found.epoch] == max(by_epoch.values()) == 1
+    assert found.val["dice"] == 1
+    assert found.test == pytest.approx(
+        {"dice": 1, "jaccard": 1, "dice-pooled": 1, "miou": 1, "loss": found.test["loss"]}
+    )
+    losses = {e: v for e, split, metric, v in found.curves if (split, metric) == ("val", "loss")}
+    equal = [e for e, dice in by_epoch.items() if dice == 1]
+    assert found.epoch == min(equal, key=lambda e: losses[e]), "of equals the one of least loss"
+
+
+def test_the_arrays_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = iter([0.2, 0.9, 0.5, 1.0])  # three epochs, then the test images
+    seen: list[float] = []
+
+    def measured(self: object, network: nn.Module, *_: object) -> dict[str, float]:
+        seen.append(cast(Dots, network).weight.item())
+        return {"dice": next(order), "loss": 1.0}
+
+    monkeypatch.setattr(Segmentation, "measured", measured)
+    found = train(study(3), Dots(), 0)
+    assert found.epoch == 2
+    assert float(found.arrays["weight"]) == seen[1] == seen[3] != seen[2]
+    assert found.val["dice"] == 0.9
+
+
+def test_predictions_do_not_depend_on_how_images_are_batched() -> None:
+    images = dots(40).inputs
+    network = Dots()
+    with torch.no_grad():
+        network.weight.fill_(2.0)
+    assert torch.equal(predicted_masks(network, images, CPU), (images[:, 0] > 0).long())
+
+
+def test_starts_differ_in_nothing_but_what_they_took() -> None:
+    plan = dataclasses.replace(
+        study(), data=dataclasses.replace(study().data, task=Task((1, 16, 16), 2))
+    )
+    scratch, nothing = start(plan, None, 0)
+    given, taken = start(plan, theta(SMALL, Task((1, 16, 16), 2)), 0)
+    assert nothing is None
+    assert isinstance(taken, Taken)
+    others = [n for n in scratch.state_dict() if not n.startswith("pyramid.encoder.")]
+    first, second = scratch.state_dict(), given.state_dict()
+    assert len(others) > 10
+    assert all(torch.equal(first[name], second[name]) for name in others)
+    other, _ = start(plan, None, 1)
+    assert not torch.equal(other.state_dict()["head.weight"], first["head.weight"])
+
+
+def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are() -> None:
+    own = {key: value for key, value in ANGIO.items() if key not in ("val-folds", "method")}
+    run = resolve({**own, "sample-share": 0.08, "method": "fedavg"}).common
+    ours = dataclasses.replace(run, val_folds=5)
+    pooled = pooled_masks(ours, ["human", "animal"])
+    silos = [load_silo(site, run) for site in ("human", "animal")]
+    assert torch.equal(pooled.test.inputs, torch.cat([one.test.inputs for one in silos]))
+    together = len(pooled.train) + len(pooled.val)
+    assert together == sum(len(one.train) for one in silos)
+
+
+def silo(name: str, masks: Tensor, size: int = 4) -> MaskedSilo:
+    images = torch.zeros(len(masks), 1, size, size, dtype=torch.uint8)
+    part = MaskedSplit(images, masks)
+    return MaskedSilo(name, part, part, part)
+
+
+def masks_of(size: int, value: int) -> Tensor:
+    return torch.full((2, size, size), value, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("silos", "told"),
+    [
+        ([silo("a", masks_of(3, 1))], "site a, train: 2 images are 4x4 pixels, and their masks"),
+        ([silo("a", masks_of(4, 255))], "a mask holds 255; it must be 0 on the background and 1"),
+        ([silo("a", masks_of(4, 0))], "no train image of angiogram-phantom has a mask that is not"),
+        ([silo("a", masks_of(4, 1)), silo("b", masks_of(8, 1), 8)], "images of different sizes"),
+        ([silo("a", masks_of(4, 1)[:0])], "a of angiogram-phantom: no training images"),
+        ([], "has no sites on this machine"),
+    ],
+)
+def test_masks_that_cannot_be_learnt_from_are_refused(
+    silos: list[MaskedSilo], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_name = {one.name: one for one in silos}
+    monkeypatch.setattr(finetune_data, "load_masked_silo", lambda name, settings: by_name[name])
+    settings = CommonSettings(dataset="angiogram-phantom")
+    with pytest.raises(DataError, match=told):
+        pooled_masks(settings, list(by_name))
+
+
+def test_sites_are_pooled_in_their_order_and_test_images_know_theirs() -> None:
+    settings = CommonSettings(silos=3, silo_train_size=40, silo_test_size=10)
+    pooled = pooled_labels(settings, ["s1a", "s3a"])
+    parts = [load_silo(site, settings).test for site in ("s1a", "s3a")]
+    assert torch.equal(pooled.test.inputs, torch.cat([part.inputs for part in parts]))
+    assert torch.equal(pooled.test.labels, torch.cat([part.labels for part in parts]))
+    assert pooled.origin == ("s1a",) * 10 + ("s3a",) * 10
+
+
+@pytest.mark.parametrize(
+    ("task", "weights", "more", "told"),
+    [
+        ("segmentation", ["scratch"], [], "no run is named whose data set could be taken"),
+        ("segmentation", ["fedavg"], [], "data set 'digits' has no masks: take one of angiogram"),
+        ("segmentation", ["nowhere"], [], "nowhere', and there is no such run directory or file"),
+        ("segmentation", ["fedavg"], ["--network", "vit"], "network 'vit' does not take the weig"),
+        ("segmentation", ["fedavg"], ["--network", "swin"], "of fedavg, which are of network 'co"),
+        ("segmentation", ["vit"], ["--from-site", "s2a", "--network", "unet"], "of network 'vit'"),
+        ("segmentation", ["fedavg"], ["--network", "unt"], "is one of unet, vit, swin"),
+        ("classification", ["fedavg"], ["--network", "swin"], "one of conv, vgg16-bn, resnet22,"),
+        ("classification", ["vit"], [], "method 'local' has no shared model"),
+        ("classification", ["ensemble"], [], "the model of method 'ensemble' holds no encoder"),
+        (
+            "classification",
+            ["table"],
+            [],
+            "table is a run on a table, and fine-tuning is of images",
+        ),
+        ("classification", ["fedavg"], ["--site", "s9a"], "no site 's9a' in 'digits': its sites"),
+        (
+            "classification",
+            ["fedavg"],
+            ["--set", "silos=4"],
+            "'silos' is 4, and fedavg was trained",
+        ),
+        ("classification", ["fedavg"], ["--set", "seed=3"], "'seed' means nothing to fine-tuning"),
+        ("classification", ["fedavg"], ["--set", "rounds=3"], "'rounds' means nothing to fine-t"),
+        ("classification", ["fedavg"], ["--set", "network=vit"], "give --network instead"),
+        ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'learning-rate"),
+        ("classification", ["fedavg"], ["--set", "width=8"], "none of the"),
+        ("classification", ["fedavg"], ["--epochs", "0"], "--epochs is 0; it must be at least 1"),
+        ("classification", ["fedavg"], ["--seeds", "0"], "--seeds is 0; it must be at least 1"),
+        ("classification", ["fedavg", "fedavg"], [], "fedavg twice: name each once"),
+        ("classification", ["scratch"], ["--from-site", "s1a"], "and --weights names none"),
+        ("classification", ["fedavg"], ["--device", "tpu"], "'device' is 'tpu'"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line_and_nothing_is_written(
+    task: str,
+    weights: list[str],
+    more: list[str],
+    told: str,
+    finetune: Finetune,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = [one if one == "scratch" else finished / one for one in weights]
+    assert finetune(task, named, *more) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fedsilo: error: ")
+    assert told in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_not_written_over(
+    finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    assert finetune("classification", [finished / "fedavg"]) == 1
+    assert "out is there already: remove it, or give another --out" in capsys.readouterr().err
+
+
+def test_training_that_diverges_is_told_and_nothing_is_written(
+    finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--set", "learning-rate=1e30", "--epochs", "3")
+    assert finetune("classification", [finished / "fedavg"], *more) == 1
+    assert "training diverged" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,70 @@
+"""Checkpoints: the newest whole one counts, another run's is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.contract.errors import CheckpointError
+from server_app.records.checkpoints import KEPT, CheckpointHook
+from server_app.records.recorders import FailureHook
+from strategies.loop.state import RoundState
+
+
+def _state(round_: int) -> RoundState:
+    return RoundState(
+        round_, {"w": np.full(3, round_, np.float32)}, {"iteration": round_}, ("s1a",)
+    )
+
+
+def _write(folder: Path, rounds: int, seed: int = 1) -> CheckpointHook:
+    failures = FailureHook()
+    hook = CheckpointHook(folder, {"seed": seed}, [failures])
+    for round_ in range(1, rounds + 1):
+        failures.site_failed(round_, "train", "s1a", "why")
+        hook.round_ended(_state(round_))
+    return hook
+
+
+def test_the_newest_checkpoint_brings_back_state_and_hooks(tmp_path: Path) -> None:
+    _write(tmp_path, 3)
+    failures = FailureHook()
+    found = CheckpointHook(tmp_path, {"seed": 1}, [failures]).resume()
+    assert found is not None
+    assert (found.round, found.extras, found.keepers) == (3, {"iteration": 3}, ("s1a",))
+    assert found.arrays["w"].tolist() == [3, 3, 3]
+    assert [entry["round"] for entry in failures.failures] == [1, 2, 3]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    _write(tmp_path, 5)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["round-000004.safetensors", "round-000005.safetensors"][-KEPT:]
+
+
+def test_a_checkpoint_cut_short_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    hook = _write(tmp_path, 3)
+    newest = tmp_path / "round-000003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-2])
+    found = hook.resume()
+    assert found is not None
+    assert found.round == 2
+
+
+def test_no_whole_checkpoint_is_an_error_and_none_at_all_is_a_fresh_start(tmp_path: Path) -> None:
+    hook = _write(tmp_path / "cut", 2)
+    for path in (tmp_path / "cut").iterdir():
+        path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        hook.resume()
+    assert CheckpointHook(tmp_path / "empty", {}, []).resume() is None
+
+
+def test_a_checkpoint_of_another_config_is_refused_and_the_difference_named(
+    tmp_path: Path,
+) -> None:
+    _write(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="another config: seed is 1 there and 2 here"):
+        CheckpointHook(tmp_path, {"seed": 2}, []).resume()

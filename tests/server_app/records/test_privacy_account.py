@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+
+from models.contract.errors import SettingError, SiteError
+from models.contract.messages import ARRAYS, DP_RELEASES, METRICS, SiteFacts
+from models.contract.settings import CommonSettings
+from models.privacy.gaussian_mechanism import SPENT, epsilon
+from server_app.config.settings import resolve
+from server_app.records.privacy_account import PrivacyHook
+from server_app.records.summary import NO_PRIVACY, privacy_document
+from strategies.loop.roster import Roster
+from strategies.loop.state import RoundState, SiteReply
+
+Z, DELTA = 2.0, 1e-5
+ONE, TWO, THREE = (epsilon(Z, count, DELTA) for count in (1, 2, 3))
+
+
+def private(**changes: Any) -> PrivacyHook:
+    return PrivacyHook(
+        CommonSettings(rounds=9, **{"clip_norm": 1.0, "noise_multiplier": Z, **changes})
+    )
+
+
+def replies(releases: int | None, *sites: str, arrays: bool = True) -> dict[str, SiteReply]:
+    content = RecordDict({METRICS: MetricRecord({"seconds": 1.0})})
+    if releases is not None:
+        content[METRICS] = MetricRecord({DP_RELEASES: releases})
+    if arrays:
+        content[ARRAYS] = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    return {site: SiteReply(site, content, 0, 0) for site in sites}
+
+
+def ahead(**counts: int) -> Any:
+    return lambda: counts
+
+
+def roster(homeless: bool, *sites: str) -> Roster:
+    facts = {s: SiteFacts(s, s, (1,), 2, {"train": [3, 4]}, {}, homeless) for s in sites}
+    return Roster(facts, {})
+
+
+def test_it_takes_what_the_sites_count() -> None:
+    hook = private()
+    hook.phase_ended(1, "train", replies(1, "a", "b"))
+    hook.phase_ended(2, "train", replies(4, "a"))  # three messages were lost on their way
+    assert hook.releases == {"a": 4, "b": 1}
+    hook.phase_ended(2, "evaluate", replies(5, "a", arrays=False))
+    assert hook.releases == {"a": 5, "b": 1}
+
+
+def test_a_ledger_that_was_lost_makes_nothing_unspent() -> None:
+    hook = private()
+    hook.phase_ended(1, "train", replies(3, "a"))
+    hook.phase_ended(2, "train", replies(1, "a"))
+    assert hook.releases == {"a": 4}
+
+
+def test_arrays_of_a_site_that_knows_no_noise_end_the_run() -> None:
+    with pytest.raises(SiteError, match="site a, round 2, phase train: arrays came without"):
+        private().phase_ended(2, "train", replies(None, "a"))
+    private().phase_ended(2, "train", replies(None, "a", arrays=False))
+    PrivacyHook(CommonSettings()).phase_ended(2, "train", replies(None, "a"))
+
+
+def test_a_checkpoint_keeps_the_counts_and_an_old_one_has_none() -> None:
+    hook, resumed = private(), private()
+    hook.phase_ended(1, "train", replies(2, "a"))
+    resumed.restore(json.loads(json.dumps(hook.state())))
+    assert resumed.releases == {"a": 2}
+    resumed.restore(None)
+    assert resumed.releases == {}
+
+
+def test_it_ends_the_run_before_a_site_has_spent_too_much() -> None:
+    hook = private(max_epsilon=(TWO + THREE) / 2)
+    assert hook.why_stop(RoundState(0, {}), ahead(a=1, b=1)) == ""
+    hook.phase_ended(1, "train", replies(1, "a", "b"))
+    assert hook.why_stop(RoundState(1, {}), ahead(a=1, b=1)) == ""
+    hook.phase_ended(2, "train", replies(2, "b"))
+    said = hook.why_stop(RoundState(2, {}), ahead(a=1, b=1))
+    assert said.startswith(f"the run ends after round 2 of 9: site b has spent epsilon {TWO:.4g}")
+    assert f"the next round would make it {THREE:.4g}, above 'max-epsilon'" in said
+
+
+def test_a_round_of_two_messages_costs_two() -> None:
+    hook = private(max_epsilon=(TWO + THREE) / 2)
+    hook.phase_ended(1, "train", replies(1, "a"))
+    assert hook.why_stop(RoundState(1, {}), ahead(a=1)) == ""
+    assert hook.why_stop(RoundState(1, {}), ahead(a=2)).startswith("the run ends after round 1")
+
+
+def test_rounds_in_which_nothing_leaves_cost_nothing() -> None:
+    hook = private(max_epsilon=ONE)
+    hook.phase_ended(1, "train", replies(1, "a"))
+    assert hook.why_stop(RoundState(1, {}), ahead(a=0)) == ""
+
+
+@pytest.mark.parametrize("coming", [{"a": 1}, {"a": 0}, {}])
+def test_a_first_round_that_is_too_much_is_an_error(coming: dict[str, int]) -> None:
+    hook = private(max_epsilon=ONE / 2)
+    with pytest.raises(SettingError, match=f"epsilon of one round is {ONE:.4g} and 'max-epsilon'"):
+        hook.why_stop(RoundState(0, {}), ahead(**coming))
+
+
+def test_a_first_round_of_several_messages_is_an_error_too() -> None:
+    with pytest.raises(SettingError, match=f"epsilon of one round is {TWO:.4g}"):
+        private(max_epsilon=(ONE + TWO) / 2).why_stop(RoundState(0, {}), ahead(a=1, b=2))
+
+
+def test_without_a_limit_nobody_is_asked() -> None:
+    def never() -> dict[str, int]:
+        raise AssertionError
+
+    assert private().why_stop(RoundState(3, {}), never) == ""
+    assert PrivacyHook(CommonSettings()).why_stop(RoundState(3, {}), never) == ""
+
+
+def test_a_sites_own_refusal_ends_a_run_that_has_trained() -> None:
+    error = SiteError(f"site a, round 3, phase train: {SPENT}: site a -- 1 of 2 sites answered")
+    hook = private()
+    said = hook.why_end(RoundState(2, {}), error)
+    assert said.startswith("the run ends after round 2 of 9: site a, round 3, phase train: epsilon")
+    assert "--" not in said
+    assert hook.why_end(RoundState(0, {}), error) == "", "there is nothing to evaluate"
+    assert hook.why_end(RoundState(2, {}), SiteError("the disk is full")) == ""
+    assert PrivacyHook(CommonSettings()).why_end(RoundState(2, {}), error) == ""
+
+
+def test_the_guarantee_is_of_each_site_and_of_the_one_that_spent_most() -> None:
+    hook = private()
+    hook.phase_ended(1, "train", replies(2, "a"))
+    hook.phase_ended(1, "train", replies(1, "b"))
+    found = hook.guarantee(roster(False, "a", "b", "idle"))
+    assert isinstance(found, dict)
+    assert (found["epsilon"], found["releases"], found["delta"]) == (TWO, 2, DELTA)
+    assert found["epsilon-of-a-change"] == epsilon(Z / 2, 2, DELTA) > TWO
+    assert (found["clip-norm"], found["noise-multiplier"]) == (1, Z)
+    assert found["accountant"].startswith("RDP (dp-accounting ")
+    assert {site: spent["releases"] for site, spent in found["sites"].items()} == {
+        "a": 2,
+        "b": 1,
+        "idle": 0,
+    }
+    assert found["sites"]["b"]["epsilon"] == ONE
+    assert found["sites"]["idle"] == {"epsilon": 0, "epsilon-of-a-change": 0, "releases": 0}
+    assert "label counts, measurements, seconds, fingerprints" in found["of"]
+    assert "simulation" not in found["of"]
+    of_simulated = hook.guarantee(roster(True, "a"))
+    assert isinstance(of_simulated, dict)
+    assert "this is a simulation" in of_simulated["of"]
+
+
+def test_without_clipping_there_is_no_guarantee() -> None:
+    hook = PrivacyHook(CommonSettings())
+    assert hook.guarantee(roster(False, "a")) == NO_PRIVACY
+
+
+def test_noise_without_clipping_is_named_and_guarantees_nothing() -> None:
+    words = "Gaussian perturbation of variance 0.001, without clipping: no bound on epsilon"
+    document = privacy_document("fedaligncl", [], {"up": 1}, NO_PRIVACY, words)
+    assert document["guarantee"] == NO_PRIVACY
+    assert document["epsilon"] == "none"
+    assert document["perturbation"] == words
+    assert "perturbation" not in privacy_document("fedavg", [], {"up": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"clip-norm": 1.0}, "needs both above 0"),
+        ({"max-epsilon": 8.0}, "without clipping there is no epsilon"),
+        (
+            {"clip-norm": 1.0, "noise-multiplier": 1.0, "dataset": "heart-synthetic"},
+            "'standardise' is 'pooled'",
+        ),
+        (
+            {"clip-norm": 1.0, "noise-multiplier": 1.0, "method": "mix"},
+            "method 'mix' pools the data of all sites, whose parts clipping does not bound",
+        ),
+    ],
+)
+def test_settings_that_would_guarantee_nothing_are_refused(
+    values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingError, match=said):
+        resolve({"dataset": "digits", "method": "fedavg", **values})

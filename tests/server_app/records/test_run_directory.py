@@ -1,0 +1,109 @@
+"""The run directory: its files, and the names and places that are refused."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from models.contract.errors import RunDirectoryError
+from server_app.config.settings import launch_values, resolve, run_values
+from server_app.records.run_directory import (
+    RunDirectory,
+    config_document,
+    default_run_name,
+    only_writer,
+    open_run_directory,
+    runs_folder,
+)
+
+
+def test_a_run_directory_that_exists_is_refused_unless_resumed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RunDirectoryError, match="exists: choose another 'run-name'"):
+        open_run_directory(str(tmp_path), "run", resume=False)
+    assert open_run_directory(str(tmp_path), "run", resume=True).path == tmp_path / "run"
+
+
+def test_opening_writes_nothing_and_resuming_needs_a_run(tmp_path: Path) -> None:
+    open_run_directory(str(tmp_path), "new", resume=False)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunDirectoryError, match="no run directory"):
+        open_run_directory(str(tmp_path), "new", resume=True)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", " ", "a b"])
+def test_a_run_name_must_be_a_plain_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunDirectoryError, match="plain name"):
+        open_run_directory(str(tmp_path), name, resume=False)
+
+
+def test_a_relative_folder_means_nothing_inside_a_flower_app() -> None:
+    with pytest.raises(RunDirectoryError, match="absolute path"):
+        runs_folder("runs")
+
+
+def test_the_folder_of_runs_comes_from_setting_then_environment_then_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDSILO_RUNS", str(tmp_path / "env"))
+    assert runs_folder("/somewhere") == Path("/somewhere")
+    assert runs_folder("") == tmp_path / "env"
+    monkeypatch.delenv("FEDSILO_RUNS")
+    assert runs_folder("") == Path.home() / ".fedsilo" / "runs"
+
+
+def test_config_toml_gives_the_settings_back_and_names_the_environment(tmp_path: Path) -> None:
+    settings = resolve({"method": "uefl", "gamma": 0.25, "seed": 5})
+    path = tmp_path / "config.toml"
+    launch = {"engine": "inline", "resources": {"num-supernodes": 9}}
+    path.write_text(config_document(settings, launch))
+    assert resolve(run_values(path)) == settings
+    assert launch_values(path) == launch
+    environment = tomllib.loads(path.read_text())["environment"]
+    assert environment["packages"]["flwr"].startswith("1.39")
+    assert environment["fedsilo-revision"]
+
+
+def test_csv_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_csv("x.csv", ("a", "b"), [(1, "one, two"), (2, "")])
+    assert directory.read_csv("x.csv") == [{"a": "1", "b": "one, two"}, {"a": "2", "b": ""}]
+
+
+def test_a_summary_that_is_not_there_says_that_the_run_has_not_ended(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="the run has not ended"):
+        RunDirectory(tmp_path).read_json("summary.json")
+
+
+def test_default_names_tell_method_data_and_seed() -> None:
+    assert default_run_name("uefl", "digits", 3).startswith("uefl-digits-seed3-")
+
+
+def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "silos.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match=r"silos\.json is damaged"):
+        RunDirectory(tmp_path).read_json("silos.json")
+    with pytest.raises(RunDirectoryError, match=r"metrics\.csv: No such file"):
+        RunDirectory(tmp_path).read_csv("metrics.csv")
+
+
+def test_only_one_process_writes_to_a_run_directory(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    with only_writer(directory, new=True):
+        again = only_writer(directory, new=True)
+        with pytest.raises(RunDirectoryError, match="another process is writing"):
+            again.__enter__()
+    with only_writer(directory, new=True):
+        assert directory.path.is_dir()
+
+
+def test_a_run_that_another_process_began_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    rival = only_writer(directory, new=True)
+    with pytest.raises(RunDirectoryError, match="has begun a run"):
+        rival.__enter__()
+    with only_writer(directory, new=False):
+        assert (tmp_path / "config.toml").exists()

@@ -1,0 +1,116 @@
+"""Means, tables and curves by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from server_app.figures.learning_curves import draw_curves, series
+from server_app.records.run_directory import RunDirectory
+from server_app.records.summary import (
+    NO_PRIVACY,
+    by_distribution,
+    means,
+    privacy_document,
+    result_table,
+)
+
+VALUES = {
+    "s1a": {"accuracy": 0.8, "entropy": 0.2},
+    "s1b": {"accuracy": 0.6, "entropy": 0.4},
+    "s2a": {"accuracy": 0.1, "entropy": 0.9, "extra": 1.0},
+}
+OF = {"s1a": "D1", "s1b": "D1", "s2a": "D2"}
+
+
+def _printed(table: Table) -> list[str]:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text().splitlines()
+
+
+def _cells_of(lines: list[str], first: str) -> list[str]:
+    row = next(line for line in lines if line.startswith(f"│ {first} "))
+    return [cell.strip() for cell in row.split("│")[1:-1]]
+
+
+def test_a_mean_is_over_the_sites_that_have_the_metric() -> None:
+    assert means(VALUES) == pytest.approx({"accuracy": 0.5, "entropy": 0.5, "extra": 1.0})
+    more = VALUES | {"s1a": {"extra": 0.5}}
+    assert means(more) == pytest.approx({"accuracy": 0.35, "entropy": 0.65, "extra": 0.75})
+
+
+def test_a_distributions_mean_is_over_its_own_sites() -> None:
+    groups = by_distribution(VALUES, OF)
+    assert groups["D1"] == pytest.approx({"accuracy": 0.7, "entropy": 0.3})
+    assert groups["D2"] == {"accuracy": 0.1, "entropy": 0.9, "extra": 1.0}
+
+
+def test_the_table_shows_every_site_each_distribution_and_the_published_number() -> None:
+    paper = {"D1": {"accuracy": 0.951}}
+    lines = _printed(result_table(VALUES, OF, "title", paper, ("accuracy", "entropy")))
+    assert _cells_of(lines, "D1") == ["D1", "0.700", "0.300", "0.951"]
+    assert _cells_of(lines, "D2") == ["D2", "0.100", "0.900", ""]
+    assert sum(line.startswith("│ s") for line in lines) == 3
+
+
+def test_the_table_shows_the_metrics_asked_for_in_that_order_and_none_that_nobody_has() -> None:
+    lines = _printed(result_table(VALUES, OF, "title", None, ("extra", "auc", "accuracy")))
+    header = next(line for line in lines if "site" in line)
+    assert [cell.strip() for cell in header.split("┃")[1:-1]] == [
+        "site",
+        "test extra",
+        "test accuracy",
+    ]
+    assert _cells_of(lines, "s1a (D1)") == ["s1a (D1)", "", "0.800"]
+    assert _cells_of(lines, "all") == ["all", "1.000", "0.500"]
+
+
+def test_a_site_that_is_a_distribution_of_its_own_has_one_row() -> None:
+    own = {site: site for site in VALUES}
+    lines = _printed(result_table(VALUES, own, "title", None, ("accuracy",)))
+    assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == [
+        *("s1a", "s1b", "s2a", "all"),
+    ]
+
+
+def test_privacy_says_what_leaves_and_promises_nothing() -> None:
+    document = privacy_document("uefl", ["weights"], {"up": 5, "down": 7})
+    assert document["guarantee"] == NO_PRIVACY == "no differential-privacy guarantee"
+    assert document["bytes up"] == 5
+    told = " ".join(document["leaves each site"])
+    assert "weights" in told
+    assert "label counts" in told, "the hello tells them, whatever the method"
+    assert "measurements" in told
+
+
+def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:
+    rows = [
+        {"round": "1", "site": site, "split": "test", "metric": "accuracy", "value": value}
+        for site, value in (("s1a", "0.2"), ("s1b", "0.4"), ("s2a", "0.9"))
+    ]
+    other = [
+        {"round": "1", "site": "s1a", "split": "val", "metric": "accuracy", "value": "1"},
+        {"round": "1", "site": "s1a", "split": "test", "metric": "loss", "value": "1"},
+    ]
+    found = series([*rows, *other], "accuracy", OF)
+    assert found["D1"] == pytest.approx({1: 0.3})
+    assert found["D2"] == {1: 0.9}
+
+
+def test_the_picture_has_a_panel_per_metric_that_was_measured(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    summary = {"title": "UEFL", "dataset": "digits", "seed": 1, "marks": {"1": "new codewords"}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "silos.json").write_text(json.dumps({"s1a": {"distribution": "D1"}}))
+    rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in ("accuracy", "entropy")]
+    directory.write_csv("metrics.csv", ("round", "site", "split", "metric", "value"), rows)
+    draw_curves(directory)
+    picture = (tmp_path / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert int.from_bytes(picture[16:20], "big") > 900  # two panels of 4.2 inches at 120 dpi

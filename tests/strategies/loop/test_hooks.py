@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+
+from models.contract.errors import SiteError
+from models.contract.messages import EVALUATE, TRAIN
+from models.contract.settings import CommonSettings, NoSettings
+from strategies.loop.hooks import Hook
+from strategies.loop.roster import Roster
+from strategies.loop.state import RoundState, to_record
+from strategies.methods.fedavg import FedAvg
+
+START = {"w": np.zeros(2, np.float32)}
+
+
+class Ending(Hook):
+    """Stops after a round, and takes a failure as the end where ``forgiving``."""
+
+    def __init__(self, after: int = 99, forgiving: bool = False) -> None:
+        self.after = after
+        self.forgiving = forgiving
+        self.ahead: list[Mapping[str, int]] = []
+
+    def why_stop(self, state: RoundState, ahead: Callable[[], Mapping[str, int]]) -> str:
+        self.ahead.append(ahead())
+        return "it is enough" if state.round >= self.after else ""
+
+    def why_end(self, state: RoundState, error: SiteError) -> str:
+        return f"it was too much: {error}" if self.forgiving else ""
+
+
+@pytest.fixture
+def run(spy_grid: Any, roster: Roster) -> Callable[..., tuple[Any, FedAvg]]:
+    def go(app: Any, *hooks: Hook, rounds: int = 3) -> tuple[Any, FedAvg]:
+        common = CommonSettings(silos=3, run_name="run", rounds=rounds)
+        strategy = FedAvg(common, NoSettings(), roster, hooks, "/somewhere")
+        grid = spy_grid(app)
+        strategy.start(grid, to_record(START), rounds, 20)
+        return grid, strategy
+
+    return go
+
+
+def phases(grid: Any, told: Any) -> list[tuple[Any, Any]]:
+    return [(told(m)["round"], told(m)["phase"]) for m in grid.sent[::3]]
+
+
+def test_a_hook_ends_the_run_which_is_evaluated_all_the_same(
+    run: Any, fake_app: Any, recorder: Any, told: Any
+) -> None:
+    grid, strategy = run(fake_app(), recorder, Ending(after=1))
+    assert phases(grid, told) == [(1, TRAIN), (2, EVALUATE)]
+    assert strategy.stop.reason == "it is enough"
+    assert recorder.events[-1] == ("run ended", 1)
+
+
+def test_a_run_that_ends_by_itself_has_no_reason(run: Any, fake_app: Any) -> None:
+    hook = Ending()
+    _, strategy = run(fake_app(), hook)
+    assert strategy.stop.reason == ""
+    assert hook.ahead == [{"s1a": 1, "s2a": 1, "s3a": 1}] * 3, "asked before each round, no more"
+
+
+def failing_in(round_: int, answering: Any, told: Any) -> Callable[[Message], RecordDict]:
+    usual = answering(3.0)
+
+    def answer(message: Message) -> RecordDict:
+        if (told(message)["round"], told(message)["phase"]) == (round_, TRAIN):
+            raise RuntimeError("the disk is full")
+        found: RecordDict = usual(message)
+        return found
+
+    return answer
+
+
+def test_a_failed_round_is_taken_back_where_a_hook_says_that_it_ends_the_run_well(
+    run: Any, fake_app: Any, answering: Any, told: Any
+) -> None:
+    app = fake_app(answering(3.0), s2a=failing_in(2, answering, told))
+    grid, strategy = run(app, Ending(forgiving=True))
+    assert phases(grid, told) == [(1, TRAIN), (2, TRAIN), (2, EVALUATE)]
+    assert strategy.current().round == 1
+    assert strategy.current().arrays["w"].tolist() == [3, 3]
+    assert strategy.stop.reason.startswith("it was too much: site s2a, round 2, phase train: ")
+
+
+def test_a_failed_round_is_a_failure_where_no_hook_knows_better(
+    run: Any, fake_app: Any, answering: Any, told: Any
+) -> None:
+    with pytest.raises(SiteError, match="the disk is full"):
+        run(fake_app(s2a=failing_in(2, answering, told)), Ending(), Hook())

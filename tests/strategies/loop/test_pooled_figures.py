@@ -1,0 +1,45 @@
+"""Pooled figures on their way to the sites."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from models.contract.messages import EVALUATE, FIGURES, TRAIN
+from models.contract.settings import CommonSettings, NoSettings
+from models.maths.standardisation import Sums
+from strategies.loop.roster import Roster
+from strategies.loop.state import to_record
+from strategies.methods.fedavg import FedAvg
+
+COMMON = CommonSettings(silos=3, join_timeout=0.0)
+
+
+def test_the_figures_travel_with_every_message_in_double_precision(
+    spy_grid: Any, fake_app: Any, roster: Roster
+) -> None:
+    count, total = np.array([3.0, 1.0]), np.array([1.0, 0.1])
+    sums = Sums(count, total, np.array([11.0, 0.01]))
+    facts = {site: dataclasses.replace(found, sums=sums) for site, found in roster.facts.items()}
+    grid = spy_grid(fake_app())
+    strategy = FedAvg(COMMON, NoSettings(), Roster(facts, roster.nodes))
+    strategy.start(grid, to_record({"w": np.zeros(2, np.float32)}), 2, 20)
+    kinds = [message.metadata.message_type for message in grid.sent]
+    assert kinds == [TRAIN] * 6 + [EVALUATE] * 3
+    for message in grid.sent:
+        record = message.content.array_records[FIGURES]
+        assert {array.dtype for array in record.values()} == {"float64"}
+        np.testing.assert_allclose(record["mean"].numpy(), [1 / 3, 0.1], rtol=1e-15)
+        # 11 / 3 - (1 / 3)^2 = 32 / 9; one value alone does not vary
+        np.testing.assert_allclose(record["std"].numpy(), [32**0.5 / 3, 1], rtol=1e-15)
+
+
+def test_without_sums_no_message_has_figures(spy_grid: Any, fake_app: Any, roster: Roster) -> None:
+    grid = spy_grid(fake_app())
+    FedAvg(COMMON, NoSettings(), roster).start(
+        grid, to_record({"w": np.zeros(2, np.float32)}), 1, 20
+    )
+    assert len(grid.sent) == 6
+    assert not any(FIGURES in message.content.array_records for message in grid.sent)

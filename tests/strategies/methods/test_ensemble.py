@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+
+from models.contract.errors import SiteError
+from models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from models.contract.settings import CommonSettings, NoSettings
+from models.networks.classifier import Task, build_classifier
+from strategies.loop.roster import Roster
+from strategies.loop.state import ArraySpec, RoundState, initial_weights, to_record
+from strategies.methods.ensemble import Ensemble
+
+ALL = ["s1a", "s2a", "s3a"]
+COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")
+WEIGHTS = initial_weights(build_classifier(COMMON, Task((1, 16, 16), 10)))
+Run = Callable[..., tuple[Any, Ensemble]]
+
+
+def names(message: Message) -> set[str]:
+    return set(message.content.array_records.get(ARRAYS, {}))
+
+
+def ensemble(roster: Roster) -> Ensemble:
+    return Ensemble(COMMON, NoSettings(), roster, run_dir="/somewhere")
+
+
+@pytest.mark.parametrize(("round_", "expects"), [(0, False), (1, False), (2, True)])
+def test_only_the_last_round_expects_the_sites_own_models(
+    roster: Roster, round_: int, expects: bool
+) -> None:
+    found = ensemble(roster).expected(TRAIN, "s1a", RoundState(round_, {}))
+    every = {name: ArraySpec(array.shape) for name, array in WEIGHTS.items()}
+    assert found == (every if expects else {})
+
+
+def test_nothing_goes_out_before_the_end(roster: Roster) -> None:
+    strategy, state = ensemble(roster), RoundState(3, {"expert/s1a/w": np.zeros(1, np.float32)})
+    assert strategy.outgoing(TRAIN, "s2a", state) == {}
+    assert strategy.outgoing(EVALUATE, "s2a", state) == state.arrays
+    assert strategy.initial_state(Task((1, 16, 16), 10)).arrays == {}
+
+
+def test_models_are_collected_by_site_and_not_averaged(roster: Roster, site_reply: Any) -> None:
+    replies = {
+        site: site_reply(site, {n: np.full_like(a, value) for n, a in WEIGHTS.items()})
+        for site, value in (("s1a", 1), ("s3a", 3))
+    }
+    after = ensemble(roster).combine(TRAIN, RoundState(2, {}, {"kept": 1}), replies)
+    assert set(after.arrays) == {f"expert/{s}/{n}" for s in ("s1a", "s3a") for n in WEIGHTS}
+    assert (after.arrays["expert/s1a/head.4.bias"] == 1).all()
+    assert (after.arrays["expert/s3a/head.4.bias"] == 3).all()
+    assert after.extras == {"kept": 1}
+    replies = {"s1a": site_reply("s1a")}
+    assert ensemble(roster).combine(TRAIN, RoundState(0, {}), replies).arrays == {}
+
+
+def test_weights_cross_the_wire_once_up_and_once_down(
+    spied_run: Run, tiny: Callable[..., dict[str, Any]], told: Any
+) -> None:
+    grid, strategy = spied_run(tiny("ensemble", rounds=3))
+    sent, replies = grid.sent[3:], grid.replies[3:]
+    assert all(not names(message) for message in sent[:9])
+    assert [bool(names(reply)) for reply in replies] == [False] * 6 + [True] * 3 + [False] * 3
+    assert [told(message)["returns"] for message in sent] == [False] * 6 + [True] * 3 + [False] * 3
+    for message in sent[9:]:
+        assert names(message) == set(strategy.current().arrays)
+        for site, reply in zip(ALL, replies[6:9], strict=True):
+            for name, array in reply.content[ARRAYS].items():
+                came = message.content[ARRAYS][f"expert/{site}/{name}"]
+                np.testing.assert_array_equal(came.numpy(), array.numpy())
+
+
+def failing_in(round_: int, told: Any, good: Callable[[Message], RecordDict]) -> Any:
+    def answer(message: Message) -> RecordDict:
+        if told(message)["round"] == round_:
+            raise OSError("the network is down")
+        return good(message)
+
+    return answer
+
+
+@pytest.mark.parametrize(("round_", "experts"), [(2, ALL), (3, ["s1a", "s3a"])])
+def test_a_site_that_fails_in_the_last_round_has_no_voice(
+    roster: Roster,
+    spy_grid: Any,
+    fake_app: Any,
+    content: Any,
+    measured: dict[str, float],
+    told: Any,
+    round_: int,
+    experts: list[str],
+) -> None:
+    def good(message: Message) -> RecordDict:
+        arrays = WEIGHTS if told(message)["returns"] else None
+        found: RecordDict = content(arrays, **measured)
+        return found
+
+    def run(min_sites: int) -> Ensemble:
+        common = CommonSettings(rounds=3, silos=3, width=1, run_name="run", min_sites=min_sites)
+        strategy = Ensemble(common, NoSettings(), roster, run_dir="/somewhere")
+        app = fake_app(good, s2a=failing_in(round_, told, good))
+        strategy.start(spy_grid(app), to_record({}), 3, 20)
+        return strategy
+
+    assert sorted({n.split("/")[1] for n in run(2).current().arrays}) == experts
+    with pytest.raises(SiteError, match=f"site s2a, round {round_}, .*the network is down"):
+        run(0)
+
+
+def test_the_ensemble_says_that_models_leave_and_go_to_all_others(roster: Roster) -> None:
+    (told,) = ensemble(roster).leaves()
+    assert "all weights" in told
+    assert "go to all other sites" in told

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.contract.errors import SettingError
+from models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from models.contract.settings import CommonSettings
+from models.methods.fedaligncl import FedAlignCLSettings
+from server_app.config.settings import resolve
+from strategies.loop.roster import Roster
+from strategies.loop.state import RoundState, SiteReply
+from strategies.methods.fedaligncl import FedAlignCL
+
+# Two rounds an epoch; alignment from the second epoch on, which is round 3
+COMMON = CommonSettings(epoch_steps=4, pace=2, width=4, rounds=6, silos=3)
+OWN = FedAlignCLSettings(warmup_epochs=1, shared_embeddings=40)
+Tiny = Callable[..., dict[str, Any]]
+SpiedRun = Callable[..., Any]
+
+
+@pytest.fixture
+def strategy(roster: Roster) -> FedAlignCL:
+    return FedAlignCL(COMMON, OWN, roster)
+
+
+def _after(round_: int, **arrays: Any) -> RoundState:
+    return RoundState(round_, {"w": np.zeros(2, np.float32), **arrays})
+
+
+def test_embeddings_are_asked_for_in_the_round_before_each_that_aligns(
+    strategy: FedAlignCL,
+) -> None:
+    asked = [strategy.notes(TRAIN, "s1a", _after(r))["embeddings"] for r in range(6)]
+    # Rounds 1 to 6: round 3 is the first to align, nobody uses what comes in round 6
+    assert asked == [0, 36, 36, 36, 36, 0]
+    assert strategy.notes(EVALUATE, "s1a", _after(6))["embeddings"] == 0
+    spec = strategy.expected(TRAIN, "s1a", _after(1))["embeddings"]
+    assert spec.shape == (36, 16)  # all of its samples: fewer than 40; channels 4 * width
+    assert "embeddings" not in strategy.expected(TRAIN, "s1a", _after(0))
+
+
+def test_a_site_is_sent_the_others_embeddings_and_never_its_own(strategy: FedAlignCL) -> None:
+    buffers = {f"embeddings/{s}": np.zeros((2, 16), np.float32) for s in ("s1a", "s2a", "s3a")}
+    state = _after(2, **buffers)
+    sent = strategy.outgoing(TRAIN, "s2a", state)
+    assert set(sent) == {"w", "embeddings/s1a", "embeddings/s3a"}
+    assert set(strategy.outgoing(EVALUATE, "s2a", state)) == {"w"}
+
+
+def _replies(site_reply: Callable[..., SiteReply], **more: Any) -> dict[str, SiteReply]:
+    values = {"s1a": (0.0, 10), "s2a": (3.0, 30)}
+    return {
+        site: site_reply(site, {"w": np.full(2, value, np.float32), **more}, num_examples=count)
+        for site, (value, count) in values.items()
+    }
+
+
+@pytest.mark.parametrize(("weighting", "mean"), [("equal", 1.5), ("samples", 2.25)])
+def test_sites_weigh_the_same_or_as_their_samples(
+    weighting: str, mean: float, roster: Roster, site_reply: Callable[..., SiteReply]
+) -> None:
+    strategy = FedAlignCL(COMMON, FedAlignCLSettings(weighting=weighting, align=False), roster)
+    after = strategy.combine(TRAIN, _after(0), _replies(site_reply))
+    assert after.arrays["w"].tolist() == [mean, mean]
+
+
+def test_the_newest_embeddings_replace_all_older_ones(
+    strategy: FedAlignCL, site_reply: Callable[..., SiteReply]
+) -> None:
+    old = {"embeddings/s3a": np.ones((2, 16), np.float32)}
+    came = {"embeddings": np.full((36, 16), 2, np.float32)}
+    after = strategy.combine(TRAIN, _after(2, **old), _replies(site_reply, **came))
+    assert set(after.arrays) == {"w", "embeddings/s1a", "embeddings/s2a"}
+    last = strategy.combine(TRAIN, _after(5, **after.arrays), _replies(site_reply))
+    assert set(last.arrays) == {"w"}
+
+
+def test_the_share_that_each_site_forgot_is_remembered_by_epoch(
+    strategy: FedAlignCL, site_reply: Callable[..., SiteReply]
+) -> None:
+    told = {
+        "s1a": site_reply(
+            "s1a", {"w": np.zeros(2, np.float32)}, **{"incoming.train.forgotten": 0.25}
+        )
+    }
+    after = strategy.combine(TRAIN, _after(0), told)
+    document = strategy.documents(after, {})["forgotten.json"]
+    assert document == {"variant": "Fed-Align-CL", "epochs": {"0": {"s1a": 0.25}}}
+    assert set(strategy.pictures({"forgotten.json": document})) == {"forgotten.png"}
+    later = dataclasses.replace(after, round=1)  # one that missed the epoch's first round
+    metrics = {"incoming.train.forgotten": 0.5}
+    late = {"s3a": site_reply("s3a", {"w": np.zeros(2, np.float32)}, **metrics)}
+    alone = FedAlignCL(COMMON, FedAlignCLSettings(align=False), strategy.roster)
+    both = alone.documents(alone.combine(TRAIN, later, late), {})["forgotten.json"]
+    assert both["epochs"] == {"0": {"s1a": 0.25, "s3a": 0.5}}
+    assert strategy.documents(_after(0), {}) == {}
+    assert strategy.pictures({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("align", "curriculum", "name"),
+    [(False, False, "Fed"), (False, True, "Fed-CL"), (True, False, "Fed-Align")],
+)
+def test_the_switches_have_the_papers_names(
+    align: bool, curriculum: bool, name: str, roster: Roster
+) -> None:
+    own = FedAlignCLSettings(align=align, curriculum=curriculum)
+    strategy = FedAlignCL(COMMON, own, roster)
+    assert strategy.variant() == name
+    words = " ".join(strategy.leaves())
+    assert ("embeddings" in words) == align
+    assert ("forgotten" in words) == curriculum
+    assert "Gaussian noise of variance 0.001" in words
+
+
+def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(roster: Roster) -> None:
+    quiet = FedAlignCL(COMMON, FedAlignCLSettings(noise_variance=0.0), roster)
+    assert "without noise" in " ".join(quiet.leaves())
+    relative = FedAlignCL(COMMON, FedAlignCLSettings(noise_scale="relative"), roster)
+    assert "0.001 times their spread" in " ".join(relative.leaves())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"epoch-steps": 0, "pace": 40}, "'epoch-steps' .120 in the paper."),
+        ({"epoch-steps": 4, "pace": 3}, "'pace' is 3 and does not divide"),
+        ({"warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
+        ({"noise-variance": -0.001}, "'noise-variance' is -0.001; it must be .* at least 0"),
+        ({"clip-norm": 1.0, "noise-multiplier": 1.0}, "'clip-norm' and 'noise-variance' both"),
+        ({"network": "vit", "backbone-weights": "random"}, "does not take network 'vit'"),
+        ({"dataset": "heart-synthetic"}, "is of images"),
+        ({"noise-scale": "both"}, "one of absolute, relative"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    changes: dict[str, Any], told: str, tiny: Tiny
+) -> None:
+    values = tiny("fedaligncl") | changes
+    if changes.get("dataset"):
+        for key in ("silos", "silo-train-size", "silo-test-size"):
+            values.pop(key)
+    with pytest.raises(SettingError, match=told):
+        resolve(values)
+
+
+def test_embeddings_travel_from_site_to_site_in_a_run(spied_run: SpiedRun, tiny: Tiny) -> None:
+    grid, _ = spied_run(tiny("fedaligncl", rounds=3, warmup_epochs=1, noise_variance=0.0))
+    sent = [m for m in grid.sent if m.metadata.message_type == TRAIN]
+    by_round = {r: [m for m in sent if m.metadata.group_id == str(r)] for r in (1, 2, 3)}
+    came = {m.metadata.src_node_id: m for m in grid.replies if m.metadata.group_id == "1"}
+    for message in by_round[1]:
+        assert not [n for n in message.content[ARRAYS] if n.startswith("embeddings")]
+    for message in by_round[2]:
+        names = {n for n in message.content[ARRAYS] if n.startswith("embeddings/")}
+        own = "embeddings/" + {1001: "s1a", 1002: "s2a", 1003: "s3a"}[message.metadata.dst_node_id]
+        assert len(names) == 2
+        assert own not in names
+    first = by_round[2][0].content[ARRAYS]["embeddings/s3a"].numpy()
+    assert (first == came[1003].content[ARRAYS]["embeddings"].numpy()).all()
+
+
+def test_a_reply_with_embeddings_of_another_width_stops_the_run(
+    strategy: FedAlignCL, content: Callable[..., Any], measured: dict[str, float]
+) -> None:
+    strategy.state = _after(1)
+    arrays = {"w": np.zeros(2, np.float32), "embeddings": np.zeros((36, 7), np.float32)}
+    reply = SiteReply("s1a", content(arrays, **measured), 0, 0)
+    told = strategy._why_unusable(2, reply, strategy.state)
+    assert told == "array 'embeddings' is float32 (36, 7), expected float32 (36, 16)"
+
+
+def test_the_finished_model_is_the_weights_and_no_sites_embeddings(strategy: FedAlignCL) -> None:
+    state = _after(4, **{"embeddings/s1a": np.zeros((2, 16), np.float32)})
+    assert set(strategy.model(state)) == {"w"}
+    private = FedAlignCL(
+        dataclasses.replace(COMMON, clip_norm=1.0, noise_multiplier=1.0),
+        FedAlignCLSettings(noise_variance=0.0),
+        strategy.roster,
+    )
+    words = " ".join(private.leaves())
+    assert "without noise" not in words
+    assert "clipped and with noise" in words

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
+from models.contract.settings import CommonSettings, NoSettings
+from models.methods.uefl import UEFLSettings
+from models.networks.classifier import Task, build_classifier
+from strategies.loop.roster import Roster
+from strategies.loop.state import initial_weights
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.uefl import UEFL
+
+COMMON = CommonSettings(width=4, seed=7, silos=3)
+TASK = Task((1, 16, 16), 10)
+
+
+def test_methods_of_one_seed_start_from_the_same_weights(roster: Roster) -> None:
+    fedavg = FedAvg(COMMON, NoSettings(), roster).initial_state(TASK).arrays
+    uefl = UEFL(COMMON, UEFLSettings(), roster).initial_state(TASK).arrays
+    assert set(uefl) - set(fedavg) == {"codebook.0"}
+    for name, array in fedavg.items():
+        np.testing.assert_array_equal(uefl[name], array)
+
+
+def test_another_seed_starts_from_other_weights() -> None:
+    first = initial_weights(build_classifier(COMMON, TASK))
+    second = initial_weights(build_classifier(dataclasses.replace(COMMON, seed=8), TASK))
+    assert not np.array_equal(first["head.1.weight"], second["head.1.weight"])
+
+
+def test_step_counters_stay_home_and_running_means_travel() -> None:
+    weights = initial_weights(build_classifier(COMMON, TASK))
+    assert all(array.dtype == np.float32 for array in weights.values())
+    assert not [name for name in weights if "num_batches_tracked" in name]
+    assert [name for name in weights if "running_mean" in name]
+
+
+def test_a_run_averages_what_the_sites_sent_by_their_counts(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]]
+) -> None:
+    grid, strategy = spied_run(tiny("fedavg", rounds=1))
+    trained = [r.content for r in grid.replies if r.metadata.message_type == TRAIN]
+    assert [c[METRICS][NUM_EXAMPLES] for c in trained] == [36, 36, 36]
+    final = grid.sent[-1].content[ARRAYS]
+    assert set(final) == set(strategy.state.arrays)
+    for name in final:
+        parts = np.stack([c[ARRAYS][name].numpy() for c in trained]).astype(np.float64)
+        np.testing.assert_allclose(final[name].numpy(), parts.mean(axis=0), atol=1e-6)
+        if name.startswith("head"):
+            assert not np.array_equal(parts[0], parts[1])
+
+
+def test_two_runs_of_one_seed_are_equal_bits_and_other_seeds_are_not(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]]
+) -> None:
+    def weights(seed: int) -> bytes:
+        arrays = spied_run(tiny("fedavg", seed=seed))[1].state.arrays
+        return b"".join(arrays[name].tobytes() for name in sorted(arrays))
+
+    assert weights(7) == weights(7)
+    assert weights(7) != weights(8)
+
+
+def published(roster: Roster, **common: Any) -> Any:
+    settings = CommonSettings(**{"silos": 9, **common})
+    return FedAvg(settings, NoSettings(), roster).published()
+
+
+def test_the_published_numbers_are_those_of_the_papers_table(roster: Roster) -> None:
+    assert published(roster, dataset="mnist")["all"] == {"accuracy": 0.780, "entropy": 0.273}
+    assert published(roster, dataset="fmnist")["D3"] == {"accuracy": 0.784, "entropy": 0.341}
+
+
+def test_nothing_is_published_of_other_data_or_another_number_of_silos(roster: Roster) -> None:
+    assert published(roster, dataset="digits") == {}
+    assert published(roster, dataset="mnist", silos=3) == {}
+
+
+def test_fedavg_says_that_weights_leave_a_site(roster: Roster) -> None:
+    (told,) = FedAvg(COMMON, NoSettings(), roster).leaves()
+    assert "all weights and batch-norm statistics" in told

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.contract.errors import SettingError, SiteError
+from models.contract.messages import ARRAYS, EVALUATE, TRAIN, SiteFacts
+from models.contract.settings import CommonSettings
+from models.methods.feddistill import FedDistillSettings
+from server_app.config.settings import resolve
+from strategies.loop.roster import Roster
+from strategies.loop.state import ArraySpec, RoundState, to_record
+from strategies.methods.feddistill import FedDistill
+
+START = RoundState(0, {})
+DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
+
+
+def counted(roster: Roster, **counts: list[int]) -> Roster:
+    """Return the roster of those sites, with their training samples by class."""
+    facts = {
+        site: dataclasses.replace(
+            roster.facts[site], label_counts=roster.facts[site].label_counts | {"train": own}
+        )
+        for site, own in counts.items()
+    }
+    return Roster(facts, {site: roster.nodes[site] for site in facts})
+
+
+def strategy_of(roster: Roster) -> FedDistill:
+    settings = FedDistillSettings(class_min_count=1)
+    return FedDistill(CommonSettings(silos=3, width=1), settings, roster)
+
+
+@pytest.fixture
+def distill(roster: Roster) -> FedDistill:
+    """Return the strategy of three sites: class 0 is at all, 1 at two, 2 at one."""
+    return strategy_of(counted(roster, s1a=[1, 5, 0], s2a=[90, 0, 0], s3a=[4, 5, 2]))
+
+
+def logits(**values: float) -> dict[str, Any]:
+    return {f"logits/{name[1:]}": np.full(10, value, np.float32) for name, value in values.items()}
+
+
+@pytest.fixture
+def first_round(distill: FedDistill, site_reply: Callable[..., Any]) -> RoundState:
+    replies = {
+        "s1a": site_reply("s1a", logits(c0=1, c1=10), num_examples=6),
+        "s2a": site_reply("s2a", logits(c0=2), num_examples=90),
+        "s3a": site_reply("s3a", logits(c0=6, c1=20, c2=30), num_examples=11),
+    }
+    return distill.combine(TRAIN, START, replies)
+
+
+def sent(strategy: FedDistill, state: RoundState) -> dict[str, dict[str, float]]:
+    """Return what each site is sent, an array by its first value."""
+    return {
+        site: {name: float(a[0]) for name, a in strategy.outgoing(TRAIN, site, state).items()}
+        for site in strategy.roster.sites()
+    }
+
+
+def test_the_server_keeps_each_sites_own(first_round: RoundState) -> None:
+    found = {name: float(array[0]) for name, array in first_round.arrays.items()}
+    assert found == {
+        "logits/s1a/0": 1,
+        "logits/s1a/1": 10,
+        "logits/s2a/0": 2,
+        "logits/s3a/0": 6,
+        "logits/s3a/1": 20,
+        "logits/s3a/2": 30,
+    }
+
+
+def test_a_site_gets_the_unweighted_mean_of_the_others_and_never_its_own(
+    distill: FedDistill, first_round: RoundState
+) -> None:
+    assert sent(distill, first_round) == {
+        "s1a": {"logits/0": 4.0, "logits/1": 20.0},  # of 2 and 6, whatever their counts
+        "s2a": {"logits/0": 3.5},  # nothing of classes that it has no samples of
+        "s3a": {"logits/0": 1.5, "logits/1": 10.0},  # nobody else has class 2
+    }
+    for array in distill.outgoing(TRAIN, "s1a", first_round).values():
+        assert (array.dtype, array.shape) == (np.float32, (10,))
+
+
+def test_what_a_site_gets_does_not_depend_on_what_it_sent(
+    distill: FedDistill, first_round: RoundState, site_reply: Callable[..., Any]
+) -> None:
+    other = {"s3a": site_reply("s3a", logits(c0=-60, c1=-20, c2=-30))}
+    changed = distill.combine(TRAIN, first_round, other)
+    before, after = sent(distill, first_round), sent(distill, changed)
+    assert after["s3a"] == before["s3a"]
+    assert after["s1a"] == {"logits/0": -29.0, "logits/1": -20.0}
+
+
+def test_a_site_that_did_not_answer_counts_with_what_it_sent_before(
+    distill: FedDistill, first_round: RoundState, site_reply: Callable[..., Any]
+) -> None:
+    state = distill.combine(TRAIN, first_round, {"s1a": site_reply("s1a", logits(c0=3, c1=4))})
+    assert sent(distill, state)["s2a"] == {"logits/0": 4.5}  # s1a's new 3, s3a's old 6
+
+
+def test_a_single_site_gets_nothing(roster: Roster, site_reply: Callable[..., Any]) -> None:
+    alone = strategy_of(counted(roster, s1a=[1, 5]))
+    replies = {"s1a": site_reply("s1a", logits(c0=1, c1=10))}
+    assert alone.outgoing(TRAIN, "s1a", alone.combine(TRAIN, START, replies)) == {}
+
+
+def test_only_classes_of_enough_samples_are_asked_for_and_sent_to_a_site(
+    distill: FedDistill, first_round: RoundState
+) -> None:
+    distill.settings = FedDistillSettings(class_min_count=4)
+    facts = distill.roster.facts
+    raised = {**facts, "s3a": dataclasses.replace(facts["s3a"], floor=5)}
+    distill.roster = Roster(raised, distill.roster.nodes)
+    asked = {site: set(distill.expected(TRAIN, site, START)) for site in raised}
+    assert asked == {"s1a": {"logits/1"}, "s2a": {"logits/0"}, "s3a": {"logits/1"}}
+    assert {site: set(found) for site, found in sent(distill, first_round).items()} == asked
+    distill.settings = FedDistillSettings(class_min_count=6)
+    assert distill.outgoing(TRAIN, "s1a", first_round) == {}
+    assert distill.expected(TRAIN, "s1a", first_round) == {}
+
+
+def test_nothing_is_sent_before_the_first_round_or_to_measure(
+    distill: FedDistill, first_round: RoundState
+) -> None:
+    assert distill.initial_state(distill.roster.task()) == START
+    assert distill.outgoing(TRAIN, "s1a", START) == {}
+    assert distill.outgoing(EVALUATE, "s1a", first_round) == {}
+
+
+@pytest.mark.parametrize(("site", "classes"), [("s1a", (0, 1)), ("s2a", (0,)), ("s3a", (0, 1, 2))])
+def test_a_site_answers_with_the_classes_that_it_has(
+    distill: FedDistill, site: str, classes: tuple[int, ...]
+) -> None:
+    found = distill.expected(TRAIN, site, START)
+    assert found == {f"logits/{label}": ArraySpec((10,)) for label in classes}
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        ({"logits/0": np.zeros(9)}, r"float32 \(9,\), expected float32 \(10,\)"),
+        ({"logits/0": np.full(10, np.nan)}, "values that are not finite"),
+        ({"logits/0": np.zeros(10), "logits/1": np.zeros(10)}, r"surplus \['logits/1'\]"),
+        ({"logits/0": np.zeros(10), "head.4.bias": np.zeros(10)}, r"surplus \['head.4.bias'\]"),
+        ({}, r"missing \['logits/0'\]"),
+    ],
+)
+def test_a_reply_that_is_no_set_of_logits_is_refused(
+    spy_grid: Any,
+    fake_app: Any,
+    content: Any,
+    measured: dict[str, float],
+    roster: Roster,
+    bad: Mapping[str, Any],
+    fault: str,
+) -> None:
+    def answer(found: Mapping[str, Any]) -> Callable[..., Any]:
+        arrays = {name: np.asarray(array, np.float32) for name, array in found.items()}
+        return lambda message: content(arrays, **measured)
+
+    app = fake_app(answer({"logits/0": np.zeros(10)}), s2a=answer(bad))
+    common = CommonSettings(rounds=1, silos=3, width=1, run_name="run")
+    strategy = FedDistill(common, FedDistillSettings(), roster, run_dir="/somewhere")
+    with pytest.raises(SiteError, match=f"site s2a.*{fault}"):
+        strategy.start(spy_grid(app), to_record({}), 1)
+
+
+def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]]
+) -> None:
+    grid, strategy = spied_run(tiny("feddistill"))
+    messages, replies = grid.sent[3:], grid.replies[3:]
+    assert not any(m.content.array_records for m in [*messages[:3], *messages[6:], *replies[6:]])
+    own = [{n: a.numpy() for n, a in reply.content[ARRAYS].items()} for reply in replies[:3]]
+    for index, message in enumerate(messages[3:6]):
+        others = [found for place, found in enumerate(own) if place != index]
+        came = message.content[ARRAYS]
+        assert set(came) == own[index].keys() & (others[0].keys() | others[1].keys())
+        for name, array in came.items():
+            mean = np.mean([found[name] for found in others if name in found], axis=0)
+            np.testing.assert_allclose(array.numpy(), mean, rtol=1e-5)
+    for reply in replies[:6]:
+        assert all(name.startswith("logits/") for name in reply.content[ARRAYS])
+    assert strategy.state.keepers == ("s1a", "s2a", "s3a")
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({"s1a": [3, 1], "s2a": [5, 9]}, "site s1a, class 1, is that of one single sample"),
+        ({"s1a": [3, 4], "s2a": [5, 9]}, "of as few as 3 (site s1a, class 0)"),
+        ({"s1a": [3, 4], "s2a": [5, 9]}, "the site has at least 1 training samples of, the mean"),
+        ({"s1a": [0, 0], "s2a": [0, 0]}, "each round: no class mean, since there is no class that"),
+        ({"s1a": [3, 4], "s2a": [5, 9]}, "the other site gets them as they are"),
+        ({"s1a": [3, 4]}, "nobody gets them"),
+        ({"s1a": [3, 4], "s2a": [5, 9], "s3a": [5, 5]}, "the mean over the other sites"),
+    ],
+)
+def test_what_leaves_is_told_with_who_gets_it(
+    roster: Roster, counts: dict[str, list[int]], told: str
+) -> None:
+    (found,) = strategy_of(counted(roster, **counts)).leaves()
+    assert told in found
+
+
+def test_the_papers_numbers_are_told_only_of_its_own_task(roster: Roster) -> None:
+    facts = {
+        site: SiteFacts(site, site, (3, 224, 224), 2, {"train": [9, 9]}, {})
+        for site in DERMATOLOGISTS
+    }
+    sites = Roster(facts, {site: index for index, site in enumerate(facts)})
+    common = CommonSettings(dataset="isic2019", network="vit")
+    found = FedDistill(common, FedDistillSettings(), sites).published()
+    assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.8108)
+    assert FedDistill(common, FedDistillSettings(), roster).published() == {}
+
+
+def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(SettingError, match=r"'logit-weight' is 0\.0; .*above 0"):
+        resolve(tiny("feddistill", logit_weight=0.0))

@@ -1,0 +1,128 @@
+"""Whole runs of FedEFM: who is sent what, its bytes, and a silo that dies between the phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+from torch import Tensor
+
+import server_app.run.inline_engine
+from client_app.methods.fedefm import FedEFMSite
+from datasets.io.atomic_files import load_state
+from models.contract.errors import SiteError
+from models.contract.messages import ARRAYS, CONFIG
+from models.contract.settings_schema import Value
+from models.methods.fedefm import EXPERT, VISITOR
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import InlineGrid
+
+Tiny = Callable[..., dict[str, Value]]
+InlineRun = Callable[..., RunDirectory]
+
+
+class _Spy(InlineGrid):
+    """Keeps every message."""
+
+    seen: list[tuple[str, int, list[str]]]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        for message in sent:
+            config = message.content.config_records[CONFIG]
+            arrays = message.content.array_records
+            names = sorted(arrays[ARRAYS]) if ARRAYS in arrays else []
+            phase, node = str(config.get("phase", "hello")), message.metadata.dst_node_id
+            type(self).seen.append((phase, node, names))
+        return super().push_messages(sent)
+
+
+@pytest.fixture
+def spied(monkeypatch: pytest.MonkeyPatch) -> type[_Spy]:
+    monkeypatch.setattr(server_app.run.inline_engine, "InlineGrid", _Spy)
+    _Spy.seen = []
+    return _Spy
+
+
+def test_models_travel_as_the_ring_says_and_nothing_else_does(
+    tiny: Tiny, inline_run: InlineRun, spied: type[_Spy]
+) -> None:
+    directory = inline_run(tiny("fedefm", topology="ring"))
+    nodes = sorted({node for _, node, _ in spied.seen})
+    sites = dict(zip(nodes, ["s1a", "s2a", "s3a"], strict=True))
+    before = {"s1a": "s3a", "s2a": "s1a", "s3a": "s2a"}
+    overseas = [(sites[n], names) for phase, n, names in spied.seen if phase == "overseas"]
+    assert [site for site, _ in overseas] == ["s1a", "s2a", "s3a"]
+    after = {there: here for here, there in before.items()}
+    for site, names in overseas:  # a silo hosts the one that it is the predecessor of
+        assert {name.split("/")[1] for name in names} == {after[site]}
+        assert all(name.startswith(VISITOR) for name in names)
+    for phase, node, names in spied.seen:
+        if phase == "distil":
+            experts = [name for name in names if name.startswith(EXPERT)]
+            assert {name.split("/")[1] for name in experts} == {before[sites[node]]}
+            assert all(name.startswith((EXPERT, "model/")) for name in names)
+    document = directory.read_json("closeness.json")
+    assert sorted(document) == ["s1a<-s3a", "s2a<-s1a", "s3a<-s2a"]
+    assert all(0 <= weight <= 1 for line in document.values() for weight in line.values())
+
+
+@pytest.mark.parametrize(("topology", "neighbours"), [("ring", 1), ("complete", 2)])
+def test_overseas_takes_two_models_a_neighbour_more_and_the_relay_a_third(
+    topology: str, neighbours: int, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    rows = inline_run(tiny("fedefm", topology=topology)).read_csv("traffic.csv")
+    sent: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        if row["site"] == "s1a" and row["round"] in ("1", "2"):
+            sent[row["phase"]] = (int(row["bytes_down"]), int(row["bytes_up"]))
+    model = sent["train"][1]  # FedAvg's one model up; down another
+    both = sum(sent["overseas"])
+    assert both == pytest.approx(2 * neighbours * model, rel=0.05)
+    assert sent["distil"][0] == pytest.approx((1 + neighbours) * model, rel=0.05)
+    assert sent["distil"][1] == pytest.approx(model, rel=0.05)
+
+
+def test_a_silo_that_dies_between_the_phases_is_left_out_of_the_mean_and_the_run_resumes(
+    tiny: Tiny,
+    inline_run: InlineRun,
+    spied: type[_Spy],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = tiny("fedefm", rounds=3, min_sites=2)
+    start = FedEFMSite.start
+
+    def dying(site: FedEFMSite) -> dict[str, Tensor]:
+        now = site.request.instruction
+        if (site.silo.name, now.phase, now.round) == ("s2a", "distil", 2):
+            raise SiteError("site s2a has died")
+        return start(site)
+
+    monkeypatch.setattr(FedEFMSite, "start", dying)
+    whole = inline_run(values, out=tmp_path / "whole")
+    arrays, facts = load_state(whole.path / "checkpoints" / "round-000002.safetensors")
+    assert facts["extras"]["finished"] == ["s1a", "s3a"]
+    name = next(n for n in sorted(arrays) if n.startswith("model/"))
+    own = [arrays[name.replace("model/", f"silo/{site}/")] for site in ("s1a", "s3a")]
+    assert arrays[name] == pytest.approx((own[0] + own[1]) / 2, abs=1e-6)
+    assert not any(n.startswith("back/") for n in arrays)
+    _, facts = load_state(whole.path / "checkpoints" / "round-000003.safetensors")
+    assert facts["extras"]["finished"] == ["s1a", "s2a", "s3a"], "it is back in the next round"
+
+    class Dying(_Spy):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            if [phase for phase, _, _ in _Spy.seen].count("overseas") > 3:
+                raise KeyboardInterrupt  # in round 3
+            return super().pull_messages(message_ids)
+
+    spied.seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_app.run.inline_engine, "InlineGrid", Dying)
+        with pytest.raises(KeyboardInterrupt):
+            inline_run(values, out=tmp_path / "cut")
+    cut = inline_run({**values, "resume": True}, out=tmp_path / "cut")
+    for file in ("metrics.csv", "model.safetensors"):
+        assert (cut.path / file).read_bytes() == (whole.path / file).read_bytes()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.contract.errors import SettingError
+from models.contract.messages import ARRAYS
+from models.contract.settings import CommonSettings, NoSettings
+from models.methods.fedprox import FedProxSettings
+from server_app.config.settings import resolve
+from strategies.loop.roster import Roster
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedprox import FedProx
+
+Run = Callable[..., tuple[Any, FedProx]]
+Tiny = Callable[..., dict[str, Any]]
+
+
+def test_the_server_does_what_fedavgs_does(roster: Roster, site_reply: Callable[..., Any]) -> None:
+    common = CommonSettings(silos=3, width=1)
+    prox, fedavg = FedProx(common, FedProxSettings(), roster), FedAvg(common, NoSettings(), roster)
+    before = prox.initial_state(roster.task())
+    names = list(before.arrays)
+    for name, array in fedavg.initial_state(roster.task()).arrays.items():
+        np.testing.assert_array_equal(before.arrays[name], array)
+    assert prox.expected("train", "s1a", before) == fedavg.expected("train", "s1a", before)
+    replies = {
+        site: site_reply(
+            site,
+            {name: np.full_like(before.arrays[name], value) for name in names},
+            num_examples=count,
+        )
+        for site, value, count in (("s1a", 2, 1), ("s2a", 6, 3))
+    }
+    after = prox.combine("train", before, replies).arrays
+    assert all((after[name] == 5).all() for name in names)
+
+
+def test_the_proximal_term_changes_what_the_sites_send(spied_run: Run, tiny: Tiny) -> None:
+    def moved(method: str, **own: Any) -> Any:
+        values = tiny(method, rounds=1, optimiser="sgd", learning_rate=0.01, local_steps=20, **own)
+        grid, strategy = spied_run(values)
+        first = grid.sent[3].content[ARRAYS]["head.4.weight"].numpy()
+        return np.linalg.norm(strategy.current().arrays["head.4.weight"] - first)
+
+    free = moved("fedavg")
+    assert moved("fedprox", proximal_mu=1e-12) == pytest.approx(free, rel=0.05)
+    assert moved("fedprox", proximal_mu=90.0) < 0.5 * free
+
+
+def test_no_mu_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
+    with pytest.raises(SettingError, match=r"'proximal-mu' is 0\.0; .*above 0"):
+        resolve(tiny("fedprox", proximal_mu=0.0))
+    with pytest.raises(SettingError, match="'proximal-mu' is not one of method 'fedavg'"):
+        resolve(tiny("fedavg", proximal_mu=0.5))

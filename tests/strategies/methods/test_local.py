@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from models.contract.errors import SiteError
+from models.contract.settings import CommonSettings, NoSettings
+from strategies.loop.roster import Roster
+from strategies.loop.state import to_record
+from strategies.methods.local import Local
+
+
+def test_no_array_crosses_the_wire_in_either_direction(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]]
+) -> None:
+    grid, strategy = spied_run(tiny("local"))
+    assert len(grid.replies) == 12  # hello, two rounds and the evaluation at three sites
+    for message in [*grid.sent, *grid.replies]:
+        assert not message.has_error()
+        assert not message.content.array_records
+    assert not strategy.state.arrays
+
+
+def test_a_site_that_sends_its_weights_all_the_same_is_refused(
+    spy_grid: Any, fake_app: Any, content: Any, measured: dict[str, float], roster: Roster
+) -> None:
+    app = fake_app(
+        lambda message: content(**measured),
+        s2a=lambda message: content({"w": [1.0]}, **measured),
+    )
+    common = CommonSettings(rounds=1, silos=3, run_name="run")
+    strategy = Local(common, NoSettings(), roster, run_dir="/somewhere")
+    with pytest.raises(SiteError, match=r"site s2a.*surplus \['w'\]"):
+        strategy.start(spy_grid(app), to_record({}), 1)
+
+
+def test_sites_of_a_real_run_are_known_to_keep_state_from_their_first_reply_on(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], told: Any
+) -> None:
+    grid, strategy = spied_run(tiny("local"))
+    assert strategy.state.keepers == ("s1a", "s2a", "s3a")
+    expected = [told(message)["expects-state"] for message in grid.sent[3:]]
+    assert expected == [False] * 3 + [True] * 6
+
+
+def test_nothing_but_metrics_is_said_to_leave(roster: Roster) -> None:
+    strategy = Local(CommonSettings(silos=9, dataset="mnist"), NoSettings(), roster)
+    assert strategy.leaves() == []
+    assert strategy.published() == {}

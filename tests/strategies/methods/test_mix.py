@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.contract.errors import SettingError
+from models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from models.contract.settings import CommonSettings, NoSettings
+from models.networks.classifier import Task
+from strategies.loop.roster import Roster
+from strategies.loop.state import ArraySpec, RoundState
+from strategies.methods.mix import Mix
+
+ALL = ["s1a", "s2a", "s3a"]
+STATE = RoundState(1, {"w": np.float32([4])}, {"kept": 1})
+
+
+@pytest.fixture
+def mix(roster: Roster) -> Mix:
+    return Mix(CommonSettings(silos=3, width=1), NoSettings(), roster)
+
+
+def test_only_the_first_site_is_expected_to_answer_with_weights(mix: Mix) -> None:
+    found = {site: mix.expected(TRAIN, site, STATE) for site in ALL}
+    assert found == {"s1a": {"w": ArraySpec((1,))}, "s2a": {}, "s3a": {}}
+
+
+def test_all_sites_get_the_weights_to_measure_them(mix: Mix) -> None:
+    assert all(mix.outgoing(TRAIN, site, STATE) == STATE.arrays for site in ALL)
+
+
+def test_the_sites_to_pool_are_named_a_line_each(mix: Mix) -> None:
+    assert mix.notes(TRAIN, "s1a", STATE) == {"sites": "s1a\ns2a\ns3a"}
+    assert mix.notes(EVALUATE, "s1a", STATE) == {}
+
+
+def test_the_trainers_weights_are_taken_as_they_are(
+    mix: Mix, site_reply: Callable[..., Any]
+) -> None:
+    replies = {"s1a": site_reply("s1a", {"w": [7.0]}), "s2a": site_reply("s2a")}
+    after = mix.combine(TRAIN, STATE, replies)
+    assert after.arrays["w"].tolist() == [7]
+    assert after.extras == {"kept": 1}
+
+
+def test_a_round_without_the_trainer_changes_nothing(
+    mix: Mix, site_reply: Callable[..., Any]
+) -> None:
+    assert mix.combine(TRAIN, STATE, {"s2a": site_reply("s2a")}) == STATE
+
+
+@pytest.mark.parametrize("real", [["s2a"], ["s1a", "s3a"]])
+def test_an_oracle_over_real_sites_is_refused(roster: Roster, real: list[str]) -> None:
+    facts = {
+        site: dataclasses.replace(found, homeless=site not in real)
+        for site, found in roster.facts.items()
+    }
+    strategy = Mix(CommonSettings(silos=3), NoSettings(), Roster(facts, roster.nodes))
+    with pytest.raises(SettingError, match=rf"{', '.join(real)} are no simulated sites"):
+        strategy.initial_state(Task((1, 16, 16), 10))
+
+
+def test_in_a_run_one_site_trains_and_all_measure(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], told: Any
+) -> None:
+    grid, strategy = spied_run(tiny("mix", rounds=2))
+    sent, replies = grid.sent[3:], grid.replies[3:]
+    assert [told(m)["returns"] for m in sent] == [True, False, False] * 2 + [False] * 3
+    assert [ARRAYS in r.content.array_records for r in replies[:6]] == [True, False, False] * 2
+    assert all("incoming.test.accuracy" in r.content["metrics"] for r in replies)
+    for name, array in strategy.current().arrays.items():
+        np.testing.assert_array_equal(array, replies[3].content[ARRAYS][name].numpy())
+
+
+def test_the_oracle_says_that_it_is_none_of_the_federated_methods(mix: Mix) -> None:
+    (told,) = mix.leaves()
+    assert "everything" in told
+    assert "simulation only" in told
+    assert "oracle" in Mix.title
+    assert mix.published() == {}

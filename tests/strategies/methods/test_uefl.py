@@ -1,0 +1,346 @@
+"""The server side of UEFL by hand: states of one weight and books of two codewords."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.contract.errors import SettingError
+from models.contract.messages import TRAIN
+from models.contract.settings import CommonSettings
+from models.methods.uefl import UEFLSettings, gaussian_codebook
+from models.networks.classifier import Task
+from strategies.loop.roster import Roster
+from strategies.loop.state import RoundState, SiteReply
+from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
+
+ENTROPY = "incoming.val.entropy"
+PERSONAL = {"codebooks": "personal"}
+GAUSSIAN = {"codeword_start": "gaussian"}
+ALL = ["s1a", "s2a", "s3a"]
+NOTHING = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
+Build = Callable[..., UEFL]
+Replies = Callable[..., SiteReply]
+
+
+@pytest.fixture
+def uefl(roster: Roster) -> Build:
+    def build(rounds: int = 30, **own: Any) -> UEFL:
+        return UEFL(CommonSettings(rounds=rounds, seed=7, silos=3), UEFLSettings(**own), roster)
+
+    return build
+
+
+def book(value: float) -> Any:
+    return np.full((2, 2), value, np.float32)
+
+
+def state(round_: int = 0, **extras: Any) -> RoundState:
+    """Return a state with book 0 for all sites and book 1 for s2a and s3a."""
+    arrays = {"w": np.zeros(1, np.float32), "codebook.0": book(0), "codebook.1": book(1)}
+    access = {"0": ALL, "1": ["s2a", "s3a"]}
+    known = {"iteration": 1, "access": access, "uncertain": [], "certain": False}
+    return RoundState(round_, arrays, {**known, "entropies": [], "extended": {}, **extras})
+
+
+@pytest.mark.parametrize(
+    ("max_iterations", "rounds", "checked"),
+    [(3, 10, [2, 5]), (4, 10, [2, 5, 8]), (9, 8, [2, 5]), (1, 10, [])],
+)
+def test_uncertainty_is_asked_only_when_an_iteration_ends(
+    uefl: Build, max_iterations: int, rounds: int, checked: list[int]
+) -> None:
+    strategy = uefl(rounds, iteration_rounds=2, extension_rounds=3, max_iterations=max_iterations)
+    found, iteration = [], 1
+    for round_ in range(rounds):
+        phases = strategy.phases(state(round_, iteration=iteration))
+        if phases == (TRAIN, UNCERTAINTY, CENTROIDS):
+            found.append(round_ + 1)
+            iteration += 1
+        else:
+            assert phases == (TRAIN,)
+    assert found == checked
+
+
+def test_only_sites_above_the_threshold_are_asked_for_centroids(
+    uefl: Build, site_reply: Replies
+) -> None:
+    strategy = uefl(gamma=0.3)
+    entropies = {"s1a": 1.0, "s2a": 1.25, "s3a": 1.35}  # the threshold is 1.3
+    replies = {site: site_reply(site, **{ENTROPY: value}) for site, value in entropies.items()}
+    after = strategy.combine(UNCERTAINTY, state(4), replies)
+    assert strategy.recipients(CENTROIDS, after) == ["s3a"]
+    assert strategy.recipients(TRAIN, after) == ALL
+    assert after.extras["iteration"] == 2
+    assert after.extras["entropies"] == [{"round": 5, "entropies": entropies, "uncertain": ["s3a"]}]
+    assert not strategy.finished(after)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_the_run_ends_once_no_site_is_uncertain_if_it_may(
+    uefl: Build, site_reply: Replies, stop: bool
+) -> None:
+    strategy = uefl(gamma=0.3, stop_when_certain=stop)
+    replies = {site: site_reply(site, **{ENTROPY: 1.0}) for site in ALL}
+    after = strategy.combine(UNCERTAINTY, state(4), replies)
+    assert strategy.recipients(CENTROIDS, after) == []
+    assert strategy.finished(after) is stop
+
+
+def test_used_up_rounds_end_the_run(uefl: Build) -> None:
+    assert uefl(5).finished(state(5))
+    assert not uefl(5).finished(state(4))
+
+
+def test_a_run_that_ends_early_says_why(uefl: Build) -> None:
+    assert uefl(5).why_finished(state(5, certain=True)) == ""
+    assert "after round 3 no silo's entropy is above 1.3" in uefl(5).why_finished(state(3))
+
+
+def test_a_book_goes_only_to_the_sites_that_may_use_it(uefl: Build) -> None:
+    sent = {site: set(uefl().outgoing(TRAIN, site, state())) for site in ALL}
+    assert sent["s1a"] == {"w", "codebook.0"}
+    assert sent["s2a"] == sent["s3a"] == {"w", "codebook.0", "codebook.1"}
+    for site in ALL:
+        assert set(uefl().expected(TRAIN, site, state())) == sent[site]
+
+
+def test_a_book_is_averaged_over_its_users_alone_by_their_counts(
+    uefl: Build, site_reply: Replies
+) -> None:
+    replies = {
+        "s1a": site_reply("s1a", {"w": [4.0], "codebook.0": book(4)}, num_examples=4),
+        "s2a": site_reply(
+            "s2a", {"w": [8.0], "codebook.0": book(8), "codebook.1": book(1)}, num_examples=1
+        ),
+        "s3a": site_reply(
+            "s3a", {"w": [0.0], "codebook.0": book(0), "codebook.1": book(5)}, num_examples=3
+        ),
+    }
+    after = uefl().combine(TRAIN, state(uncertain=["s3a"]), replies)
+    np.testing.assert_array_equal(after.arrays["w"], np.float32([3]))
+    np.testing.assert_array_equal(after.arrays["codebook.0"], book(3))
+    np.testing.assert_array_equal(after.arrays["codebook.1"], book(4))
+    assert after.extras["uncertain"] == []
+
+
+def test_a_book_whose_users_all_failed_stays_as_it_was(uefl: Build, site_reply: Replies) -> None:
+    replies = {"s1a": site_reply("s1a", {"w": [4.0], "codebook.0": book(9)})}
+    after = uefl().combine(TRAIN, state(), replies)
+    np.testing.assert_array_equal(after.arrays["codebook.1"], book(1))
+    np.testing.assert_array_equal(after.arrays["codebook.0"], book(9))
+
+
+def test_an_extension_adds_a_book_for_its_sites_and_changes_no_other(
+    uefl: Build, site_reply: Replies
+) -> None:
+    centroids = {"centroids": np.float32([[7, 7]]), "counts": np.float32([3])}
+    before = state(4, uncertain=["s1a"])
+    after = uefl(codes=2).combine(
+        CENTROIDS, before, {"s1a": site_reply("s1a", centroids, new_codewords=1)}
+    )
+    assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
+    np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
+    for name, array in before.arrays.items():
+        np.testing.assert_array_equal(after.arrays[name], array)
+    assert after.extras["access"] == {**before.extras["access"], "2": ["s1a"]}
+    assert after.extras["extended"] == {"5": ["s1a"]}
+
+
+def test_centroids_of_several_sites_are_merged_by_their_counts(
+    uefl: Build, site_reply: Replies
+) -> None:
+    replies = {
+        "s1a": site_reply(
+            "s1a", {"centroids": [[0.0, 0.0]], "counts": np.float32([1])}, new_codewords=1
+        ),
+        "s2a": site_reply(
+            "s2a", {"centroids": [[4.0, 8.0]], "counts": np.float32([3])}, new_codewords=1
+        ),
+    }
+    after = uefl(codes=1).combine(CENTROIDS, state(4), replies)
+    np.testing.assert_allclose(after.arrays["codebook.2"], [[3.0, 6.0]])
+
+
+@pytest.mark.parametrize("sites", [["s1a"], ["s2a"], ["s1a", "s2a"]])
+def test_a_gaussian_extension_is_drawn_by_the_server_and_keyed_on_the_books_number(
+    uefl: Build, site_reply: Replies, sites: list[str]
+) -> None:
+    strategy = uefl(codes=2, codeword_start="gaussian")
+    before = state(4, uncertain=sites)
+    assert all(strategy.expected(CENTROIDS, site, before) == {} for site in sites)
+    # s1a has book 0, s2a books 0 and 1
+    replies = {site: site_reply(site, new_codewords=2) for site in sites}
+    assert all(strategy.objection(CENTROIDS, reply) is None for reply in replies.values())
+    after = strategy.combine(CENTROIDS, before, replies)
+    assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
+    drawn = after.arrays["codebook.2"]
+    np.testing.assert_array_equal(drawn, gaussian_codebook(2, 2, 7, 2))
+    for earlier in (0, 1):
+        assert not np.array_equal(drawn, gaussian_codebook(2, 2, 7, earlier))
+        assert not np.array_equal(drawn, after.arrays[f"codebook.{earlier}"])
+    assert after.extras["access"]["2"] == sites
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "fits"),
+    [
+        (2, [1, 5], True),
+        (0, [], True),
+        (2, [1], False),
+        (1, [1, 5], False),
+        (1, [0], False),
+        (2, [3, -1], False),
+        (1, [0.5], False),
+        (2, [3, 1.5], False),
+    ],
+)
+def test_centroids_whose_counts_cannot_be_are_objected_to(
+    uefl: Build, site_reply: Replies, rows: int, counts: list[float], fits: bool
+) -> None:
+    arrays = {"centroids": np.zeros((rows, 2), np.float32), "counts": np.float32(counts)}
+    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays, new_codewords=rows))
+    assert told is None if fits else f"{rows} centroids came with counts" in str(told)
+
+
+def test_an_uncertainty_reply_without_its_entropy_is_objected_to(
+    uefl: Build, site_reply: Replies
+) -> None:
+    assert uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.4})) is None
+    told = uefl().objection(UNCERTAINTY, site_reply("s1a"))
+    assert told == "metric 'incoming.val.entropy' is missing"
+    assert uefl().objection(TRAIN, site_reply("s1a")) is None
+
+
+def test_an_entropy_below_nothing_is_objected_to(uefl: Build, site_reply: Replies) -> None:
+    assert uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.0})) is None
+    told = uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: -0.25}))
+    assert told == "metric 'incoming.val.entropy' is -0.25, less than 0"
+
+
+@pytest.mark.parametrize("own", [{}, PERSONAL, GAUSSIAN])
+def test_a_centroids_reply_without_its_number_of_codewords_is_objected_to(
+    uefl: Build, site_reply: Replies, own: dict[str, Any]
+) -> None:
+    arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
+    told = uefl(**own).objection(CENTROIDS, site_reply("s1a", arrays))
+    assert told == "metric 'new-codewords' is missing"
+
+
+def test_as_many_centroids_must_come_as_codewords_are_told(
+    uefl: Build, site_reply: Replies
+) -> None:
+    arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
+    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays, new_codewords=2))
+    assert told == "1 centroids came with counts [1.0]"
+
+
+@pytest.mark.parametrize("own", [{}, PERSONAL])
+def test_a_round_without_any_new_codeword_is_marked_and_changes_nothing_else(
+    uefl: Build, site_reply: Replies, own: dict[str, Any]
+) -> None:
+    strategy, before = uefl(**own), state(4, uncertain=["s1a"])
+    reply = site_reply("s1a", None if own else NOTHING, new_codewords=0)
+    assert strategy.objection(CENTROIDS, reply) is None
+    after = strategy.combine(CENTROIDS, before, {"s1a": reply})
+    assert after.arrays == before.arrays
+    assert after.extras == {**before.extras, "extended": {"5": []}}
+
+
+def test_a_site_without_new_codewords_gets_no_book(uefl: Build, site_reply: Replies) -> None:
+    centroids = {"centroids": np.float32([[7, 7]]), "counts": np.float32([3])}
+    replies = {
+        "s1a": site_reply("s1a", NOTHING, new_codewords=0),
+        "s2a": site_reply("s2a", centroids, new_codewords=1),
+    }
+    after = uefl(codes=2).combine(CENTROIDS, state(4), replies)
+    np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
+    assert after.extras["access"]["2"] == after.extras["extended"]["5"] == ["s2a"]
+
+
+def test_marks_say_in_which_rounds_codewords_came_and_for_whom() -> None:
+    assert UEFL.marks(state()) == {}
+    marks = UEFL.marks(state(extended={"5": ["s1a", "s3a"], "9": []}))
+    assert marks[5] == "new codewords for s1a, s3a"
+    assert "'centroid-min-count'" in marks[9]
+    assert set(marks) == {5, 9}
+
+
+@pytest.mark.parametrize(
+    ("own", "books", "centroids"),
+    [({}, True, True), (GAUSSIAN, True, False), (PERSONAL, False, False)],
+)
+def test_uefl_says_what_leaves_a_site(
+    uefl: Build, own: dict[str, Any], books: bool, centroids: bool
+) -> None:
+    told = uefl(centroid_min_count=12, **own).leaves()
+    assert "all weights" in told[0]
+    assert any("codebooks" in line for line in told) is books
+    assert any("centroids" in line and "fewer than 12" in line for line in told) is centroids
+    assert len(told) == 1 + books + centroids
+
+
+@pytest.mark.parametrize(
+    ("dataset", "silos", "max_iterations", "entropy"),
+    [
+        ("mnist", 9, 3, 0.149),
+        ("fmnist", 9, 2, 0.167),
+        ("digits", 9, 3, None),
+        ("mnist", 3, 3, None),
+        ("mnist", 9, 1, None),  # DisFL
+    ],
+)
+def test_numbers_are_published_for_nine_silos_and_a_growing_codebook(
+    roster: Roster, dataset: str, silos: int, max_iterations: int, entropy: float | None
+) -> None:
+    own = UEFLSettings(max_iterations=max_iterations)
+    found = UEFL(CommonSettings(dataset=dataset, silos=silos), own, roster).published()
+    assert found == {} if entropy is None else found["all"]["entropy"] == entropy
+
+
+def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply: Replies) -> None:
+    personal = uefl(codebooks="personal", segments=2)
+    first = personal.initial_state(Task((1, 16, 16), 10))
+    assert not [name for name in first.arrays if name.startswith("codebook")]
+    assert personal.expected(CENTROIDS, "s1a", first) == {}
+    after = personal.combine(CENTROIDS, first, {"s1a": site_reply("s1a", new_codewords=32)})
+    assert set(after.arrays) == set(first.arrays)
+    assert after.extras["access"]["1"] == ["s1a"]
+
+
+def test_the_first_book_is_gaussian_and_for_all_sites(uefl: Build) -> None:
+    first = uefl(codes=5, segments=2).initial_state(Task((1, 16, 16), 10))
+    np.testing.assert_array_equal(first.arrays["codebook.0"], gaussian_codebook(5, 32, 7, 0))
+    assert first.extras["access"] == {"0": ALL}
+    with pytest.raises(SettingError, match="segments"):
+        uefl(segments=3).initial_state(Task((1, 16, 16), 10))
+
+
+def test_a_site_without_validation_samples_is_refused_unless_nothing_is_judged(
+    roster: Roster,
+) -> None:
+    counts = {"train": [36], "val": [0], "test": [10]}
+    blind = {**roster.facts, "s2a": replace(roster.facts["s2a"], label_counts=counts)}
+    common, task = CommonSettings(silos=3), Task((1, 16, 16), 10)
+    there = Roster(blind, roster.nodes)
+    with pytest.raises(SettingError, match=r"^site s2a has no validation samples.*'val-folds'"):
+        UEFL(common, UEFLSettings(max_iterations=2), there).initial_state(task)
+    assert UEFL(common, UEFLSettings(max_iterations=1), there).initial_state(task).arrays
+
+
+def test_a_run_too_short_for_an_extension_is_refused_unless_it_is_disfl() -> None:
+    with pytest.raises(
+        SettingError, match=r"'rounds' is 19, not more than 'iteration-rounds' \(20\)"
+    ):
+        UEFL.check_settings(CommonSettings(rounds=19), UEFLSettings())
+    UEFL.check_settings(CommonSettings(rounds=21), UEFLSettings())
+    UEFL.check_settings(CommonSettings(rounds=19), UEFLSettings(max_iterations=1))
+
+
+def test_a_run_that_ends_with_its_first_iteration_is_refused_as_it_never_extends() -> None:
+    with pytest.raises(SettingError, match="no codebook would ever be extended"):
+        UEFL.check_settings(CommonSettings(rounds=20), UEFLSettings(iteration_rounds=20))

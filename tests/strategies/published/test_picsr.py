@@ -1,0 +1,102 @@
+"""Table 1 of the PICSR paper: who publishes what, and for which runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.contract.messages import SiteFacts
+from models.contract.settings import CommonSettings
+from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.roster import Roster
+from strategies.methods.registry import strategy_class
+from strategies.published.picsr import heart_disease
+
+HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
+HEART: dict[str, Any] = {"dataset": "heart"}
+COLUMNS = ("Local", "Ensemble", "FedAvg", "FedAvg+FT", "FedProx", "PICSR")
+
+
+def hospitals(*names: str) -> Roster:
+    facts = {
+        name: SiteFacts(name, name, (13,), 2, {"train": [9, 9]}, {"train": "a"}) for name in names
+    }
+    return Roster(facts, {name: index for index, name in enumerate(names)})
+
+
+def strategy(method: str, roster: Roster, **common: Any) -> FederatedStrategy:
+    cls = strategy_class(method)
+    return cls(CommonSettings(**HEART | common), cls.settings_class(), roster)
+
+
+# Papers have the mean as a percentage of two digits; FedAvg+FT's 82.825 is printed as 82.83.
+@pytest.mark.parametrize(
+    ("method", "column", "mean", "cleveland", "va"),
+    [
+        ("local", "Local", 80.49, (77.31, 0.77), (76.89, 2.27)),
+        ("ensemble", "Ensemble", 79.43, (79.81, 1.92), (77.78, 3.14)),
+        ("fedavg", "FedAvg", 81.50, (75.77, 1.96), (80.44, 1.66)),
+        ("fedavg-ft", "FedAvg+FT", 82.83, (77.12, 0.38), (81.78, 0.89)),
+        ("fedprox", "FedProx", 81.47, (76.92, 0.61), (81.33, 1.09)),
+        ("picsr", "PICSR", 82.81, (77.88, 2.11), (82.67, 1.66)),
+    ],
+)
+def test_each_method_publishes_its_own_column_and_the_mean_of_the_four(
+    method: str,
+    column: str,
+    mean: float,
+    cleveland: tuple[float, float],
+    va: tuple[float, float],
+) -> None:
+    roster = hospitals(*HOSPITALS)
+    found = strategy(method, roster).published()
+    assert found == heart_disease(column, CommonSettings(**HEART), roster)
+    assert list(found) == [*HOSPITALS, "all"]
+    for site, (accuracy, sd) in (("cleveland", cleveland), ("va", va)):
+        assert found[site]["accuracy"] == pytest.approx(accuracy / 100)
+        assert found[site]["accuracy-sd"] == pytest.approx(sd / 100)
+    assert 100 * found["all"]["accuracy"] == pytest.approx(mean, abs=0.0051)
+    assert found["all"]["accuracy"] == pytest.approx(
+        sum(found[site]["accuracy"] for site in HOSPITALS) / 4
+    )
+
+
+# Accuracies are means of five runs over so many test patients.
+@pytest.mark.parametrize(
+    ("site", "patients"),
+    [("cleveland", 104), ("hungary", 89), ("switzerland", 16), ("va", 45)],
+)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_the_numbers_are_shares_of_the_test_patients_over_five_runs(
+    column: str, site: str, patients: int
+) -> None:
+    found = heart_disease(column, CommonSettings(**HEART), hospitals(*HOSPITALS))
+    right = found[site]["accuracy"] * 5 * patients
+    assert right == pytest.approx(round(right), abs=0.5e-4 * 5 * patients + 1e-9)
+
+
+@pytest.mark.parametrize("method", ["local", "ensemble", "fedavg", "fedavg-ft", "fedprox", "picsr"])
+@pytest.mark.parametrize(
+    "common",
+    [{"test_folds": 5}, {"val_folds": 5}, {"use_test": False}, {"dataset": "heart-synthetic"}],
+)
+def test_nothing_is_published_for_another_split_or_other_patients(
+    method: str, common: dict[str, Any]
+) -> None:
+    assert strategy(method, hospitals(*HOSPITALS), **common).published() == {}
+
+
+@pytest.mark.parametrize("missing", HOSPITALS)
+def test_nothing_is_published_for_fewer_hospitals(missing: str) -> None:
+    there = hospitals(*(name for name in HOSPITALS if name != missing))
+    assert strategy("picsr", there).published() == {}
+
+
+def test_nothing_is_published_for_a_hospital_more() -> None:
+    assert strategy("picsr", hospitals(*HOSPITALS, "st.mary")).published() == {}
+
+
+@pytest.mark.parametrize("method", ["uefl", "mix"])
+def test_a_method_that_is_not_in_the_table_publishes_nothing(method: str) -> None:
+    assert strategy(method, hospitals(*HOSPITALS)).published() == {}
