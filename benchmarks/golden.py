@@ -125,21 +125,26 @@ def record(path: Path, known: Mapping[str, dict[str, Any]]) -> None:
         }
         found["runs"] = {}
         for key, job in jobs.items():
-            found["runs"][key] = job.result()
+            try:
+                found["runs"][key] = job.result()
+            except RuntimeError as error:  # hours of other runs are worth keeping
+                found["runs"][key] = {"the run failed": str(error)[-2000:]}
             print(key, len(found["runs"][key]), "files", flush=True)
-    path.write_text(json.dumps(found, indent=1))
+            path.write_text(json.dumps(found, indent=1))
 
 
 def compare(before: Path, after: Path) -> int:
     """Print what differs between two records; return how many places do."""
     old, new = (json.loads(path.read_text()) for path in (before, after))
+    both = old["runs"].keys() & new["runs"].keys()
     differing = [f"text of {n}" for n in old["texts"] if old["texts"][n] != new["texts"].get(n)]
-    for key, files in new["runs"].items():
-        there = old["runs"][key]
+    for key in sorted(both):
+        files, there = new["runs"][key], old["runs"][key]
         unlike = [f for f in sorted(files.keys() | there.keys()) if files.get(f) != there.get(f)]
         differing += [f"{key}: {name}" for name in unlike]
     print("\n".join(differing) or "equal", f"\n{len(differing)} of", end=" ")
-    print(sum(map(len, new["runs"].values())), f"files and {len(old['texts'])} texts differ")
+    compared = sum(len(new["runs"][key]) for key in both)
+    print(f"{compared} files of {len(both)} runs and {len(old['texts'])} texts differ")
     return len(differing)
 
 

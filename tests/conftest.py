@@ -13,61 +13,11 @@ import torch
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
+from tests.support.tiny import TINY, TINY_METHOD
 
 # Speed belongs in a benchmark, not in a test that fails on a busy machine
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
-
-# Small enough for seconds: 3 silos (one per distribution) of 40 training and 10 test digits.
-TINY: dict[str, Value] = {
-    "dataset": "digits",
-    "silos": 3,
-    "silo-train-size": 40,
-    "silo-test-size": 10,
-    "rounds": 2,
-    "local-epochs": 1,
-    "batch-size": 16,
-    "width": 4,
-    "mc-passes": 3,
-    "device": "cpu",
-    "seed": 7,
-}
-# What a method needs on top for its special phases to happen within the rounds of TINY.
-TINY_METHOD: dict[str, dict[str, Value]] = {
-    "uefl": {
-        "iteration-rounds": 1,
-        "extension-rounds": 1,
-        "gamma": 0.0,
-        "codes": 4,
-        "centroid-min-count": 1,
-        "stop-when-certain": False,
-    },
-    "fedaligncl": {
-        # A round is an epoch of two steps, and those of TINY mean nothing
-        "epoch-steps": 2,
-        "pace": 2,
-        "local-epochs": 2,
-        "batch-size": 32,
-        "warmup-epochs": 0,
-        "shared-embeddings": 8,
-    },
-    "fedavg-ft": {"finetune-rounds": 1},
-    "feddistill": {"class-min-count": 1, "sums-min-count": 1},
-    "fedevprompt": {
-        "network": "vit",
-        "backbone-weights": "random",
-        "backbone-width": 16,
-        "backbone-depth": 2,
-        "backbone-heads": 2,
-        "backbone-patch": 4,
-        "prompt-length": 3,
-        "basic-layers": 1,
-        "distillation-weight": 1.0,
-        "buffer-maps": 2,
-    },
-    "fedproto": {"class-min-count": 1, "sums-min-count": 1},
-    "picsr": {"expert-rounds": 1},
-}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,54 +14,14 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-import client_app.methods.registry
 import server_app.run.inline_engine
-import strategies.methods.registry
 from models.contract.errors import RunDirectoryError, SiteError
 from models.contract.messages import TRAINING
 from models.contract.settings_schema import Value
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
+from tests.support.tiny import VARIANTS
 
-METHODS = sorted(strategies.methods.registry.METHODS)
-# The network of the tiny fedevprompt, for methods that take any
-VIT: dict[str, Value] = {
-    "network": "vit",
-    "backbone-weights": "random",
-    "backbone-width": 16,
-    "backbone-depth": 2,
-    "backbone-heads": 2,
-    "backbone-patch": 4,
-    "prompt-length": 3,
-    "basic-layers": 1,
-}
-# A round is half an epoch, so that the site keeps optimiser, order and place
-HALF_EPOCHS: dict[str, Value] = {
-    "epoch-steps": 4,
-    "pace": 2,
-    "local-epochs": 2,
-    "batch-size": 32,
-}
-VARIANTS: dict[str, dict[str, Value]] = {method: {"method": method} for method in METHODS} | {
-    "fedaligncl-half-epochs": {"method": "fedaligncl", "epoch-steps": 4, "network": "resnet22"},
-    "fedavg-half-epochs": {"method": "fedavg"} | HALF_EPOCHS,
-    "fedefm-ring-vit": {"method": "fedefm", "topology": "ring", "train-backbone": True} | VIT,
-    "feddistill-vit": {"method": "feddistill"} | VIT,
-    "fedevprompt-all": {"method": "fedevprompt", "shared-prompts": "all"},
-    "fedevprompt-b-random": {
-        "method": "fedevprompt",
-        "shared-prompts": "b",
-        "buffer-selection": "random",
-    },
-    "fedevprompt-g": {"method": "fedevprompt", "prompt-sets": "g"},
-    "local-half-epochs": {"method": "local"} | HALF_EPOCHS,
-    "mix-half-epochs": {"method": "mix"} | HALF_EPOCHS,
-    "fedproto-nearest": {"method": "fedproto", "inference": "prototype"},
-    "fedproto-vit": {"method": "fedproto"} | VIT,
-    "uefl-personal": {"method": "uefl", "codebooks": "personal"},
-    "uefl-segments": {"method": "uefl", "segments": 2},
-    "picsr-all-trained": {"method": "picsr", "train-experts": True, "router-average": "equal"},
-}
 # Their rounds and states are those of another variant: dying once more shows nothing
 SAME_STATE = {
     *("feddistill-vit", "fedevprompt-g", "fedproto-nearest", "fedproto-vit"),
@@ -81,13 +41,6 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
     wanted = [directory.path / "metrics.csv", directory.path / "model.safetensors"]
     wanted += sorted(directory.path.glob("sites/*/*"))
     return {str(p.relative_to(directory.path)): p.read_bytes() for p in wanted if p.is_file()}
-
-
-def test_both_sides_know_the_same_methods() -> None:
-    assert client_app.methods.registry.METHODS.keys() == strategies.methods.registry.METHODS.keys()
-    for method in METHODS:
-        server = strategies.methods.registry.strategy_class(method).settings_class
-        assert client_app.methods.registry.method_class(method).settings_class is server
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

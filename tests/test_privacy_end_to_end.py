@@ -8,26 +8,24 @@ from pathlib import Path
 
 import pytest
 
-import strategies.methods.registry
 from client_app.app import app
 from client_app.privacy.protection import LEDGER
 from models.contract.errors import SettingError, SiteError
+from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
 from models.privacy.gaussian_mechanism import epsilon, epsilon_of_a_change
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid, flower_identity
 from server_app.run.runner import run
+from strategies.methods.registry import strategy_class
 
 Z = 0.5
 PRIVATE: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": Z}
 # Only what its own settings add on top of clipping and noise is in the way
 OWN: dict[str, dict[str, Value]] = {"fedaligncl": {"noise-variance": 0.0}}
-CLASSES = {
-    name: strategies.methods.registry.strategy_class(name)
-    for name in strategies.methods.registry.METHODS
-}
-TAKING = sorted(name for name, cls in CLASSES.items() if cls.takes_privacy)
+TAKES = {name: strategy_class(name).capabilities for name in METHODS}
+TAKING = sorted(name for name, takes in TAKES.items() if takes.privacy)
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
     "rounds": 2,
@@ -94,7 +92,7 @@ def test_every_method_runs_with_clipping_and_noise(
 
 
 @pytest.mark.parametrize("standardise", ["declared", "site"])
-@pytest.mark.parametrize("method", [m for m in TAKING if CLASSES[m].takes_tables])
+@pytest.mark.parametrize("method", [m for m in TAKING if TAKES[m].tables])
 def test_every_method_of_tables_runs_with_clipping_and_noise(
     method: str, standardise: str, inline_run: InlineRun
 ) -> None:

@@ -11,12 +11,13 @@ import pytest
 from flwr.app import Message
 
 import server_app.run.inline_engine
-import strategies.methods.registry
 from models.contract.errors import SettingError, SiteError
+from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
+from strategies.methods.registry import strategy_class
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]
 HEART: dict[str, Value] = {
@@ -51,8 +52,8 @@ OWN: dict[str, dict[str, Value]] = {
 }
 VARIANTS: dict[str, dict[str, Value]] = {
     method: {"method": method} | OWN.get(method, {})
-    for method in sorted(strategies.methods.registry.METHODS)
-    if strategies.methods.registry.strategy_class(method).takes_tables
+    for method in sorted(METHODS)
+    if strategy_class(method).capabilities.tables
 } | {
     "picsr-finetuned": {
         "method": "picsr",
@@ -74,10 +75,7 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
 
 
 def test_a_method_of_images_is_refused_on_a_table() -> None:
-    methods = strategies.methods.registry.METHODS
-    of_images = [
-        m for m in methods if not strategies.methods.registry.strategy_class(m).takes_tables
-    ]
+    of_images = [name for name in METHODS if not strategy_class(name).capabilities.tables]
     assert of_images == ["fedaligncl", "fedevprompt"]
     said = "method 'fedevprompt' is of images, and data set 'heart-synthetic' is a table"
     with pytest.raises(SettingError, match=said):

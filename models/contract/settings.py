@@ -210,6 +210,10 @@ class CommonSettings:
     )
     join_timeout: float = setting(60.0, "seconds to wait for sites to connect", minimum=0.0)
 
+    def measures_in(self, round_: int) -> bool:
+        """Tell whether ``round_`` measures the model that it begins with."""
+        return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
+
 
 @dataclass(frozen=True)
 class NoSettings:

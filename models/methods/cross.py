@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from models.contract.settings import NoSettings
+
 CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
+
+
+@dataclass(frozen=True)
+class CrossSettings(NoSettings):
+    """None of its own."""
 
 
 def metric_from(metric: str, site: str) -> str:

@@ -312,11 +312,11 @@ def _settings(options: argparse.Namespace) -> None:
 
         print("[tool.flwr.app.config]\n" + tomli_w.dumps(known_defaults()), end="")
         return
-    from strategies.methods.registry import METHODS, strategy_class
+    from models.contract.methods import METHODS, settings_class
 
     _list_settings("every method", CommonSettings)
     for method in METHODS:
-        _list_settings(f"method {method}", strategy_class(method).settings_class)
+        _list_settings(f"method {method}", settings_class(method))
 
 
 def _list_settings(title: str, cls: type) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from datasets.registry import check_data_settings, data_set, silo_count
 from models.contract.errors import SettingError
+from models.contract.methods import METHODS, settings_class
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import (
     Value,
@@ -30,7 +31,7 @@ from models.contract.settings_schema import (
 from models.maths.pacing import check_pace
 from models.networks.classifier import check_network_settings
 from models.privacy.gaussian_mechanism import check_privacy_settings
-from strategies.methods.registry import METHODS, strategy_class
+from strategies.methods.registry import strategy_class
 
 S = TypeVar("S")
 
@@ -80,7 +81,7 @@ def known_defaults() -> dict[str, Value]:
     """Return every key of every method with its default: pyproject's run config must match."""
     known = defaults(CommonSettings)
     for method in METHODS:
-        known |= defaults(strategy_class(method).settings_class)
+        known |= defaults(settings_class(method))
     return known
 
 
@@ -100,31 +101,11 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     check_data_settings(common)
     check_network_settings(common)
     check_pace(common)
-    if common.epoch_steps and not cls.takes_pace:
-        raise SettingError(
-            f"method '{common.method}' does not take 'epoch-steps', epochs that span rounds: set "
-            "it to 0"
-        )
-    if common.initial_weights and not cls.takes_initial_weights:
-        raise SettingError(
-            f"method '{common.method}' starts at its sites, from the seed: leave 'initial-weights' "
-            "empty"
-        )
-    if common.network == "vit" and not cls.takes_vit:
-        raise SettingError(f"method '{common.method}' does not take network 'vit': choose another")
-    if "standardise" in data_set(common.dataset).settings and not cls.takes_tables:
-        raise SettingError(
-            f"method '{common.method}' is of images, and data set '{common.dataset}' is a table: "
-            "choose another"
-        )
-    if common.loss == "evidential" and not cls.takes_evidence:
-        raise SettingError(
-            f"method '{common.method}' mixes probabilities, which are no evidence: leave 'loss' "
-            "at 'auto'"
-        )
+    is_table = "standardise" in data_set(common.dataset).settings
+    cls.capabilities.refuse_more(common, is_table)
     _refuse_foreign_keys(values, common.method, known)
-    own: Any = build(cls.settings_class, values)
-    _check_privacy(common, cls.takes_privacy)
+    own: Any = build(settings_class(common.method), values)
+    check_privacy_settings(common, is_table)
     silos = silo_count(common)
     if silos is not None and common.min_sites > silos:
         raise SettingError(
@@ -134,21 +115,11 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     return RunSettings(common, own)
 
 
-def _check_privacy(common: CommonSettings, takes_privacy: bool) -> None:
-    """Refuse differential privacy where it would bound nothing."""
-    check_privacy_settings(common, "standardise" in data_set(common.dataset).settings)
-    if common.clip_norm and not takes_privacy:
-        raise SettingError(
-            f"method '{common.method}' pools the data of all sites, whose parts clipping does not "
-            "bound: set 'clip-norm' and 'noise-multiplier' to 0, or choose another method"
-        )
-
-
 def _refuse_foreign_keys(
     values: Mapping[str, Value], method: str, known: Mapping[str, Value]
 ) -> None:
     """Refuse another method's key, unless it has its default as Flower's run config fills it in."""
-    used = defaults(CommonSettings) | defaults(strategy_class(method).settings_class)
+    used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
         if key not in used and value != known[key]:
             raise SettingError(f"setting '{key}' is not one of method '{method}': remove it")

@@ -30,8 +30,9 @@ from server_app.config.settings import RunSettings, resolve, run_values
 from server_app.figures.learning_curves import write_picture
 from server_app.records.run_directory import RunDirectory
 from strategies.loop.roster import Roster
-from strategies.loop.state import RoundState, to_record
+from strategies.loop.state import RoundState
 from strategies.methods.registry import strategy_class
+from strategies.wire.records import to_record
 
 if TYPE_CHECKING:
     from models.networks.prompted_vit import PromptedViT
@@ -166,7 +167,6 @@ def _last_request(
     extras, keepers = facts.get("extras", {}), tuple(facts.get("keepers", ()))
     last = RoundState(facts["round"], arrays, extras, keepers)
     strategy = strategy_class(common.method)(common, settings.own, _roster(directory, held))
-    strategy.state = last
     if sent := strategy.outgoing(EVALUATE, held.name, last):
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:

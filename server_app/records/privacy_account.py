@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from models.contract.errors import SettingError, SiteError
+from models.contract.errors import EpsilonSpentError, SettingError, SiteError
 from models.contract.messages import ARRAYS, DP_RELEASES
 from models.contract.settings import CommonSettings
-from models.privacy.gaussian_mechanism import SPENT, epsilon, epsilon_of_a_change
+from models.privacy.gaussian_mechanism import epsilon, epsilon_of_a_change
 from server_app.records.summary import NO_PRIVACY
 from strategies.loop.hooks import Hook
+from strategies.loop.reply_checks import TooFewSitesError
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, SiteReply
 
@@ -82,10 +83,11 @@ class PrivacyHook(Hook):
 
         A site may know of more than the server: messages that were lost, or a cap of its own.
         """
-        reasons, _, _ = str(error).partition(" -- ")
-        if not (state.round and self.common.clip_norm and SPENT in reasons):
+        if not (isinstance(error, TooFewSitesError) and EpsilonSpentError.code in error.codes):
             return ""
-        return f"the run ends after round {state.round} of {self.common.rounds}: {reasons}"
+        if not (state.round and self.common.clip_norm):
+            return ""
+        return f"the run ends after round {state.round} of {self.common.rounds}: {error.reasons}"
 
     def state(self) -> Any:
         """Return the counts."""

@@ -10,8 +10,8 @@ from rich.console import Console
 from models.contract.messages import EVALUATE, TRAINING
 from server_app.records.recorders import MetricsHook
 from server_app.run.progress_bars import choose_bars
-from strategies.loop.federated_strategy import FederatedStrategy
 from strategies.loop.hooks import Hook
+from strategies.loop.method import Method
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, SiteReply
 
@@ -24,7 +24,7 @@ class ProgressHook(Hook):
     """
 
     def __init__(
-        self, metrics: MetricsHook, console: Console, method: type[FederatedStrategy], title: str
+        self, metrics: MetricsHook, console: Console, method: type[Method], title: str
     ) -> None:
         self.metrics = metrics
         self.console = console

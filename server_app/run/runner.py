@@ -40,10 +40,11 @@ from server_app.records.summary import (
 )
 from server_app.run.progress import ProgressHook
 from server_app.run.progress_bars import make_console
-from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.method import Method
 from strategies.loop.roster import Roster, meet_sites
-from strategies.loop.state import RoundState, to_record
+from strategies.loop.round_loop import RoundLoop
 from strategies.methods.registry import strategy_class
+from strategies.wire.records import to_record
 
 
 def run(
@@ -77,22 +78,22 @@ def run(
     _say_what_is_odd(roster, console)
     new = not common.resume
     with only_writer(directory, new), _nothing_left_of_nothing(directory, new):
-        strategy, recorders = _assemble(settings, roster, directory, console)
+        loop, recorders = _assemble(settings, roster, directory, console)
         _write_beginning(directory, settings, roster, launch or {})
         met = time.monotonic()
         with closing(recorders.progress):
-            strategy.start(
+            loop.start(
                 grid,
-                to_record(strategy.current().arrays),
+                to_record(loop.current().arrays),
                 num_rounds=common.rounds,
                 timeout=common.reply_timeout,
             )
         seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
-        _write_end(directory, settings, strategy, recorders, seconds)
+        _write_end(directory, loop, recorders, seconds)
         if draw:
             draw_curves(directory)
-            draw_pictures(directory, strategy.pictures)
-    _show(directory, strategy, recorders, console)
+            draw_pictures(directory, loop.method.pictures)
+    _show(directory, loop, recorders, console)
     return directory
 
 
@@ -168,8 +169,8 @@ def _why(facts: SiteFacts) -> str:
 
 def _assemble(
     settings: RunSettings, roster: Roster, directory: RunDirectory, console: Console
-) -> tuple[FederatedStrategy, _Recorders]:
-    """Build the strategy with its hooks, at its first state or at the newest checkpoint's."""
+) -> tuple[RoundLoop, _Recorders]:
+    """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common = settings.common
     cls = strategy_class(common.method)
     metrics = MetricsHook(directory)
@@ -183,12 +184,12 @@ def _assemble(
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
     checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
     hooks = [*recording, checkpoint, recorders.progress]
-    strategy = cls(common, settings.own, roster, hooks, str(directory.path))
+    loop = RoundLoop(cls(common, settings.own, roster), hooks, str(directory.path))
     if common.resume:
-        _refuse_other_data(directory, roster, cls.welcomes)
-        strategy.state = checkpoint.resume()
-    strategy.state = strategy.state or strategy.initial_state(roster.task())
-    return strategy, recorders
+        _refuse_other_data(directory, roster, cls.capabilities.late_join)
+        loop.state = checkpoint.resume()
+    loop.state = loop.state or loop.method.initial_state(roster.task())
+    return loop, recorders
 
 
 def _refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
@@ -229,36 +230,36 @@ def _write_beginning(
 
 def _write_end(
     directory: RunDirectory,
-    settings: RunSettings,
-    strategy: FederatedStrategy,
+    loop: RoundLoop,
     recorders: _Recorders,
     seconds: dict[str, float],
 ) -> None:
     """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
-    state = strategy.current()
-    method = settings.common.method
-    if model := strategy.model(state):
+    state, method = loop.current(), loop.method
+    name = method.common.method
+    if model := method.model(state):
         facts = {
-            "method": method,
+            "method": name,
             "round": state.round,
             "extras": dict(state.extras),
             "keepers": list(state.keepers),
         }
-        if figures := strategy.roster.figures():
+        if figures := method.roster.figures():
             facts["figures"] = {part: values.tolist() for part, values in vars(figures).items()}
         save_state(directory.path / "model.safetensors", model, facts)
-    leaves = [*strategy.roster.leaves(), *strategy.leaves()]
-    guarantee = recorders.privacy.guarantee(strategy.roster)
+    disclosures = method.disclosures()
+    leaves = [*method.roster.leaves(), *disclosures.leaves]
+    guarantee = recorders.privacy.guarantee(method.roster)
     totals = recorders.traffic.totals()
-    privacy = privacy_document(method, leaves, totals, guarantee, strategy.noise())
+    privacy = privacy_document(name, leaves, totals, guarantee, disclosures.noise)
     directory.write_json("privacy.json", privacy)
     test = recorders.metrics.values(state.round, "test")
-    documents = dict(strategy.documents(state, test))
+    documents = dict(method.documents(state, test))
     if evidence := evidence_document(test):
         documents["evidence.json"] = evidence
     for name, document in documents.items():
         directory.write_json(name, document)
-    found = _figures(strategy, state, recorders)
+    found = _figures(loop, recorders)
     cost = {
         "seconds": {
             **{name: round(value, 3) for name, value in seconds.items()},
@@ -270,17 +271,15 @@ def _write_end(
     directory.write_json("summary.json", {**found, **cost, "privacy": privacy})
 
 
-def _figures(
-    strategy: FederatedStrategy, state: RoundState, recorders: _Recorders
-) -> dict[str, Any]:
+def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
     """Return what a run found: test figures, validation figures, and what happened on the way."""
-    common = strategy.common
-    distribution_of = _distribution_of(strategy)
+    state, method, common = loop.current(), loop.method, loop.method.common
+    distribution_of = _distribution_of(method)
     test = without_bins(recorders.metrics.values(state.round, "test"))
     val = recorders.metrics.values(state.round, "val")
     return {
         "method": common.method,
-        "title": strategy.title,
+        "title": method.title,
         "dataset": common.dataset,
         "seed": common.seed,
         "rounds": state.round,
@@ -288,35 +287,35 @@ def _figures(
         "mean": means(test),
         "distributions": by_distribution(test, distribution_of),
         "validation": {"mean": means(val), "distributions": by_distribution(val, distribution_of)},
-        "published": strategy.published() or None,
-        "stopped": _why_it_ended(strategy) or None,
-        "marks": strategy.marks(state),
+        "published": method.published() or None,
+        "stopped": _why_it_ended(loop) or None,
+        "marks": method.marks(state),
         "failures": recorders.failures.failures,
     }
 
 
-def _why_it_ended(strategy: FederatedStrategy) -> str:
+def _why_it_ended(loop: RoundLoop) -> str:
     """Say why there were fewer rounds than asked for; empty: there were not."""
-    return strategy.stop.reason or strategy.why_finished(strategy.current())
+    return loop.stop.reason or loop.method.why_finished(loop.current())
 
 
-def _distribution_of(strategy: FederatedStrategy) -> dict[str, str]:
-    return {site: facts.distribution for site, facts in strategy.roster.facts.items()}
+def _distribution_of(method: Method) -> dict[str, str]:
+    return {site: facts.distribution for site, facts in method.roster.facts.items()}
 
 
 def _show(
-    directory: RunDirectory, strategy: FederatedStrategy, recorders: _Recorders, console: Console
+    directory: RunDirectory, loop: RoundLoop, recorders: _Recorders, console: Console
 ) -> None:
-    state = strategy.current()
+    state, method = loop.current(), loop.method
     values = recorders.metrics.values(state.round, "test")
-    common = strategy.common
-    if why := _why_it_ended(strategy):
+    common = method.common
+    if why := _why_it_ended(loop):
         console.print(why, highlight=False, soft_wrap=True)
-    title = f"{strategy.title} on {common.dataset}, round {state.round}, seed {common.seed}"
-    published = strategy.published()
+    title = f"{method.title} on {common.dataset}, round {state.round}, seed {common.seed}"
+    published = method.published()
     shown = data_set(common.dataset).headline
     if values:
-        table = result_table(values, _distribution_of(strategy), title, published, shown)
+        table = result_table(values, _distribution_of(method), title, published, shown)
         print_table(console, table)
     if published:
         console.print(

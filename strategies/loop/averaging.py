@@ -9,7 +9,8 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
 from models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from strategies.loop.state import NDArray, SiteReply
+from strategies.loop.state import SiteReply
+from strategies.wire.records import NDArray
 
 
 def weighted_mean(

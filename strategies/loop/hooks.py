@@ -6,16 +6,12 @@ with something to remember gives it to the checkpoint by ``state`` and takes it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from models.contract.errors import SiteError
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, SiteReply
-
-if TYPE_CHECKING:
-    from strategies.loop.federated_strategy import FederatedStrategy
 
 
 class Hook:
@@ -64,47 +60,3 @@ class Hook:
 
     def restore(self, state: Any) -> None:
         """Take back what ``state`` gave."""
-
-
-class Stop:
-    """Why a run ends before its last round, where a hook says so.
-
-    Attributes:
-        reason: the hook's sentence; empty while the run goes on.
-    """
-
-    def __init__(self, strategy: FederatedStrategy) -> None:
-        self.strategy = strategy
-        self.reason = ""
-
-    def due(self) -> bool:
-        """Ask the hooks whether another round may begin."""
-        state = self.strategy.current()
-        for hook in self.strategy.hooks:
-            self.reason = self.reason or hook.why_stop(state, self._ahead)
-        return bool(self.reason)
-
-    @contextmanager
-    def rather_than_fail(self) -> Iterator[None]:
-        """Take a round back that failed, if a hook says that it ends the run well.
-
-        Raises:
-            SiteError: no hook does.
-        """
-        before = self.strategy.current()
-        try:
-            yield
-        except SiteError as error:
-            reasons = (hook.why_end(before, error) for hook in self.strategy.hooks)
-            self.reason = next((reason for reason in reasons if reason), "")
-            if not self.reason:
-                raise
-            self.strategy.state = before
-
-    def _ahead(self) -> dict[str, int]:
-        strategy, state = self.strategy, self.strategy.current()
-        phases = strategy.phases(state)
-        return {
-            site: sum(1 for phase in phases if strategy.expected(phase, site, state))
-            for site in strategy.roster.sites()
-        }

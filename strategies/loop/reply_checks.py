@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from models.contract.errors import SiteError
+from models.contract.errors import ERROR_CODES, SiteError
 from models.contract.messages import (
     ARRAYS,
     EVALUATE,
@@ -21,9 +21,42 @@ from models.contract.messages import (
     TRAINING,
     measurement,
 )
-from strategies.loop.state import ArraySpec
+from strategies.loop.method import Method
+from strategies.loop.phase import Phase
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 
 _ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
+
+
+class TooFewSitesError(SiteError):
+    """Fewer sites than 'min-sites' gave a usable answer.
+
+    Attributes:
+        reasons: which site failed in what way, without what to do about it.
+        codes: the codes (``models.contract.errors``) of what the failed sites answered.
+    """
+
+    def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
+        super().__init__(text)
+        self.reasons = reasons
+        self.codes = frozenset(codes)
+
+
+def code_of(number: int) -> str:
+    """Return the code of a site's error by the number that Flower carries; empty: none of ours."""
+    return next((code for code, known in ERROR_CODES.items() if known == number), "")
+
+
+def why_unusable(reply: SiteReply, phase: Phase, method: Method, state: RoundState) -> str | None:
+    """Return why a reply cannot be used, None if it can: its form, its numbers, then the method."""
+    expected = {} if phase.name == EVALUATE else method.expected(phase.name, reply.site, state)
+    sizes = method.roster.facts[reply.site].sizes()
+    held = [split for split, size in sizes.items() if size]
+    if reason := refusal(reply.content, expected, needed_metrics(phase, held)):
+        return reason
+    if (samples := reply.metric(NUM_EXAMPLES)) != sizes["train"]:
+        return f"metric '{NUM_EXAMPLES}' is {samples:g}; the site has {sizes['train']} samples"
+    return method.rejection_reason(phase.name, reply, state)
 
 
 def refusal(
@@ -37,12 +70,11 @@ def refusal(
     return _bad_metrics(content, metrics) or _bad_arrays(content, expected)
 
 
-def needed_metrics(phase: str, measures: bool, held: Collection[str]) -> list[str]:
+def needed_metrics(phase: Phase, held: Collection[str]) -> list[str]:
     """Return the measurements without which a reply of ``phase`` is of no use.
 
     Args:
         phase: the phase asked for.
-        measures: whether its round measures the incoming model.
         held: the splits of which the site has samples; of others it has no measurement.
     """
     incoming = [
@@ -51,38 +83,34 @@ def needed_metrics(phase: str, measures: bool, held: Collection[str]) -> list[st
         if split in held
         for metric in ("accuracy", "entropy", "loss")
     ]
-    if phase == EVALUATE:
-        return incoming
-    if phase not in TRAINING:
-        return []
-    loss = measurement(TRAINED, "train", "loss")
-    return [loss, *incoming] if measures else [loss]
+    trained = [measurement(TRAINED, "train", "loss")] if phase.name in TRAINING else []
+    return [*trained, *incoming] if phase.evaluates else trained
 
 
-def refuse_too_few(
-    round_: int, phase: str, answered: int, failed: Mapping[str, str], min_sites: int
-) -> None:
+def refuse_too_few(phase: Phase, answered: int, failed: Mapping[str, str], min_sites: int) -> None:
     """Refuse to go on with fewer usable answers than ``min_sites``; 0 stands for all asked.
 
     A phase that asks few sites cannot be held to more answers than it asked for.
 
     Raises:
-        SiteError: each failed site is named with its reason.
+        TooFewSitesError: each failed site is named with its reason.
     """
     asked = answered + len(failed)
-    least = min(min_sites or asked, asked)
-    if answered >= least:
+    needed = min(min_sites or asked, asked)
+    if answered >= needed:
         return
     sites_of: dict[str, list[str]] = {}
     for site, reason in failed.items():
         sites_of.setdefault(reason, []).append(f"site {site}")
-    told = "; ".join(
-        f"{', '.join(sites)}, round {round_}, phase {phase}: {reason}"
+    reasons = "; ".join(
+        f"{', '.join(sites)}, round {phase.round}, phase {phase.name}: {reason}"
         for reason, sites in sites_of.items()
     )
-    raise SiteError(
-        f"{told} -- {answered} of {asked} sites answered and {least} are needed "
-        "('min-sites'): mend the site and resume or start again, or lower 'min-sites'"
+    raise TooFewSitesError(
+        f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "
+        "('min-sites'): mend the site and resume or start again, or lower 'min-sites'",
+        reasons,
+        phase.codes.values(),
     )
 
 

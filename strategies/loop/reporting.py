@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from strategies.loop.state import RoundState
 
@@ -13,22 +13,25 @@ if TYPE_CHECKING:
 Published = Mapping[str, Mapping[str, float]]
 
 
-class Account:
-    """Tells nothing; a method overrides what it has to tell.
+class Disclosures:
+    """What a method makes leave each site, in words, for ``privacy.json``.
 
-    Class attributes:
-        takes_privacy: whether clipping and noise can bound what a site gives away.
+    Attributes:
+        leaves: a sentence for each kind of record.
+        noise: noise of the method's own that is no differential privacy; empty: none.
     """
 
-    takes_privacy: ClassVar[bool] = True
+    def __init__(self, *leaves: str, noise: str = "") -> None:
+        self.leaves = leaves
+        self.noise = noise
 
-    def leaves(self) -> list[str]:
-        """Return what this method makes leave each site, in words, for ``privacy.json``."""
-        return []
 
-    def noise(self) -> str:
-        """Say what noise the method itself adds that is no differential privacy; empty: none."""
-        return ""
+class MethodReport:
+    """Tells nothing; a method overrides what it has to tell."""
+
+    def disclosures(self) -> Disclosures:
+        """Return what this method makes leave each site."""
+        return Disclosures()
 
     def published(self) -> Published:
         """Return a paper's test numbers for this experiment: distribution -> metric -> value."""
@@ -54,10 +57,3 @@ class Account:
     def marks(cls, state: RoundState) -> dict[int, str]:
         """Return what happened in which round, for the round's line and the learning curves."""
         return {}
-
-    def why_finished(self, state: RoundState) -> str:
-        """Say why the run ended before its last round; empty if it did not."""
-        return ""
-
-    def summary(self) -> None:
-        """Say nothing: the progress hook tells what runs."""

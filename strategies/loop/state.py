@@ -6,19 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, RecordDict
-from torch import nn
+from flwr.app import RecordDict
 
-from datasets.weights.backbones import load_backbone
-from datasets.weights.initial_weights import load_initial_weights
 from models.contract.messages import ARRAYS, KEPT_STATE, METRICS, NUM_EXAMPLES
-from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
-
-NDArray = npt.NDArray[Any]
-Packed = dict[int, tuple[NDArray, Array]]
+from strategies.wire.records import NDArray
 
 
 @dataclass(frozen=True)
@@ -74,41 +65,3 @@ class SiteReply:
     def examples(self) -> int:
         """Return the number of training samples behind the reply."""
         return int(self.metric(NUM_EXAMPLES))
-
-
-def initial_weights(network: nn.Module) -> dict[str, NDArray]:
-    """Return the exchanged arrays of a new network; for one seed the same for every method."""
-    return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
-
-
-def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
-    """Return the network that a run starts from; given weights only if they are exchanged.
-
-    Raises:
-        SettingError: its weights are missing or of another architecture.
-    """
-    network = build_classifier(common, task)
-    if common.train_backbone or common.network == "resnet22":
-        load_backbone(network, common)
-    load_initial_weights(network, common)
-    return network
-
-
-def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:
-    """Pack arrays for the wire, sorted by name.
-
-    Args:
-        arrays: what to send.
-        packed: what was packed before; the same array object is not serialised again for each
-            site. Holding the array beside its packed form keeps the object's id its own.
-    """
-    packed = {} if packed is None else packed
-    for array in arrays.values():
-        if id(array) not in packed:
-            packed[id(array)] = (array, Array(np.asarray(array, order="C")))
-    return ArrayRecord({name: packed[id(arrays[name])][1] for name in sorted(arrays)})
-
-
-def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """Unpack arrays."""
-    return {name: array.numpy() for name, array in record.items()}

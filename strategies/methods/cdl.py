@@ -13,7 +13,6 @@ from strategies.methods.decentralised import Decentralised
 class CDL(Decentralised):
     """Mixes main models on a ring, or on another topology."""
 
-    settings_class = CDLSettings
     settings: CDLSettings
     title = "CDL"
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from models.methods.cross import CROSSED, metric_from
 from strategies.figures.cross_site import draw_cross
-from strategies.loop.reporting import Published
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.ensemble import Ensemble
 from strategies.methods.experts import expert_specs
@@ -31,17 +32,17 @@ class Cross(Ensemble):
     """Collects the sites' own models once and sends all of them to all sites, to be measured."""
 
     title = "Cross"
-    takes_vit = True  # a site has the frozen backbone, what was trained comes
-    takes_evidence = True
+    # A site has the frozen backbone, what was trained comes
+    capabilities = Capabilities(paced_epochs=True)
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the weights and the figures of others' models."""
-        return [
+        return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",
             f"at the end: {', '.join(CROSSED)} of every site's model on this site's validation and "
             "test data",
-        ]
+        )
 
     def published(self) -> Published:
         """Return Fed-Align-CL's table III, its rows of one training site and "Single"."""

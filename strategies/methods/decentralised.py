@@ -22,17 +22,14 @@ from models.contract.settings_schema import Value
 from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings
 from models.networks.classifier import Task
 from strategies.loop.averaging import weighted_mean
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.state import (
-    ArraySpec,
-    NDArray,
-    RoundState,
-    SiteReply,
-    initial_weights,
-    starting_network,
-)
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import initial_weights, starting_network
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.topology.cycle_time import topology_document
 from strategies.topology.graphs import Topology, build_topology
+from strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,11 +39,11 @@ FINISHED = "finished"
 _DOCUMENT = "topology.json"
 
 
-class Decentralised(FederatedStrategy):
+class Decentralised(Method):
     """Asks each silo to mix with its neighbours and to train; a method names the topology."""
 
     settings: LinkSettings
-    takes_initial_weights = True
+    capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
         """Return the topology's kind."""
@@ -59,13 +56,13 @@ class Decentralised(FederatedStrategy):
         budget = float(getattr(self.settings, "matcha_budget", 1.0))
         return build_topology(self.kind(), self.roster.sites(), silo_set, self.common.seed, budget)
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the weights, and who gets them."""
-        return [
+        return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours in the topology '{self.kind()}' {self.as_sent()}, and their mean over "
             "all silos to all silos"
-        ]
+        )
 
     def as_sent(self) -> str:
         """Say what is done to a model before it leaves its silo."""
@@ -165,7 +162,7 @@ class Decentralised(FederatedStrategy):
 
     def _needs_theta(self, site: str, state: RoundState) -> bool:
         """Tell whether Theta is measured, starts a silo, or is what clipping measures from."""
-        measured = self._measures_in(state.round + 1)
+        measured = self.common.measures_in(state.round + 1)
         return measured or site not in state.keepers or self.common.clip_norm > 0
 
     @cached_property

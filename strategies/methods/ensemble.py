@@ -10,27 +10,28 @@ from collections.abc import Mapping
 
 from models.contract.messages import EVALUATE
 from models.networks.classifier import Task
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.reporting import Published
-from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.experts import collected_experts, expert_specs
 from strategies.published.picsr import heart_disease
+from strategies.wire.records import NDArray
 
 
-class Ensemble(FederatedStrategy):
+class Ensemble(Method):
     """Collects the sites' own models once."""
 
     title = "Ensemble"
-    takes_vit = False
-    takes_pace = True
-    takes_evidence = False  # mixed probabilities are no alpha
+    # Mixed probabilities are no alpha
+    capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False)
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the weights."""
-        return [
+        return Disclosures(
             "once, after the last round: all weights and batch-norm statistics of the site's own "
             "model, which go to all other sites"
-        ]
+        )
 
     def published(self) -> Published:
         """Return PICSR's table 1."""

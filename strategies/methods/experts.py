@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from models.contract.settings import CommonSettings
 from models.networks.classifier import Task, build_classifier
 from models.networks.mixture import expert_array
-from strategies.loop.state import ArraySpec, NDArray, SiteReply, initial_weights
+from strategies.loop.initial_arrays import initial_weights
+from strategies.loop.state import ArraySpec, SiteReply
+from strategies.wire.records import NDArray
 
 
 def expert_specs(common: CommonSettings, task: Task, prefix: str = "") -> dict[str, ArraySpec]:

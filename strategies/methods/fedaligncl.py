@@ -19,10 +19,13 @@ from models.contract.settings_schema import Value
 from models.maths.pacing import epoch_of
 from models.methods.fedaligncl import EMBEDDINGS, FedAlignCLSettings
 from strategies.loop.averaging import weighted_mean
-from strategies.loop.reporting import Published
-from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply, starting_network
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import starting_network
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
 from strategies.published.fedaligncl import mammography
+from strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,11 +37,9 @@ _FORGOTTEN = "forgotten"
 class FedAlignCL(FedAvg):
     """Averages noisy weights and hands the sites' noisy embeddings round."""
 
-    settings_class = FedAlignCLSettings
     settings: FedAlignCLSettings
     title = "Fed-Align-CL"
-    takes_vit = False
-    takes_tables = False
+    capabilities = Capabilities(vit=False, tables=False, paced_epochs=True, initial_weights=True)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedAlignCLSettings) -> None:
@@ -66,7 +67,7 @@ class FedAlignCL(FedAvg):
         align, curriculum = self.settings.align, self.settings.curriculum
         return "Fed" + ("-Align" if align else "") + ("-CL" if curriculum else "")
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name weights and embeddings, and the noise on them."""
         own = self.settings
         noise = f" with Gaussian noise of variance {own.noise_variance:g}"
@@ -86,9 +87,9 @@ class FedAlignCL(FedAvg):
             )
         if own.curriculum or own.count_forgotten:
             found.append("each epoch: the share of training images that were forgotten")
-        return found
+        return Disclosures(*found, noise=self._own_noise())
 
-    def noise(self) -> str:
+    def _own_noise(self) -> str:
         """Say what the perturbation is not."""
         own = self.settings
         if not own.noise_variance:

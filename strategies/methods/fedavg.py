@@ -10,15 +10,11 @@ from collections.abc import Mapping
 
 from models.networks.classifier import Task
 from strategies.loop.averaging import weighted_mean
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.reporting import Published
-from strategies.loop.state import (
-    ArraySpec,
-    RoundState,
-    SiteReply,
-    initial_weights,
-    starting_network,
-)
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import initial_weights, starting_network
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.published.fedevprompt import dermoscopy, with_prompts
 from strategies.published.picsr import heart_disease
 
@@ -39,16 +35,15 @@ _PUBLISHED: dict[str, Published] = {
 }
 
 
-class FedAvg(FederatedStrategy):
+class FedAvg(Method):
     """Averages what all sites trained."""
 
     title = "FedAvg"
-    takes_pace = True
-    takes_initial_weights = True
+    capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the weights."""
-        return ["all weights and batch-norm statistics of the network, each round"]
+        return Disclosures("all weights and batch-norm statistics of the network, each round")
 
     def published(self) -> Published:
         """Return UEFL's table 3 (nine silos), PICSR's table 1 or FedEvPrompt's tables."""

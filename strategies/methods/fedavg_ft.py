@@ -11,20 +11,22 @@ from collections.abc import Mapping
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.methods.fedavg_ft import FedAvgFTSettings
-from strategies.loop.reporting import Published
-from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
 from strategies.published.fedevprompt import dermoscopy
 from strategies.published.picsr import heart_disease
+from strategies.wire.records import NDArray
 
 
 class FedAvgFT(FedAvg):
     """Averages, then lets each site fine-tune the average."""
 
-    settings_class = FedAvgFTSettings
     settings: FedAvgFTSettings
     title = "FedAvg+FT"
-    takes_pace = False  # what is kept tells of fine-tuning
+    # No paced epochs: by what a site keeps the server tells that it fine-tunes
+    capabilities = Capabilities(initial_weights=True)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedAvgFTSettings) -> None:
@@ -35,13 +37,13 @@ class FedAvgFT(FedAvg):
                 f"{common.rounds}: no round of FedAvg is left; raise 'rounds', or choose 'local'"
             )
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the weights, of the rounds of FedAvg."""
         averaged = self.common.rounds - self.settings.finetune_rounds
-        return [
+        return Disclosures(
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "
             "rounds; the fine-tuned model stays at the site"
-        ]
+        )
 
     def published(self) -> Published:
         """Return PICSR's table 1 or FedEvPrompt's tables."""

@@ -18,31 +18,32 @@ import numpy as np
 from models.contract.messages import EVALUATE
 from models.methods.feddistill import LOGITS, FedDistillSettings
 from models.networks.classifier import Task
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.reporting import Published
-from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedproto import enough, fewest, held, nothing_leaves
 from strategies.published.fedevprompt import dermoscopy
+from strategies.wire.records import NDArray
 
 
-class FedDistill(FederatedStrategy):
+class FedDistill(Method):
     """Keeps each site's mean logits, ``logits/<site>/<class>``, and sends each the others' mean."""
 
-    settings_class = FedDistillSettings
     settings: FedDistillSettings
     title = "FedDistill"
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the logits, of how few samples they are, and who gets them."""
         sites, least = len(self.roster.sites()), self.settings.class_min_count
         if not any(self._held(site) for site in self.roster.sites()):
-            return [nothing_leaves(self.roster, least)]
+            return Disclosures(nothing_leaves(self.roster, least))
         goes = {1: "nobody gets them", 2: "the other site gets them as they are"}
-        return [
+        means = (
             f"each round: for each class that {enough(self.roster, least)}, the mean logits of "
             f"those samples, {fewest(self.roster, least)}; "
-            + goes.get(sites, "each site gets the mean over the other sites that send the class")
-        ]
+        )
+        everybody = "each site gets the mean over the other sites that send the class"
+        return Disclosures(means + goes.get(sites, everybody))
 
     def published(self) -> Published:
         """Return FedEvPrompt's table 1."""

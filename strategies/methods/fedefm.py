@@ -29,14 +29,11 @@ from models.methods.fedefm import (
     map_tokens,
 )
 from models.networks.classifier import Task
-from strategies.loop.state import (
-    ArraySpec,
-    NDArray,
-    RoundState,
-    SiteReply,
-    starting_network,
-)
+from strategies.loop.initial_arrays import starting_network
+from strategies.loop.reporting import Disclosures
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.decentralised import SILO, Decentralised, below
+from strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,20 +45,19 @@ _DOCUMENT = "closeness.json"
 class FedEFM(Decentralised):
     """Relays models to neighbours and back, and takes the mean of what silos distil."""
 
-    settings_class = FedEFMSettings
     settings: FedEFMSettings
     title = "FedEFM"
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name own and visiting models, and the closeness."""
         where = f"in the topology '{self.kind()}'"
-        return [
+        return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours {where} {self.as_sent()}, and their mean over all silos to all silos",
             f"each round after the first: the models of its neighbours {where}, trained on "
             f"this silo's data; each goes back {self.as_sent()} to the silo that it is of",
             "each round after the first: the mean closeness of each of them to the silo's model",
-        ]
+        )
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the weights that every silo starts from.

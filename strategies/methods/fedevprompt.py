@@ -25,17 +25,13 @@ from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import BUFFER, MAPS, FedEvPromptSettings, map_fault, shared_names
 from models.networks.classifier import Task
 from strategies.loop.averaging import weighted_mean
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.reporting import Published
-from strategies.loop.state import (
-    ArraySpec,
-    NDArray,
-    RoundState,
-    SiteReply,
-    initial_weights,
-    starting_network,
-)
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import initial_weights, starting_network
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.published.fedevprompt import dermoscopy
+from strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,14 +39,12 @@ if TYPE_CHECKING:
     from models.networks.prompted_vit import PromptedViT
 
 
-class FedEvPrompt(FederatedStrategy):
+class FedEvPrompt(Method):
     """Keeps the attention buffer; averages prompts only where the settings say so."""
 
-    settings_class = FedEvPromptSettings
     settings: FedEvPromptSettings
     title = "FedEvPrompt"
-    takes_tables = False
-    welcomes = True
+    capabilities = Capabilities(tables=False, late_join=True)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedEvPromptSettings) -> None:
@@ -71,7 +65,7 @@ class FedEvPrompt(FederatedStrategy):
                 "b-prompts: set 'prompt-sets' to 'b-t', or 'shared-prompts' to 'all'"
             )
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name maps and averaged prompts."""
         own, found = self.settings, []
         if own.distillation_weight:
@@ -83,7 +77,7 @@ class FedEvPrompt(FederatedStrategy):
         shared = {"b": "the b-prompts", "all": "all prompts and the head"}
         if own.shared_prompts in shared:
             found.append(f"each round: {shared[own.shared_prompts]}")
-        return found or ["no weights and no maps"]
+        return Disclosures(*(found or ["no weights and no maps"]))
 
     def published(self) -> Published:
         """Return the row of tables 1 and 2 that these settings are."""
@@ -118,9 +112,9 @@ class FedEvPrompt(FederatedStrategy):
                     specs[f"{MAPS}{label}"] = ArraySpec(shape)
         return specs
 
-    def objection(self, phase: str, reply: SiteReply) -> str | None:
+    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
         """Refuse a map that is none."""
-        names = self.expected(phase, reply.site, self.current()) if phase != EVALUATE else {}
+        names = self.expected(phase, reply.site, state) if phase != EVALUATE else {}
         for name in names:
             if name.startswith(MAPS):
                 fault = map_fault(torch.from_numpy(np.array(reply.array(name))))

@@ -21,25 +21,25 @@ import torch
 from models.contract.messages import EVALUATE
 from models.methods.fedproto import PROTOTYPE, FedProtoSettings, large_classes
 from models.networks.classifier import Task, build_classifier, network_kind
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.reporting import Published
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.roster import Roster
-from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.published.fedevprompt import dermoscopy
+from strategies.wire.records import NDArray
 
 
-class FedProto(FederatedStrategy):
+class FedProto(Method):
     """Keeps the global prototypes."""
 
-    settings_class = FedProtoSettings
     settings: FedProtoSettings
     title = "FedProto"
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the prototypes, and of how few samples one is."""
         least = self.settings.class_min_count
         if not any(self._held(site) for site in self.roster.sites()):
-            return [nothing_leaves(self.roster, least)]
+            return Disclosures(nothing_leaves(self.roster, least))
         found = [
             f"each round: for each class that {enough(self.roster, least)}, the mean embedding of "
             f"those samples, {fewest(self.roster, least)}; the mean over sites goes to all sites "
@@ -51,7 +51,7 @@ class FedProto(FederatedStrategy):
                 "mean of each such class's standardised rows; unless 'standardise' is 'declared' "
                 "the mean of the site's other rows follows from it, however few they are"
             )
-        return found
+        return Disclosures(*found)
 
     def published(self) -> Published:
         """Return FedEvPrompt's table 1."""

@@ -6,7 +6,6 @@ sites' (``client_app/methods/fedprox.py``).
 
 from __future__ import annotations
 
-from models.methods.fedprox import FedProxSettings
 from strategies.loop.reporting import Published
 from strategies.methods.fedavg import FedAvg
 from strategies.published.fedevprompt import dermoscopy
@@ -16,7 +15,6 @@ from strategies.published.picsr import heart_disease
 class FedProx(FedAvg):
     """Averages what all sites trained with a proximal term."""
 
-    settings_class = FedProxSettings
     title = "FedProx"
 
     def published(self) -> Published:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from models.networks.classifier import Task
-from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.method import Method
 from strategies.loop.reporting import Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.published.fedaligncl import mammography
@@ -17,11 +18,11 @@ from strategies.published.fedevprompt import dermoscopy, with_prompts
 from strategies.published.picsr import heart_disease
 
 
-class Local(FederatedStrategy):
+class Local(Method):
     """Asks each site to train alone and collects metrics."""
 
     title = "Local"
-    takes_pace = True
+    capabilities = Capabilities(paced_epochs=True)
 
     def published(self) -> Published:
         """Return PICSR's table 1, FedEvPrompt's tables or Fed-Align-CL's table III."""

@@ -9,6 +9,5 @@ from strategies.methods.decentralised import Decentralised
 class Matcha(Decentralised):
     """Mixes over matchings that keep the graph well connected on average."""
 
-    settings_class = MatchaSettings
     settings: MatchaSettings
     title = "MATCHA"

@@ -12,7 +12,8 @@ from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
 from models.contract.settings_schema import Value
 from models.networks.classifier import Task
-from strategies.loop.reporting import Published
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
 from strategies.published.fedaligncl import mammography
@@ -22,11 +23,14 @@ class Mix(FedAvg):
     """Lets the first site train on everything."""
 
     title = "Mix (oracle)"
-    takes_privacy = False  # one vector of all patients: no site's part of it is bounded
+    # One vector of all patients: no site's part of it is bounded
+    capabilities = Capabilities(privacy=False, paced_epochs=True, initial_weights=True)
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Say that this is no federated method."""
-        return ["everything: the oracle reads the training data of all sites (simulation only)"]
+        return Disclosures(
+            "everything: the oracle reads the training data of all sites (simulation only)"
+        )
 
     def published(self) -> Published:
         """Return Fed-Align-CL's table III."""

@@ -14,21 +14,24 @@ import torch
 from models.contract.messages import EVALUATE
 from models.methods.moon import PROJECTION, MoonSettings, build_projection
 from models.networks.classifier import Task, build_classifier
-from strategies.loop.reporting import Published
-from strategies.loop.state import NDArray, RoundState, initial_weights
+from strategies.loop.initial_arrays import initial_weights
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg
+from strategies.wire.records import NDArray
 
 
 class Moon(FedAvg):
     """Averages what all sites trained, the projection head with it."""
 
-    settings_class = MoonSettings
     settings: MoonSettings
     title = "MOON"
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the weights and the head."""
-        return [*super().leaves(), "the projection head, trained, each round"]
+        return Disclosures(
+            *super().disclosures().leaves, "the projection head, trained, each round"
+        )
 
     def published(self) -> Published:
         """Return nothing: no table here is MOON's."""

@@ -40,24 +40,26 @@ from models.methods.picsr import (
 from models.networks.classifier import Task, build_classifier, load_exchanged
 from models.networks.mixture import EXPERT
 from strategies.loop.averaging import weighted_mean
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.reporting import Published
-from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply, initial_weights
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import initial_weights
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.experts import collected_experts, expert_specs
 from strategies.published.picsr import heart_disease
+from strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class PICSR(FederatedStrategy):
+class PICSR(Method):
     """Collects experts and prototypes, then averages the router."""
 
-    settings_class = PICSRSettings
     settings: PICSRSettings
     title = "PICSR"
-    takes_vit = False
-    takes_evidence = False  # mixed probabilities are no alpha
+    # Mixed probabilities are no alpha
+    capabilities = Capabilities(vit=False, evidence=False)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:
@@ -90,7 +92,7 @@ class PICSR(FederatedStrategy):
                 "('warmup-rounds', 'expert-rounds'): none is left for the router"
             )
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name expert, prototype, router and routing figures."""
         noise = self.settings.prototype_noise
         found = [
@@ -107,7 +109,7 @@ class PICSR(FederatedStrategy):
             found.insert(0, "all weights of the network, each warm-up round")
         if self.settings.train_experts:
             found.append("all experts' weights, each round of the router's training")
-        return found
+        return Disclosures(*found)
 
     def published(self) -> Published:
         """Return table 1."""
@@ -146,9 +148,9 @@ class PICSR(FederatedStrategy):
             }
         return {name: ArraySpec(state.arrays[name].shape) for name in self._trained(state)}
 
-    def objection(self, phase: str, reply: SiteReply) -> str | None:
+    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
         """Refuse an expert that has no finite answer to its own silo's mean sample."""
-        if phase == EVALUATE or not self._collects(self.current()):
+        if phase == EVALUATE or not self._collects(state):
             return None
         network = build_classifier(self.common, self.roster.task())
         specs = expert_specs(self.common, self.roster.task(), OWN_EXPERT)

@@ -9,6 +9,5 @@ from strategies.methods.decentralised import Decentralised
 class Ring(Decentralised):
     """Mixes on a directed ring."""
 
-    settings_class = LinkSettings
     settings: LinkSettings
     title = "Ring"

@@ -9,6 +9,5 @@ from strategies.methods.decentralised import Decentralised
 class Star(Decentralised):
     """Mixes through a hub that is a silo itself."""
 
-    settings_class = LinkSettings
     settings: LinkSettings
     title = "Star"

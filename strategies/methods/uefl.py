@@ -30,15 +30,12 @@ from models.methods.uefl import (
 )
 from models.networks.classifier import Task, build_classifier
 from strategies.loop.averaging import weighted_mean
-from strategies.loop.federated_strategy import FederatedStrategy
-from strategies.loop.reporting import Published
-from strategies.loop.state import (
-    ArraySpec,
-    NDArray,
-    RoundState,
-    SiteReply,
-    initial_weights,
-)
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import initial_weights
+from strategies.loop.method import Method
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.wire.records import NDArray
 
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 ENTROPY = measurement(INCOMING, "val", "entropy")
@@ -61,7 +58,7 @@ _PUBLISHED: dict[str, Published] = {
 }
 
 
-class UEFL(FederatedStrategy):
+class UEFL(Method):
     """Extends the codebook of uncertain sites after each iteration.
 
     The round state's extras: ``iteration`` (from 1), ``access`` (book -> sites), ``uncertain``
@@ -69,12 +66,11 @@ class UEFL(FederatedStrategy):
     ``entropies`` (per check: round and entropy per site) and ``extended`` (round -> sites).
     """
 
-    settings_class = UEFLSettings
     settings: UEFLSettings
     title = "UEFL"
-    takes_vit = False
+    capabilities = Capabilities(vit=False)
 
-    def leaves(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
         found = ["all weights and batch-norm statistics of the network, each round"]
         if not self._personal():
@@ -84,7 +80,7 @@ class UEFL(FederatedStrategy):
                 "when uncertain: centroids of the site's features with counts, none of fewer than "
                 f"{self.settings.centroid_min_count} features"
             )
-        return found
+        return Disclosures(*found)
 
     def published(self) -> Published:
         """Return table 3, if there are nine silos and the codebook can grow, as there."""
@@ -134,11 +130,6 @@ class UEFL(FederatedStrategy):
         }
         return RoundState(0, arrays, extras)
 
-    def finished(self, state: RoundState) -> bool:
-        """Tell whether the rounds are used up, or no silo is uncertain and that ends the run."""
-        certain = self.settings.stop_when_certain and bool(state.extras["certain"])
-        return certain or super().finished(state)
-
     @classmethod
     def marks(cls, state: RoundState) -> dict[int, str]:
         """Return where codewords were added, and for whom."""
@@ -149,8 +140,9 @@ class UEFL(FederatedStrategy):
         }
 
     def why_finished(self, state: RoundState) -> str:
-        """Say that no silo is uncertain."""
-        if state.round >= self.common.rounds:
+        """Say that no silo is uncertain, where that ends the run."""
+        certain = self.settings.stop_when_certain and state.extras["certain"]
+        if not certain or state.round >= self.common.rounds:
             return ""
         return (
             f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
@@ -182,7 +174,7 @@ class UEFL(FederatedStrategy):
             return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
         return {}
 
-    def objection(self, phase: str, reply: SiteReply) -> str | None:
+    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
         """Refuse a reply without what its phase is for, or counts that cannot be."""
         needed = {UNCERTAINTY: ENTROPY, CENTROIDS: NEW_CODEWORDS}.get(phase)
         if needed and needed not in reply.metrics():

@@ -21,7 +21,7 @@ from models.contract.settings_schema import build
 from models.networks.classifier import build_classifier, exchanged_arrays
 from server_app.config.settings import RunSettings, resolve
 from server_app.run.inline_engine import flower_identity
-from strategies.loop.state import to_record
+from strategies.wire.records import to_record
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -31,7 +31,7 @@ from models.contract.settings import CommonSettings
 from models.maths.standardisation import Figures
 from models.networks.classifier import Task
 from server_app.config.settings import resolve
-from strategies.loop.state import to_record
+from strategies.wire.records import to_record
 
 Node = Callable[..., Context]
 

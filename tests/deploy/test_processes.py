@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.methods.registry import METHODS
+from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory

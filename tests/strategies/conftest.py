@@ -25,11 +25,12 @@ from models.contract.messages import (
 from models.contract.settings import CommonSettings, NoSettings
 from models.contract.settings_schema import Value
 from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
-from strategies.loop.federated_strategy import FederatedStrategy
 from strategies.loop.hooks import Hook
 from strategies.loop.roster import Roster, meet_sites
-from strategies.loop.state import RoundState, SiteReply, to_record
+from strategies.loop.round_loop import RoundLoop
+from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
+from strategies.wire.records import to_record
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
@@ -229,7 +230,7 @@ def sized(roster: Roster, sizes: Mapping[str, Mapping[str, int]]) -> Roster:
 @pytest.fixture
 def started(
     spy_grid: Any, fake_app: Any, roster: Roster, recorder: Any
-) -> Callable[..., tuple[SpyGrid, FedAvg]]:
+) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
     """Return a function that runs FedAvg of one small array over fake sites."""
 
     def start(
@@ -239,37 +240,34 @@ def started(
         timeout: float = 20,
         sizes: Mapping[str, Mapping[str, int]] | None = None,
         **common: Any,
-    ) -> tuple[Any, FedAvg]:
+    ) -> tuple[Any, RoundLoop]:
         settings = CommonSettings(silos=3, run_name="run", **{"rounds": 2, **common})
-        strategy = FedAvg(
-            settings, NoSettings(), sized(roster, sizes or {}), [recorder], "/somewhere"
-        )
-        strategy.state = state
+        method = FedAvg(settings, NoSettings(), sized(roster, sizes or {}))
+        loop = RoundLoop(method, [recorder], "/somewhere")
+        loop.state = state
         grid = spy_grid(app or fake_app(), silent=silent)
-        strategy.start(grid, to_record({"w": np.zeros(2, np.float32)}), settings.rounds, timeout)
-        return grid, strategy
+        loop.start(grid, to_record({"w": np.zeros(2, np.float32)}), settings.rounds, timeout)
+        return grid, loop
 
     return start
 
 
 @pytest.fixture
-def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, FederatedStrategy]]:
+def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
     """Return a function that runs settings with real sites on a spying grid."""
     from client_app.app import app
     from server_app.config.settings import resolve
     from strategies.methods.registry import strategy_class
 
-    def run(
-        values: Mapping[str, Value], hooks: Sequence[Hook] = ()
-    ) -> tuple[SpyGrid, FederatedStrategy]:
+    def run(values: Mapping[str, Value], hooks: Sequence[Hook] = ()) -> tuple[SpyGrid, RoundLoop]:
         settings = resolve({"run-name": "run", **values})
         grid = SpyGrid(app, settings.as_mapping(), partition_configs(len(SITES)))
         sites = meet_sites(grid, settings.common)
-        cls = strategy_class(settings.common.method)
-        strategy = cls(settings.common, settings.own, sites, hooks, str(tmp_path))
-        strategy.state = strategy.initial_state(sites.task())
-        strategy.start(grid, ArrayRecord(), settings.common.rounds, 60)
-        return grid, strategy
+        method = strategy_class(settings.common.method)(settings.common, settings.own, sites)
+        loop = RoundLoop(method, hooks, str(tmp_path))
+        loop.state = method.initial_state(sites.task())
+        loop.start(grid, ArrayRecord(), settings.common.rounds, 60)
+        return grid, loop
 
     return run
 

@@ -21,7 +21,7 @@ from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS
 from models.networks.classifier import exchanged_arrays
 from models.networks.prompted_vit import PromptedViT
-from strategies.loop.state import initial_weights, starting_network
+from strategies.loop.initial_arrays import initial_weights, starting_network
 
 Opened = Callable[..., FedEvPromptSite]
 METHOD = "fedevprompt"

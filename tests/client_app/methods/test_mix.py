@@ -19,7 +19,7 @@ from models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
 from models.contract.settings import NoSettings
 from models.maths.standardisation import Figures
 from models.networks.classifier import build_classifier, exchanged_arrays
-from strategies.loop.state import to_record
+from strategies.wire.records import to_record
 
 Opened = Callable[..., MixSite]
 

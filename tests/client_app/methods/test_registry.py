@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from client_app.methods.base import SiteMethod
-from client_app.methods.registry import METHODS, method_class
+from client_app.methods.registry import method_class
 from models.contract.errors import SettingError
+from models.contract.methods import METHODS
 
 
 @pytest.mark.parametrize("method", METHODS)

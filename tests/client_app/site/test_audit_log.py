@@ -28,8 +28,8 @@ from client_app.site.audit_log import (
 )
 from client_app.site.policy import matches
 from models.contract.messages import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
-from strategies.loop.state import to_record
 from strategies.wire.bundles import record_bytes
+from strategies.wire.records import to_record
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app.app import app
-from client_app.methods.registry import METHODS, method_class
+from client_app.methods.registry import method_class
 from client_app.site.audit_log import RefusedError, grouped, names_in
 from client_app.site.policy import SiteFile, audit_log, matches, read_site_file
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
+from models.contract.methods import METHODS
 from models.contract.settings_schema import key_of
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory

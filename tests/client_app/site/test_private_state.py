@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.methods.registry import METHODS
 from client_app.site.private_state import SiteState, promise_of
 from models.contract.errors import CheckpointError
 from models.contract.messages import Instruction
+from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 

@@ -125,7 +125,7 @@ def test_sites_tell_the_digest_of_given_weights_and_nothing_of_the_seeds(
 def test_a_run_starts_from_given_weights(
     published: dict[str, Tensor], saved: Callable[[Any], Path]
 ) -> None:
-    from strategies.loop.state import initial_weights, starting_network
+    from strategies.loop.initial_arrays import initial_weights, starting_network
 
     found = initial_weights(starting_network(settings(saved(published)), TASK))
     given = published["first_conv.weight"].numpy()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from models.contract.errors import SettingError
+from models.contract.methods import METHODS
 from server_app.config.settings import (
     differences,
     find_experiment,
@@ -17,7 +18,6 @@ from server_app.config.settings import (
     read_toml,
     resolve,
 )
-from strategies.methods.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[3]
 

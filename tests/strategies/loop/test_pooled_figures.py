@@ -11,8 +11,9 @@ from models.contract.messages import EVALUATE, FIGURES, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.maths.standardisation import Sums
 from strategies.loop.roster import Roster
-from strategies.loop.state import to_record
+from strategies.loop.round_loop import RoundLoop
 from strategies.methods.fedavg import FedAvg
+from strategies.wire.records import to_record
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
 
@@ -24,7 +25,7 @@ def test_the_figures_travel_with_every_message_in_double_precision(
     sums = Sums(count, total, np.array([11.0, 0.01]))
     facts = {site: dataclasses.replace(found, sums=sums) for site, found in roster.facts.items()}
     grid = spy_grid(fake_app())
-    strategy = FedAvg(COMMON, NoSettings(), Roster(facts, roster.nodes))
+    strategy = RoundLoop(FedAvg(COMMON, NoSettings(), Roster(facts, roster.nodes)))
     strategy.start(grid, to_record({"w": np.zeros(2, np.float32)}), 2, 20)
     kinds = [message.metadata.message_type for message in grid.sent]
     assert kinds == [TRAIN] * 6 + [EVALUATE] * 3
@@ -38,7 +39,7 @@ def test_the_figures_travel_with_every_message_in_double_precision(
 
 def test_without_sums_no_message_has_figures(spy_grid: Any, fake_app: Any, roster: Roster) -> None:
     grid = spy_grid(fake_app())
-    FedAvg(COMMON, NoSettings(), roster).start(
+    RoundLoop(FedAvg(COMMON, NoSettings(), roster)).start(
         grid, to_record({"w": np.zeros(2, np.float32)}), 1, 20
     )
     assert len(grid.sent) == 6

@@ -9,6 +9,7 @@ from flwr.app import Array, RecordDict
 
 from models.contract.errors import SiteError
 from models.contract.messages import EVALUATE, TRAIN
+from strategies.loop.phase import Phase
 from strategies.loop.reply_checks import needed_metrics, refusal, refuse_too_few
 from strategies.loop.state import ArraySpec
 
@@ -154,7 +155,7 @@ LOSS = "trained.train.loss"
 def test_a_reply_owes_what_its_phase_measures_on_what_the_site_holds(
     phase: str, measures: bool, held: list[str], needed: list[str]
 ) -> None:
-    assert needed_metrics(phase, measures, held) == needed
+    assert needed_metrics(Phase(phase, 1, measures=measures), held) == needed
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_reply_owes_what_its_phase_measures_on_what_the_site_holds(
     ],
 )
 def test_enough_answers_are_enough(answered: int, failed: dict[str, str], min_sites: int) -> None:
-    refuse_too_few(4, TRAIN, answered, failed, min_sites)
+    refuse_too_few(Phase(TRAIN, 4), answered, failed, min_sites)
 
 
 @pytest.mark.parametrize(("min_sites", "least"), [(0, 4), (3, 3), (9, 4)])
@@ -177,4 +178,4 @@ def test_too_few_answers_are_refused_with_each_reason_once(min_sites: int, least
         rf"1 of 4 sites answered and {least} are needed \('min-sites'\)"
     )
     with pytest.raises(SiteError, match=told):
-        refuse_too_few(4, TRAIN, 1, failed, min_sites)
+        refuse_too_few(Phase(TRAIN, 4), 1, failed, min_sites)

@@ -34,7 +34,7 @@ def test_it_mixes_on_the_topology_that_is_named(roster: Roster, kind: str) -> No
     strategy = CDL(CommonSettings(silos=3, width=1), settings, roster)
     assert isinstance(strategy, Decentralised)
     assert strategy.kind() == kind
-    assert f"'{kind}'" in strategy.leaves()[0]
+    assert f"'{kind}'" in strategy.disclosures().leaves[0]
 
 
 def test_round_1_is_rings_and_round_2_is_not_and_no_support_model_travels(

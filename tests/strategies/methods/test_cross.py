@@ -13,20 +13,23 @@ from flwr.app import Message, RecordDict
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.networks.classifier import Task, build_classifier
+from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
-from strategies.loop.state import ArraySpec, RoundState, initial_weights, to_record
+from strategies.loop.round_loop import RoundLoop
+from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.cross import Cross
+from strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")
 WEIGHTS = initial_weights(build_classifier(COMMON, Task((1, 16, 16), 10)))
 STATE = RoundState(3, {})
-Run = Callable[..., tuple[Any, Cross]]
+Run = Callable[..., tuple[Any, RoundLoop]]
 
 
 @pytest.fixture
 def cross(roster: Roster) -> Cross:
-    return Cross(COMMON, NoSettings(), roster, run_dir="/somewhere")
+    return Cross(COMMON, NoSettings(), roster)
 
 
 @pytest.mark.parametrize(("round_", "expects"), [(0, False), (1, False), (2, True)])
@@ -82,7 +85,7 @@ def test_the_run_goes_on_without_the_model_of_a_site_that_failed_in_the_last_rou
         return found
 
     common = CommonSettings(rounds=3, silos=3, width=1, run_name="run", min_sites=2)
-    strategy = Cross(common, NoSettings(), roster, run_dir="/somewhere")
+    strategy = RoundLoop(Cross(common, NoSettings(), roster), run_dir="/somewhere")
     grid = spy_grid(fake_app(good, s2a=failing_in(round_, told, good)))
     strategy.start(grid, to_record({}), 3, 20)
     for arrays in (strategy.current().arrays, grid.sent[-1].content[ARRAYS]):
@@ -151,7 +154,7 @@ def test_the_picture_has_a_panel_per_metric_with_the_values_in_it(cross: Cross) 
 
 
 def test_cross_says_that_models_go_to_all_others_once_and_are_measured_there(cross: Cross) -> None:
-    models, measured = cross.leaves()
+    models, measured = cross.disclosures().leaves
     assert "go to all other sites once" in models
     assert "auc" in measured
     assert "every site's model" in measured

@@ -11,14 +11,17 @@ from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.networks.classifier import Task, build_classifier
+from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
-from strategies.loop.state import ArraySpec, RoundState, initial_weights, to_record
+from strategies.loop.round_loop import RoundLoop
+from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.ensemble import Ensemble
+from strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")
 WEIGHTS = initial_weights(build_classifier(COMMON, Task((1, 16, 16), 10)))
-Run = Callable[..., tuple[Any, Ensemble]]
+Run = Callable[..., tuple[Any, RoundLoop]]
 
 
 def names(message: Message) -> set[str]:
@@ -26,7 +29,7 @@ def names(message: Message) -> set[str]:
 
 
 def ensemble(roster: Roster) -> Ensemble:
-    return Ensemble(COMMON, NoSettings(), roster, run_dir="/somewhere")
+    return Ensemble(COMMON, NoSettings(), roster)
 
 
 @pytest.mark.parametrize(("round_", "expects"), [(0, False), (1, False), (2, True)])
@@ -100,9 +103,9 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
         found: RecordDict = content(arrays, **measured)
         return found
 
-    def run(min_sites: int) -> Ensemble:
+    def run(min_sites: int) -> RoundLoop:
         common = CommonSettings(rounds=3, silos=3, width=1, run_name="run", min_sites=min_sites)
-        strategy = Ensemble(common, NoSettings(), roster, run_dir="/somewhere")
+        strategy = RoundLoop(Ensemble(common, NoSettings(), roster), run_dir="/somewhere")
         app = fake_app(good, s2a=failing_in(round_, told, good))
         strategy.start(spy_grid(app), to_record({}), 3, 20)
         return strategy
@@ -113,6 +116,6 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
 
 
 def test_the_ensemble_says_that_models_leave_and_go_to_all_others(roster: Roster) -> None:
-    (told,) = ensemble(roster).leaves()
+    (told,) = ensemble(roster).disclosures().leaves
     assert "all weights" in told
     assert "go to all other sites" in told

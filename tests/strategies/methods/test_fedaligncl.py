@@ -12,6 +12,8 @@ from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.fedaligncl import FedAlignCLSettings
 from server_app.config.settings import resolve
+from strategies.loop.phase import Phase
+from strategies.loop.reply_checks import why_unusable
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.fedaligncl import FedAlignCL
@@ -112,7 +114,7 @@ def test_the_switches_have_the_papers_names(
     own = FedAlignCLSettings(align=align, curriculum=curriculum)
     strategy = FedAlignCL(COMMON, own, roster)
     assert strategy.variant() == name
-    words = " ".join(strategy.leaves())
+    words = " ".join(strategy.disclosures().leaves)
     assert ("embeddings" in words) == align
     assert ("forgotten" in words) == curriculum
     assert "Gaussian noise of variance 0.001" in words
@@ -120,9 +122,9 @@ def test_the_switches_have_the_papers_names(
 
 def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(roster: Roster) -> None:
     quiet = FedAlignCL(COMMON, FedAlignCLSettings(noise_variance=0.0), roster)
-    assert "without noise" in " ".join(quiet.leaves())
+    assert "without noise" in " ".join(quiet.disclosures().leaves)
     relative = FedAlignCL(COMMON, FedAlignCLSettings(noise_scale="relative"), roster)
-    assert "0.001 times their spread" in " ".join(relative.leaves())
+    assert "0.001 times their spread" in " ".join(relative.disclosures().leaves)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +170,9 @@ def test_embeddings_travel_from_site_to_site_in_a_run(spied_run: SpiedRun, tiny:
 def test_a_reply_with_embeddings_of_another_width_stops_the_run(
     strategy: FedAlignCL, content: Callable[..., Any], measured: dict[str, float]
 ) -> None:
-    strategy.state = _after(1)
     arrays = {"w": np.zeros(2, np.float32), "embeddings": np.zeros((36, 7), np.float32)}
     reply = SiteReply("s1a", content(arrays, **measured), 0, 0)
-    told = strategy._why_unusable(2, reply, strategy.state)
+    told = why_unusable(reply, Phase(TRAIN, 2), strategy, _after(1))
     assert told == "array 'embeddings' is float32 (36, 7), expected float32 (36, 16)"
 
 
@@ -183,6 +184,6 @@ def test_the_finished_model_is_the_weights_and_no_sites_embeddings(strategy: Fed
         FedAlignCLSettings(noise_variance=0.0),
         strategy.roster,
     )
-    words = " ".join(private.leaves())
+    words = " ".join(private.disclosures().leaves)
     assert "without noise" not in words
     assert "clipped and with noise" in words

@@ -10,8 +10,8 @@ from models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.methods.uefl import UEFLSettings
 from models.networks.classifier import Task, build_classifier
+from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
-from strategies.loop.state import initial_weights
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.uefl import UEFL
 
@@ -82,5 +82,5 @@ def test_nothing_is_published_of_other_data_or_another_number_of_silos(roster: R
 
 
 def test_fedavg_says_that_weights_leave_a_site(roster: Roster) -> None:
-    (told,) = FedAvg(COMMON, NoSettings(), roster).leaves()
+    (told,) = FedAvg(COMMON, NoSettings(), roster).disclosures().leaves
     assert "all weights and batch-norm statistics" in told

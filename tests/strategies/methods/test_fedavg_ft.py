@@ -97,5 +97,5 @@ def test_a_run_that_would_only_fine_tune_is_refused(rounds: int) -> None:
 
 
 def test_it_says_in_how_many_rounds_weights_leave(finetuning: Build) -> None:
-    (told,) = finetuning().leaves()
+    (told,) = finetuning().disclosures().leaves
     assert "each of the first 3 rounds; the fine-tuned model stays" in told

@@ -13,8 +13,10 @@ from models.contract.settings import CommonSettings
 from models.methods.feddistill import FedDistillSettings
 from server_app.config.settings import resolve
 from strategies.loop.roster import Roster
-from strategies.loop.state import ArraySpec, RoundState, to_record
+from strategies.loop.round_loop import RoundLoop
+from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.feddistill import FedDistill
+from strategies.wire.records import to_record
 
 START = RoundState(0, {})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
@@ -167,7 +169,7 @@ def test_a_reply_that_is_no_set_of_logits_is_refused(
 
     app = fake_app(answer({"logits/0": np.zeros(10)}), s2a=answer(bad))
     common = CommonSettings(rounds=1, silos=3, width=1, run_name="run")
-    strategy = FedDistill(common, FedDistillSettings(), roster, run_dir="/somewhere")
+    strategy = RoundLoop(FedDistill(common, FedDistillSettings(), roster), run_dir="/somewhere")
     with pytest.raises(SiteError, match=f"site s2a.*{fault}"):
         strategy.start(spy_grid(app), to_record({}), 1)
 
@@ -206,7 +208,7 @@ def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
 def test_what_leaves_is_told_with_who_gets_it(
     roster: Roster, counts: dict[str, list[int]], told: str
 ) -> None:
-    (found,) = strategy_of(counted(roster, **counts)).leaves()
+    (found,) = strategy_of(counted(roster, **counts)).disclosures().leaves
     assert told in found
 
 

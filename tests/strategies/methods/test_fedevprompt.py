@@ -256,10 +256,9 @@ def test_a_map_that_is_none_is_objected_to(
     method: Build, site_reply: Replies, bad: Any, said: str | None
 ) -> None:
     strategy = method()
-    strategy.state = buffered()
     reply = site_reply("s1a", gift("s1a") | {"maps/0": bad})
-    assert strategy.objection(TRAIN, reply) == said
-    assert strategy.objection(EVALUATE, reply) is None
+    assert strategy.rejection_reason(TRAIN, reply, buffered()) == said
+    assert strategy.rejection_reason(EVALUATE, reply, buffered()) is None
 
 
 @pytest.mark.parametrize(
@@ -275,7 +274,7 @@ def test_a_map_that_is_none_is_objected_to(
 def test_the_run_says_what_leaves_a_site(
     method: Build, own: dict[str, Any], said: list[str]
 ) -> None:
-    told = method(**own).leaves()
+    told = method(**own).disclosures().leaves
     assert len(told) == len(said)
     assert all(part in line for part, line in zip(said, told, strict=True))
 

@@ -34,9 +34,10 @@ from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
 from strategies.loop.roster import Roster
-from strategies.loop.state import to_record
+from strategies.loop.round_loop import RoundLoop
 from strategies.methods.fedevprompt import FedEvPrompt
 from strategies.wire.bundles import record_bytes
+from strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 NODES = {1001: "s1a", 1002: "s2a", 1003: "s3a"}
@@ -267,9 +268,9 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
     monkeypatch.setattr(client_app.opening, "load_silo", load)
     grid, strategy = spied_run(tiny("fedevprompt", distillation_weight=1.0))
     replies, sent = by_round(grid.replies, of_reply=True), by_round(grid.sent)
-    expected = strategy.expected("train", "s2a", strategy.current())
+    expected = strategy.method.expected("train", "s2a", strategy.current())
     assert "maps/3" not in expected
-    assert "maps/3" in strategy.expected("train", "s1a", strategy.current())
+    assert "maps/3" in strategy.method.expected("train", "s1a", strategy.current())
     for answers in replies[:2]:
         assert set(answers["s2a"]) == set(expected)
         assert "maps/3" in answers["s1a"]
@@ -356,14 +357,13 @@ def started(
             site: dataclasses.replace(found, label_counts=counts, classes=2)
             for site, found in roster.facts.items()
         }
-        strategy = FedEvPrompt(
+        method = FedEvPrompt(
             dataclasses.replace(common, min_sites=min_sites),
             FedEvPromptSettings(buffer_maps=2),
             Roster(facts, roster.nodes, asked=frozenset(roster.nodes.values())),
-            [recorder],
-            "/somewhere",
         )
-        strategy.state = strategy.initial_state(strategy.roster.task())
+        strategy = RoundLoop(method, [recorder], "/somewhere")
+        strategy.state = method.initial_state(method.roster.task())
         grid = spy_grid(fake_app(good(), **special))
         strategy.start(grid, to_record({}), common.rounds, 20)
         return grid, strategy

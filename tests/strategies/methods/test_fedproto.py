@@ -16,8 +16,10 @@ from models.methods.fedproto import FedProtoSettings
 from server_app.config.settings import resolve
 from server_app.run.inline_engine import partition_configs
 from strategies.loop.roster import Roster, meet_sites
-from strategies.loop.state import ArraySpec, RoundState, to_record
+from strategies.loop.round_loop import RoundLoop
+from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.fedproto import FedProto, held
+from strategies.wire.records import to_record
 
 START = RoundState(0, {})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
@@ -152,7 +154,7 @@ def test_a_reply_that_is_no_set_of_prototypes_is_refused(
 
     app = fake_app(answer({"prototype/0": np.zeros(16)}), s2a=answer(bad))
     common = CommonSettings(rounds=1, silos=3, width=1, run_name="run")
-    strategy = FedProto(common, FedProtoSettings(), roster, run_dir="/somewhere")
+    strategy = RoundLoop(FedProto(common, FedProtoSettings(), roster), run_dir="/somewhere")
     with pytest.raises(SiteError, match=f"site s2a.*{fault}"):
         strategy.start(spy_grid(app), to_record({}), 1)
 
@@ -257,9 +259,10 @@ def test_a_hospitals_raised_floor_keeps_a_class_at_home_and_the_server_does_not_
     nodes[0]["sums-min-count"], nodes[1]["sums-min-count"] = 1, 5
     grid = type(spy_grid(app))(app, values.as_mapping(), nodes)
     sites = meet_sites(grid, values.common)
-    strategy = FedProto(values.common, values.own, sites, run_dir=str(tmp_path))
-    strategy.state = strategy.initial_state(sites.task())
-    strategy.start(grid, to_record({}), 1)
+    strategy = FedProto(values.common, values.own, sites)
+    loop = RoundLoop(strategy, run_dir=str(tmp_path))
+    loop.state = strategy.initial_state(sites.task())
+    loop.start(grid, to_record({}), 1)
     assert [facts.floor for facts in sites.facts.values()] == [1, 5, 37]
     for index, (site, floor) in enumerate([("s1a", 1), ("s2a", 5), ("s3a", 37)]):
         counts = sites.facts[site].label_counts["train"]
@@ -273,19 +276,19 @@ def test_a_hospitals_raised_floor_keeps_a_class_at_home_and_the_server_does_not_
 def test_what_leaves_is_told_with_the_floor_and_the_fewest_samples_behind_a_mean(
     proto: FedProto,
 ) -> None:
-    (told,) = proto.leaves()
+    (told,) = proto.disclosures().leaves
     assert "for each class that the site has at least 1 training samples of, the mean" in told
     assert "at site s1a, class 0, is that of one single sample" in told
     proto.settings = FedProtoSettings(class_min_count=3)
-    (told,) = proto.leaves()
+    (told,) = proto.disclosures().leaves
     assert "the site has at least 3 training samples of, the mean" in told
     assert "of as few as 3 (site s2a, class 0)" in told
     proto.roster = floored(proto.roster, s2a=4)
-    (told,) = proto.leaves()
+    (told,) = proto.disclosures().leaves
     assert "the site has at least 3 training samples of (site s2a 4), the mean" in told
     assert "of as few as 4 (site s3a, class 0)" in told
     proto.settings = FedProtoSettings()
-    (told,) = proto.leaves()
+    (told,) = proto.disclosures().leaves
     assert told.startswith("each round: no class mean, since there is no class that the site has")
     assert told.endswith("at least 10 training samples of")
 
@@ -293,7 +296,7 @@ def test_what_leaves_is_told_with_the_floor_and_the_fewest_samples_behind_a_mean
 def test_of_logistic_regression_it_is_told_that_rows_themselves_are_averaged() -> None:
     facts = {"va": SiteFacts("va", "va", (13,), 2, {"train": [19, 9]}, {})}
     common = CommonSettings(dataset="heart")
-    told = FedProto(common, FedProtoSettings(), Roster(facts, {"va": 1})).leaves()
+    told = FedProto(common, FedProtoSettings(), Roster(facts, {"va": 1})).disclosures().leaves
     assert "the exact mean of each such class's standardised rows" in told[1]
 
 

@@ -8,8 +8,9 @@ import pytest
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings, NoSettings
 from strategies.loop.roster import Roster
-from strategies.loop.state import to_record
+from strategies.loop.round_loop import RoundLoop
 from strategies.methods.local import Local
+from strategies.wire.records import to_record
 
 
 def test_no_array_crosses_the_wire_in_either_direction(
@@ -31,7 +32,7 @@ def test_a_site_that_sends_its_weights_all_the_same_is_refused(
         s2a=lambda message: content({"w": [1.0]}, **measured),
     )
     common = CommonSettings(rounds=1, silos=3, run_name="run")
-    strategy = Local(common, NoSettings(), roster, run_dir="/somewhere")
+    strategy = RoundLoop(Local(common, NoSettings(), roster), run_dir="/somewhere")
     with pytest.raises(SiteError, match=r"site s2a.*surplus \['w'\]"):
         strategy.start(spy_grid(app), to_record({}), 1)
 
@@ -47,5 +48,5 @@ def test_sites_of_a_real_run_are_known_to_keep_state_from_their_first_reply_on(
 
 def test_nothing_but_metrics_is_said_to_leave(roster: Roster) -> None:
     strategy = Local(CommonSettings(silos=9, dataset="mnist"), NoSettings(), roster)
-    assert strategy.leaves() == []
+    assert strategy.disclosures().leaves == []
     assert strategy.published() == {}

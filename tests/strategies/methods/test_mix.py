@@ -77,7 +77,7 @@ def test_in_a_run_one_site_trains_and_all_measure(
 
 
 def test_the_oracle_says_that_it_is_none_of_the_federated_methods(mix: Mix) -> None:
-    (told,) = mix.leaves()
+    (told,) = mix.disclosures().leaves
     assert "everything" in told
     assert "simulation only" in told
     assert "oracle" in Mix.title

@@ -14,8 +14,9 @@ from models.contract.messages import EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRSettings, build_router
 from models.networks.classifier import Task, build_classifier, exchanged_arrays
+from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
-from strategies.loop.state import ArraySpec, RoundState, SiteReply, initial_weights
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.picsr import PICSR
 
 ALL = ["s1a", "s2a", "s3a"]
@@ -231,8 +232,8 @@ def test_an_expert_without_a_finite_answer_to_its_own_prototype_is_objected_to(
     picsr: Build, site_reply: Replies, phase: str, round_: int, value: float, said: str | None
 ) -> None:
     strategy = picsr()
-    strategy.state = RoundState(round_, {})
-    assert strategy.objection(phase, site_reply("s1a", given(value))) == said
+    reply = site_reply("s1a", given(value))
+    assert strategy.rejection_reason(phase, reply, RoundState(round_, {})) == said
 
 
 @pytest.mark.parametrize("phase", [TRAIN, EVALUATE])
@@ -309,7 +310,7 @@ def test_the_run_tells_who_listens_to_whom_and_how_far_prototypes_are_apart(pics
     ],
 )
 def test_picsr_says_what_leaves_a_site(picsr: Build, own: dict[str, Any], said: str) -> None:
-    told = picsr(**own).leaves()
+    told = picsr(**own).disclosures().leaves
     assert said in "\n".join(told)
     for always in ("the site's expert", "prototype, the mean", "router's weights", "quantiles"):
         assert any(always in line for line in told)

@@ -17,9 +17,11 @@ from models.contract.messages import ARRAYS, EVALUATE, HELLO
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRSettings
 from models.networks.classifier import Task, build_classifier
+from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
-from strategies.loop.state import initial_weights, to_record
+from strategies.loop.round_loop import RoundLoop
 from strategies.methods.picsr import PICSR
+from strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 TASK = Task((1, 16, 16), 10)
@@ -67,11 +69,11 @@ def good(content: Any, measured: dict[str, float], told: Any) -> Callable[..., B
 def started(spy_grid: Any, fake_app: Any, roster: Roster, recorder: Any, good: Any) -> Run:
     """Return a function that runs two expert rounds and two of the router over fake sites."""
 
-    def start(min_sites: int = 0, **special: Behaviour) -> tuple[Any, PICSR]:
+    def start(min_sites: int = 0, **special: Behaviour) -> tuple[Any, RoundLoop]:
         common = dataclasses.replace(COMMON, min_sites=min_sites)
         own = PICSRSettings(expert_rounds=2)
-        strategy = PICSR(common, own, roster, [recorder], "/somewhere")
-        strategy.state = strategy.initial_state(TASK)
+        strategy = RoundLoop(PICSR(common, own, roster), [recorder], "/somewhere")
+        strategy.state = strategy.method.initial_state(TASK)
         grid = spy_grid(fake_app(good(), **special))
         strategy.start(grid, to_record({}), common.rounds, 20)
         return grid, strategy
@@ -147,7 +149,7 @@ def test_finetuned_experts_part_from_the_fedavg_model_and_are_sent_no_weights_ag
 def test_a_run_ends_with_a_routing_document_of_its_own_values(spied_run: Run, tiny: Tiny) -> None:
     _, strategy = spied_run(tiny("picsr"))
     values = {"s1a": {f"routing.{site}.mean": 1 / 3 for site in ALL}}
-    found = strategy.documents(strategy.current(), values)["routing.json"]
+    found = strategy.method.documents(strategy.current(), values)["routing.json"]
     assert found["experts"] == ALL
     distances = found["prototype distances"]
     for kind in ("input", "embedded"):

@@ -77,7 +77,7 @@ def test_only_sites_above_the_threshold_are_asked_for_centroids(
     assert strategy.recipients(TRAIN, after) == ALL
     assert after.extras["iteration"] == 2
     assert after.extras["entropies"] == [{"round": 5, "entropies": entropies, "uncertain": ["s3a"]}]
-    assert not strategy.finished(after)
+    assert not strategy.why_finished(after)
 
 
 @pytest.mark.parametrize("stop", [True, False])
@@ -88,17 +88,18 @@ def test_the_run_ends_once_no_site_is_uncertain_if_it_may(
     replies = {site: site_reply(site, **{ENTROPY: 1.0}) for site in ALL}
     after = strategy.combine(UNCERTAINTY, state(4), replies)
     assert strategy.recipients(CENTROIDS, after) == []
-    assert strategy.finished(after) is stop
+    assert bool(strategy.why_finished(after)) is stop
 
 
-def test_used_up_rounds_end_the_run(uefl: Build) -> None:
-    assert uefl(5).finished(state(5))
-    assert not uefl(5).finished(state(4))
+def test_a_run_goes_on_while_a_silo_may_be_uncertain(uefl: Build) -> None:
+    assert uefl(5).why_finished(state(4)) == ""
 
 
 def test_a_run_that_ends_early_says_why(uefl: Build) -> None:
     assert uefl(5).why_finished(state(5, certain=True)) == ""
-    assert "after round 3 no silo's entropy is above 1.3" in uefl(5).why_finished(state(3))
+    assert "after round 3 no silo's entropy is above 1.3" in uefl(5).why_finished(
+        state(3, certain=True)
+    )
 
 
 def test_a_book_goes_only_to_the_sites_that_may_use_it(uefl: Build) -> None:
@@ -175,7 +176,9 @@ def test_a_gaussian_extension_is_drawn_by_the_server_and_keyed_on_the_books_numb
     assert all(strategy.expected(CENTROIDS, site, before) == {} for site in sites)
     # s1a has book 0, s2a books 0 and 1
     replies = {site: site_reply(site, new_codewords=2) for site in sites}
-    assert all(strategy.objection(CENTROIDS, reply) is None for reply in replies.values())
+    assert all(
+        strategy.rejection_reason(CENTROIDS, reply, state(4)) is None for reply in replies.values()
+    )
     after = strategy.combine(CENTROIDS, before, replies)
     assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
     drawn = after.arrays["codebook.2"]
@@ -203,22 +206,28 @@ def test_centroids_whose_counts_cannot_be_are_objected_to(
     uefl: Build, site_reply: Replies, rows: int, counts: list[float], fits: bool
 ) -> None:
     arrays = {"centroids": np.zeros((rows, 2), np.float32), "counts": np.float32(counts)}
-    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays, new_codewords=rows))
+    told = uefl().rejection_reason(
+        CENTROIDS, site_reply("s1a", arrays, new_codewords=rows), state(4)
+    )
     assert told is None if fits else f"{rows} centroids came with counts" in str(told)
 
 
 def test_an_uncertainty_reply_without_its_entropy_is_objected_to(
     uefl: Build, site_reply: Replies
 ) -> None:
-    assert uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.4})) is None
-    told = uefl().objection(UNCERTAINTY, site_reply("s1a"))
+    assert (
+        uefl().rejection_reason(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.4}), state(4)) is None
+    )
+    told = uefl().rejection_reason(UNCERTAINTY, site_reply("s1a"), state(4))
     assert told == "metric 'incoming.val.entropy' is missing"
-    assert uefl().objection(TRAIN, site_reply("s1a")) is None
+    assert uefl().rejection_reason(TRAIN, site_reply("s1a"), state(4)) is None
 
 
 def test_an_entropy_below_nothing_is_objected_to(uefl: Build, site_reply: Replies) -> None:
-    assert uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.0})) is None
-    told = uefl().objection(UNCERTAINTY, site_reply("s1a", **{ENTROPY: -0.25}))
+    assert (
+        uefl().rejection_reason(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.0}), state(4)) is None
+    )
+    told = uefl().rejection_reason(UNCERTAINTY, site_reply("s1a", **{ENTROPY: -0.25}), state(4))
     assert told == "metric 'incoming.val.entropy' is -0.25, less than 0"
 
 
@@ -227,7 +236,7 @@ def test_a_centroids_reply_without_its_number_of_codewords_is_objected_to(
     uefl: Build, site_reply: Replies, own: dict[str, Any]
 ) -> None:
     arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
-    told = uefl(**own).objection(CENTROIDS, site_reply("s1a", arrays))
+    told = uefl(**own).rejection_reason(CENTROIDS, site_reply("s1a", arrays), state(4))
     assert told == "metric 'new-codewords' is missing"
 
 
@@ -235,7 +244,7 @@ def test_as_many_centroids_must_come_as_codewords_are_told(
     uefl: Build, site_reply: Replies
 ) -> None:
     arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
-    told = uefl().objection(CENTROIDS, site_reply("s1a", arrays, new_codewords=2))
+    told = uefl().rejection_reason(CENTROIDS, site_reply("s1a", arrays, new_codewords=2), state(4))
     assert told == "1 centroids came with counts [1.0]"
 
 
@@ -245,7 +254,7 @@ def test_a_round_without_any_new_codeword_is_marked_and_changes_nothing_else(
 ) -> None:
     strategy, before = uefl(**own), state(4, uncertain=["s1a"])
     reply = site_reply("s1a", None if own else NOTHING, new_codewords=0)
-    assert strategy.objection(CENTROIDS, reply) is None
+    assert strategy.rejection_reason(CENTROIDS, reply, state(4)) is None
     after = strategy.combine(CENTROIDS, before, {"s1a": reply})
     assert after.arrays == before.arrays
     assert after.extras == {**before.extras, "extended": {"5": []}}
@@ -277,7 +286,7 @@ def test_marks_say_in_which_rounds_codewords_came_and_for_whom() -> None:
 def test_uefl_says_what_leaves_a_site(
     uefl: Build, own: dict[str, Any], books: bool, centroids: bool
 ) -> None:
-    told = uefl(centroid_min_count=12, **own).leaves()
+    told = uefl(centroid_min_count=12, **own).disclosures().leaves
     assert "all weights" in told[0]
     assert any("codebooks" in line for line in told) is books
     assert any("centroids" in line and "fewer than 12" in line for line in told) is centroids

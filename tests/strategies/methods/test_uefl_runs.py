@@ -16,8 +16,10 @@ from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings
 from models.methods.uefl import UEFLSettings, gaussian_codebook
 from models.networks.classifier import Task
-from strategies.loop.state import RoundState, to_record
+from strategies.loop.round_loop import RoundLoop
+from strategies.loop.state import RoundState
 from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
+from strategies.wire.records import to_record
 
 Run = Callable[..., tuple[Any, Any]]
 Tiny = Callable[..., dict[str, Any]]
@@ -36,7 +38,7 @@ def test_a_site_never_receives_nor_sends_a_book_it_was_not_given(
     given_in = {round_: str(i + 1) for i, round_ in enumerate(strategy.state.extras["extended"])}
     assert given_in == {"1": "1", "2": "2"}
     assert any(sites != ["s1a", "s2a", "s3a"] for sites in access.values())
-    site_of = {node: site for site, node in strategy.roster.nodes.items()}
+    site_of = {node: site for site, node in strategy.method.roster.nodes.items()}
     for message in grid.sent[3:]:
         site, round_ = site_of[message.metadata.dst_node_id], told(message)["round"]
         older = {b for b in access if b == "0" or int(b) < round_}
@@ -157,8 +159,8 @@ def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
 
     own = UEFLSettings(iteration_rounds=1, gamma=0.0, codes=1)
     common = CommonSettings(rounds=2, silos=3, run_name="run")
-    strategy = UEFL(common, own, roster, run_dir="/somewhere")
-    first = strategy.initial_state(Task((1, 16, 16), 10))
+    strategy = RoundLoop(UEFL(common, own, roster), run_dir="/somewhere")
+    first = strategy.method.initial_state(Task((1, 16, 16), 10))
     arrays = {"w": np.zeros(1, np.float32), "codebook.0": np.zeros((1, 2), np.float32)}
     strategy.state = RoundState(0, arrays, first.extras)
     with pytest.raises(SiteError, match=f"round 1, phase {phase}: .*{said}"):

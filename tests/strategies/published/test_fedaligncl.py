@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from models.contract.messages import SiteFacts
+from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
 from strategies.loop.roster import Roster
 from strategies.methods.registry import strategy_class
@@ -98,13 +99,13 @@ def test_cross_publishes_single_and_the_models_of_the_other_sites() -> None:
 def test_methods_publish_their_own_row(method: str, row: str) -> None:
     cls = strategy_class(method)
     common = CommonSettings(**MAMMOGRAPHY)
-    strategy = cls(common, cls.settings_class(), vendors(*VENDORS))
+    strategy = cls(common, settings_class(method)(), vendors(*VENDORS))
     assert strategy.published() == published(row)
 
 
 def test_cross_publishes_its_rows() -> None:
     cls, common = strategy_class("cross"), CommonSettings(**MAMMOGRAPHY)
     roster = vendors(*VENDORS)
-    assert cls(common, cls.settings_class(), roster).published() == mammography_cross(
+    assert cls(common, settings_class("cross")(), roster).published() == mammography_cross(
         common, roster
     )

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from models.contract.messages import SiteFacts
+from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
-from strategies.loop.federated_strategy import FederatedStrategy
+from strategies.loop.method import Method
 from strategies.loop.roster import Roster
 from strategies.methods.registry import strategy_class
 from strategies.published.picsr import heart_disease
@@ -25,9 +26,9 @@ def hospitals(*names: str) -> Roster:
     return Roster(facts, {name: index for index, name in enumerate(names)})
 
 
-def strategy(method: str, roster: Roster, **common: Any) -> FederatedStrategy:
+def strategy(method: str, roster: Roster, **common: Any) -> Method:
     cls = strategy_class(method)
-    return cls(CommonSettings(**HEART | common), cls.settings_class(), roster)
+    return cls(CommonSettings(**HEART | common), settings_class(method)(), roster)
 
 
 # Papers have the mean as a percentage of two digits; FedAvg+FT's 82.825 is printed as 82.83.

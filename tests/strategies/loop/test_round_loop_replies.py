@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 
 from models.contract.errors import SiteError
 from models.contract.messages import EVALUATE, TRAIN
-from strategies.loop.state import SiteReply
+from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
 
 Started = Callable[..., tuple[Any, FedAvg]]
@@ -56,11 +56,11 @@ def test_a_method_may_object_to_a_reply_of_the_right_form(
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def objection(self: FedAvg, phase: str, reply: SiteReply) -> str | None:
+    def rejection(self: FedAvg, phase: str, reply: SiteReply, state: RoundState) -> str | None:
         asked.append((phase, reply.site))
         return "too good to be true" if reply.metrics().get("loss") == 0 else None
 
-    monkeypatch.setattr(FedAvg, "objection", objection)
+    monkeypatch.setattr(FedAvg, "rejection_reason", rejection)
     app = fake_app(answering(4.0), s2a=answering(9.0, loss=0.0))
     _, strategy = started(app, min_sites=2, rounds=1)
     assert strategy.state is not None

@@ -12,9 +12,11 @@ from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from strategies.loop.roster import Roster
-from strategies.loop.state import RoundState, to_record
+from strategies.loop.round_loop import RoundLoop
+from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg
 from strategies.wire.bundles import record_bytes
+from strategies.wire.records import to_record
 
 START = {"w": np.zeros(2, np.float32)}
 Started = Callable[..., tuple[Any, FedAvg]]
@@ -45,7 +47,7 @@ def test_a_site_with_a_folder_of_its_own_is_not_told_the_run_directory(
     settled = dataclasses.replace(roster.facts["s2a"], homeless=False)
     mixed = Roster({**roster.facts, "s2a": settled}, roster.nodes)
     common = CommonSettings(rounds=2, silos=3, run_name="run")
-    strategy = FedAvg(common, NoSettings(), mixed, run_dir="/somewhere")
+    strategy = RoundLoop(FedAvg(common, NoSettings(), mixed), run_dir="/somewhere")
     grid = spy_grid(fake_app())
     strategy.start(grid, to_record(START), 2, 20)
     assert [told(m)["run-dir"] for m in grid.sent] == ["/somewhere", "", "/somewhere"] * 3
@@ -204,7 +206,7 @@ def test_the_servers_own_evaluation_gets_each_rounds_arrays(
     spy_grid: Any, fake_app: Any, roster: Roster
 ) -> None:
     common = CommonSettings(rounds=2, silos=3, run_name="run")
-    strategy = FedAvg(common, NoSettings(), roster, run_dir="/somewhere")
+    strategy = RoundLoop(FedAvg(common, NoSettings(), roster), run_dir="/somewhere")
 
     def evaluate(round_: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"first": float(arrays["w"].numpy()[0]) + round_})
@@ -237,6 +239,6 @@ def test_a_run_that_goes_on_remembers_who_keeps_state(started: Started, told: An
 
 
 def test_messages_before_the_start_are_an_error_of_ours(roster: Roster, spy_grid: Any) -> None:
-    strategy = FedAvg(CommonSettings(), NoSettings(), roster)
+    strategy = RoundLoop(FedAvg(CommonSettings(), NoSettings(), roster))
     with pytest.raises(RuntimeError, match="no state yet"):
         strategy.configure_train(1, ArrayRecord(), None, None)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""The way of one FedAvg round: which of our functions it passes, traced at run time.
+
+    python benchmarks/round_trace.py [--list] [--until-step]
+
+Three silos of digits, a conv network, the in-process engine; counted from the round's begin at the
+server to its end, with messages, checks, training, measuring, metrics, traffic and checkpoint.
+Functions with a name are counted once each, however often they run; comprehensions and generated
+methods are not. ``--until-step`` counts only up to the first step of the first site's optimiser.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = tuple(
+    f"{ROOT}/{name}/" for name in ("models", "datasets", "strategies", "client_app", "server_app")
+)
+ROUND = {"_run_round", "run_round"}  # what runs one round, by its name
+VALUES = {
+    "method": "fedavg",
+    "dataset": "digits",
+    "silos": 3,
+    "silo-train-size": 40,
+    "silo-test-size": 10,
+    "rounds": 1,
+    "local-epochs": 1,
+    "batch-size": 16,
+    "width": 4,
+    "mc-passes": 3,
+    "device": "cpu",
+    "run-name": "run",
+}
+
+
+class Tracer:
+    """Notes the functions of this project that are entered while a round runs."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.passed: dict[tuple[str, str], int] = {}
+        self.at_first_step = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Take note of a call or a return."""
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGES):
+            return
+        if code.co_name in ROUND:
+            self.inside += {"call": 1, "return": -1}.get(event, 0)
+        counts = self.inside and not code.co_name.startswith("<")
+        if event == "call" and counts:
+            self.passed.setdefault((code.co_filename, code.co_qualname), len(self.passed))
+
+
+def main() -> None:
+    """Trace a round and print what it passed."""
+    sys.path.insert(0, str(ROOT))
+    from server_app.config.settings import resolve
+    from server_app.run.inline_engine import run_inline
+
+    tracer = Tracer()
+    step = torch.optim.Adam.step
+
+    def first_step(self: torch.optim.Adam, *args: Any, **options: Any) -> Any:
+        tracer.at_first_step = tracer.at_first_step or len(tracer.passed)
+        return step(self, *args, **options)
+
+    torch.optim.Adam.step = first_step  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = resolve(VALUES | {"out": folder, "cache-dir": folder})
+        threading.setprofile(tracer)
+        sys.setprofile(tracer)
+        run_inline(settings, 3, draw=False)
+        sys.setprofile(None)
+    passed = [(file.removeprefix(f"{ROOT}/"), name) for file, name in tracer.passed]
+    if "--until-step" in sys.argv:
+        passed = passed[: tracer.at_first_step]
+    if "--list" in sys.argv:
+        print("\n".join(f"{file}: {name}" for file, name in passed))
+    files = {file for file, _ in passed}
+    print(f"{len(passed)} functions in {len(files)} files", end="; ")
+    print(f"{tracer.at_first_step} functions to the first optimiser step")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""Star at a silo: mix with the neighbours' models that came, train, send."""
+
+from __future__ import annotations
+
+from client_app.methods.decentralised import DecentralisedSite
+
+
+class StarSite(DecentralisedSite):
+    """As every decentralised silo; who its neighbours are is the server's knowledge."""

@@ -1,0 +1,63 @@
+"""The one table of methods: a line each, from which both ends of the wire find their files.
+
+The method ``fedavg-ft``, here ``"fedavg-ft": "FedAvgFT"``, is in three files of one name:
+``models/methods/fedavg_ft.py`` with ``FedAvgFTSettings``, ``strategies/methods/fedavg_ft.py`` with
+``FedAvgFT`` and ``client_app/methods/fedavg_ft.py`` with ``FedAvgFTSite``. Each is imported when it
+is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from models.contract.errors import SettingError
+from models.contract.settings_schema import unknown_name
+
+METHODS = {
+    "cdl": "CDL",
+    "cross": "Cross",
+    "ensemble": "Ensemble",
+    "fedavg": "FedAvg",
+    "fedavg-ft": "FedAvgFT",
+    "fedaligncl": "FedAlignCL",
+    "feddistill": "FedDistill",
+    "fedefm": "FedEFM",
+    "fedevprompt": "FedEvPrompt",
+    "fedproto": "FedProto",
+    "fedprox": "FedProx",
+    "local": "Local",
+    "matcha": "Matcha",
+    "mix": "Mix",
+    "moon": "Moon",
+    "picsr": "PICSR",
+    "ring": "Ring",
+    "star": "Star",
+    "uefl": "UEFL",
+}
+
+
+def settings_class(name: str) -> type:
+    """Return the dataclass of the settings that method ``name`` has of its own."""
+    found: type = method_part("models", name, "Settings")
+    return found
+
+
+def method_part(room: str, name: str, suffix: str = "") -> Any:
+    """Return the class of method ``name`` in ``room``, one of the top-level packages.
+
+    Raises:
+        SettingError: no method has that name, or its file has no such class.
+    """
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    module, cls = f"{room}.methods.{name.replace('-', '_')}", f"{METHODS[name]}{suffix}"
+    try:
+        return getattr(import_module(module), cls)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != module:
+            raise  # what the file itself imports is missing
+        raise SettingError(
+            f"method '{name}' of the table in models/contract/methods.py has no class '{cls}' in "
+            f"{module.replace('.', '/')}.py: write it, or mend the line"
+        ) from None

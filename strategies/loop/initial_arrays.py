@@ -1,0 +1,29 @@
+"""What a run starts from: a new network's exchanged arrays, or weights that its user names."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from datasets.weights.backbones import load_backbone
+from datasets.weights.initial_weights import load_initial_weights
+from models.contract.settings import CommonSettings
+from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+from strategies.wire.records import NDArray
+
+
+def initial_weights(network: nn.Module) -> dict[str, NDArray]:
+    """Return the exchanged arrays of a new network; for one seed the same for every method."""
+    return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
+
+
+def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
+    """Return the network that a run starts from; given weights only if they are exchanged.
+
+    Raises:
+        SettingError: its weights are missing or of another architecture.
+    """
+    network = build_classifier(common, task)
+    if common.train_backbone or common.network == "resnet22":
+        load_backbone(network, common)
+    load_initial_weights(network, common)
+    return network

@@ -1,0 +1,87 @@
+"""A method's side at the server: what is sent, to whom, and how replies are combined.
+
+An author overrides what differs; the round itself is ``strategies.loop.round_loop``'s, which no
+method copies.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from models.contract.messages import TRAIN
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value
+from models.networks.classifier import Task
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.reporting import MethodReport
+from strategies.loop.roster import Roster
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.wire.records import NDArray
+
+
+class Method(MethodReport, ABC):
+    """A method's server side.
+
+    Attributes:
+        title: the method's name for people.
+        capabilities: what of the common settings it takes.
+        common: the run's common settings.
+        settings: the method's own.
+        roster: the sites that take part; the loop puts another one here when a site joins.
+    """
+
+    title: ClassVar[str] = ""
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(self, common: CommonSettings, settings: Any, roster: Roster) -> None:
+        self.common = common
+        self.settings = settings
+        self.roster = roster
+
+    @classmethod
+    def check_settings(cls, common: CommonSettings, settings: Any) -> None:
+        """Refuse settings that contradict each other, by a ``SettingError``."""
+
+    @abstractmethod
+    def initial_state(self, task: Task) -> RoundState:
+        """Return the state before round 1."""
+
+    def phases(self, state: RoundState) -> Sequence[str]:
+        """Return the phases of the round after ``state.round``."""
+        return (TRAIN,)
+
+    def recipients(self, phase: str, state: RoundState) -> list[str]:
+        """Return the sites that ``phase`` asks; none skips it."""
+        return self.roster.sites()
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the arrays that ``site`` is sent; may be empty."""
+        return state.arrays
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+        """Return what else ``site`` is told (``Instruction.notes``)."""
+        return {}
+
+    @abstractmethod
+    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
+        """Return the arrays that ``site`` must answer with."""
+
+    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
+        """Return why a reply of the right form cannot be used all the same, None if it can."""
+        return None
+
+    @abstractmethod
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the state after ``phase``; ``replies`` are checked and sorted by site."""
+
+    def why_finished(self, state: RoundState) -> str:
+        """Say why no further round is wanted before the last one; empty: go on."""
+        return ""
+
+    def model(self, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the arrays that are the finished run's model."""
+        return state.arrays

@@ -1,0 +1,252 @@
+"""The one round loop: phases, checks, failure policy, hooks, and going on from a checkpoint.
+
+Flower's ``Strategy.start`` knows no start round and no checkpoint; it is overridden here once. What
+a method adds is in ``strategies.loop.method``.
+
+Messages: ``train`` to each recipient and phase, with ``config``
+(models.contract.messages.Instruction) and ``arrays`` (float32, see the method), for tables with
+pooled figures also ``figures`` (``mean`` and ``std``, (features,), float64); the reply holds
+``metrics`` and the method's ``arrays``. ``evaluate`` closes the run in the same form, its reply
+holds metrics only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from models.contract.errors import SiteError
+from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
+from strategies.loop.hooks import Hook
+from strategies.loop.messaging import exchange
+from strategies.loop.method import Method
+from strategies.loop.phase import Phase
+from strategies.loop.reply_checks import code_of, refuse_too_few, why_unusable
+from strategies.loop.roster import meet_latecomers
+from strategies.loop.state import RoundState, SiteReply
+from strategies.loop.stopping import Stop
+from strategies.wire.bundles import record_bytes
+from strategies.wire.records import NDArray, Packed, from_record, to_record
+
+
+@final
+class RoundLoop(Strategy):
+    """Runs a method's rounds over the sites of a grid.
+
+    Attributes:
+        method: what is sent and how replies are combined.
+        hooks: what happens beside.
+        state: the newest round's; None before the start of a run that has no state yet.
+        stop: why the run ends early, if a hook says so.
+    """
+
+    def __init__(self, method: Method, hooks: Sequence[Hook] = (), run_dir: str = "") -> None:
+        self.method = method
+        self.hooks = list(hooks)
+        self.run_dir = run_dir
+        self.state: RoundState | None = None
+        self.stop = Stop(self.hooks, self._releases_ahead)
+        self._phase = Phase(EVALUATE, 0)
+        self._packed: Packed = {}  # the current round's arrays, serialised once for all sites
+        figures = method.roster.figures()
+        self._figures: Mapping[str, NDArray] = vars(figures) if figures else {}
+        self._packed_figures: Packed = {}
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds after ``self.state`` (else from ``initial_arrays``), then evaluate.
+
+        Raises:
+            SiteError: too few sites answered a phase with something usable.
+        """
+        state = self.state = self.state or RoundState(0, from_record(initial_arrays))
+        for hook in self.hooks:
+            hook.run_started(state, self.method.roster, num_rounds)
+        result = Result()
+        while self._goes_on(state, num_rounds):
+            try:
+                state = self.run_round(grid, timeout)
+            except SiteError as error:
+                if not self.stop.ends_well(state, error):
+                    raise
+                self.state = state
+            if evaluate_fn and (measured := evaluate_fn(state.round, to_record(state.arrays))):
+                result.evaluate_metrics_serverapp[state.round] = measured
+        self._run_phase(grid, timeout, Phase(EVALUATE, state.round))
+        for hook in self.hooks:
+            hook.run_ended(state)
+        result.arrays = to_record(state.arrays)
+        return result
+
+    def run_round(self, grid: Grid, timeout: float) -> RoundState:
+        """Run the round after the current state, phase by phase, and return its state."""
+        before = self.current()
+        round_ = before.round + 1
+        self._packed = {}
+        if self.method.capabilities.late_join:
+            self._let_latecomers_in(grid, round_)
+        for step, name in enumerate(self.method.phases(before)):
+            measures = self.method.common.measures_in(round_)
+            self._run_phase(grid, timeout, Phase(name, round_, step, measures))
+        state = self.state = replace(self.current(), round=round_)
+        for hook in self.hooks:
+            hook.round_ended(state)
+        return state
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of the current phase, in site order."""
+        return [
+            self._message(site) for site in self.method.recipients(self._phase.name, self.current())
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies of the current phase and combine them into the new state."""
+        state, usable = self.current(), self._checked(replies)
+        keepers = {*state.keepers, *(site for site, reply in usable.items() if reply.kept_state())}
+        combined = self.method.combine(self._phase.name, state, usable)
+        self.state = replace(combined, keepers=tuple(sorted(keepers)))
+        for hook in self.hooks:
+            hook.phase_ended(server_round, self._phase.name, usable)
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of the final evaluation, in site order."""
+        return [self._message(site) for site in self.method.roster.sites()]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Check the replies of the final evaluation."""
+        usable = self._checked(replies)
+        for hook in self.hooks:
+            hook.phase_ended(server_round, EVALUATE, usable)
+        return None
+
+    def summary(self) -> None:
+        """Say nothing: the progress hook tells what runs."""
+
+    def current(self) -> RoundState:
+        """Return the current round state; there is one from the start of a run."""
+        if self.state is None:
+            raise RuntimeError("the loop has no state yet: call start()")
+        return self.state
+
+    def _goes_on(self, state: RoundState, num_rounds: int) -> bool:
+        over = state.round >= num_rounds or self.method.why_finished(state) or self.stop.reason
+        return not (over or self.stop.due(state))
+
+    def _releases_ahead(self, state: RoundState) -> dict[str, int]:
+        """Count the replies with arrays that each site would give in the next round, at most."""
+        phases = self.method.phases(state)
+        return {
+            site: sum(1 for phase in phases if self.method.expected(phase, site, state))
+            for site in self.method.roster.sites()
+        }
+
+    def _run_phase(self, grid: Grid, timeout: float, phase: Phase) -> None:
+        """Ask, wait, check and combine."""
+        self._phase = phase
+        none, config = ArrayRecord(), ConfigRecord()
+        if phase.name == EVALUATE:
+            asked = self.configure_evaluate(phase.round, none, config, grid)
+            self.aggregate_evaluate(phase.round, self._exchange(grid, asked, timeout))
+        elif messages := list(self.configure_train(phase.round, none, config, grid)):
+            self.aggregate_train(phase.round, self._exchange(grid, messages, timeout))
+
+    def _let_latecomers_in(self, grid: Grid, round_: int) -> None:
+        """Let sites in that connected since the last round."""
+        known = self.method.roster
+        roster, refused = meet_latecomers(grid, known)
+        joined = [site for site in roster.sites() if roster.nodes[site] != known.nodes.get(site)]
+        self.method.roster = roster
+        for hook in self.hooks:
+            for reason in refused:
+                hook.site_failed(round_, "hello", "unknown", reason)
+            if joined:
+                hook.roster_changed(round_, roster, joined)
+
+    def _exchange(self, grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
+        """Send, wait, and return what came; a site that stayed silent is told of by its absence."""
+        phase, roster, sent = self._phase, self.method.roster, list(messages)
+        site_of = {node: site for site, node in roster.nodes.items()}
+        phase.sent = {site_of[m.metadata.dst_node_id]: record_bytes(m.content) for m in sent}
+        for hook in self.hooks:
+            hook.phase_started(phase.round, phase.name, sorted(phase.sent))
+
+        def arrived(node: int, reply: Message) -> None:
+            for hook in self.hooks:
+                hook.reply_came(phase.round, phase.name, site_of[node])
+
+        real = {roster.nodes[s] for s, facts in roster.facts.items() if not facts.homeless}
+        replies = exchange(grid, sent, timeout, arrived, real, self.method.common.away_timeout)
+        usable = []
+        for node, reply in sorted(replies.items()):
+            if reply is not None and reply.has_error():
+                phase.errors[site_of[node]] = reply.error.reason or f"error {reply.error.code}"
+                phase.codes[site_of[node]] = code_of(reply.error.code)
+            elif reply is not None:
+                usable.append(reply)
+        return usable
+
+    def _checked(self, replies: Iterable[Message]) -> dict[str, SiteReply]:
+        """Return the usable replies by site; apply the failure policy to the others."""
+        phase, nodes = self._phase, self.method.roster.nodes
+        by_node = {reply.metadata.src_node_id: reply.content for reply in replies}
+        usable: dict[str, SiteReply] = {}
+        failed: dict[str, str] = {}
+        for site in sorted(phase.sent):
+            content = by_node.get(nodes[site])
+            if content is None:
+                failed[site] = phase.errors.get(site, "no answer in time")
+                continue
+            reply = SiteReply(site, content, phase.sent[site], record_bytes(content))
+            if reason := why_unusable(reply, phase, self.method, self.current()):
+                failed[site] = reason
+            else:
+                usable[site] = reply
+        refuse_too_few(phase, len(usable), failed, self.method.common.min_sites)
+        for site, reason in failed.items():
+            for hook in self.hooks:
+                hook.site_failed(phase.round, phase.name, site, reason)
+        return usable
+
+    def _message(self, site: str) -> Message:
+        phase, method, state = self._phase, self.method, self.current()
+        asked_for = method.expected(phase.name, site, state) if phase.name != EVALUATE else {}
+        instruction = Instruction(
+            round=phase.message_round,
+            phase=phase.name,
+            step=phase.step,
+            run_name=method.common.run_name,
+            run_dir=self.run_dir if method.roster.facts[site].homeless else "",
+            evaluate=phase.evaluates,
+            expects_state=site in state.keepers,
+            returns=bool(asked_for),
+            notes=method.notes(phase.name, site, state),
+        )
+        content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
+        if arrays := method.outgoing(phase.name, site, state):
+            content[ARRAYS] = to_record(arrays, self._packed)
+        if self._figures:
+            content[FIGURES] = to_record(self._figures, self._packed_figures)
+        group = str(phase.message_round)
+        return Message(content, method.roster.nodes[site], phase.kind, group_id=group)

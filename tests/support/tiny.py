@@ -1,0 +1,97 @@
+"""Runs that take seconds: settings for every method, and variants worth a run of their own."""
+
+from __future__ import annotations
+
+from models.contract.methods import METHODS
+from models.contract.settings_schema import Value
+
+# Small enough for seconds: 3 silos (one per distribution) of 40 training and 10 test digits.
+TINY: dict[str, Value] = {
+    "dataset": "digits",
+    "silos": 3,
+    "silo-train-size": 40,
+    "silo-test-size": 10,
+    "rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 16,
+    "width": 4,
+    "mc-passes": 3,
+    "device": "cpu",
+    "seed": 7,
+}
+# What a method needs on top for its special phases to happen within the rounds of TINY.
+TINY_METHOD: dict[str, dict[str, Value]] = {
+    "uefl": {
+        "iteration-rounds": 1,
+        "extension-rounds": 1,
+        "gamma": 0.0,
+        "codes": 4,
+        "centroid-min-count": 1,
+        "stop-when-certain": False,
+    },
+    "fedaligncl": {
+        # A round is an epoch of two steps, and those of TINY mean nothing
+        "epoch-steps": 2,
+        "pace": 2,
+        "local-epochs": 2,
+        "batch-size": 32,
+        "warmup-epochs": 0,
+        "shared-embeddings": 8,
+    },
+    "fedavg-ft": {"finetune-rounds": 1},
+    "feddistill": {"class-min-count": 1, "sums-min-count": 1},
+    "fedevprompt": {
+        "network": "vit",
+        "backbone-weights": "random",
+        "backbone-width": 16,
+        "backbone-depth": 2,
+        "backbone-heads": 2,
+        "backbone-patch": 4,
+        "prompt-length": 3,
+        "basic-layers": 1,
+        "distillation-weight": 1.0,
+        "buffer-maps": 2,
+    },
+    "fedproto": {"class-min-count": 1, "sums-min-count": 1},
+    "picsr": {"expert-rounds": 1},
+}
+# The network of the tiny fedevprompt, for methods that take any
+VIT: dict[str, Value] = {
+    "network": "vit",
+    "backbone-weights": "random",
+    "backbone-width": 16,
+    "backbone-depth": 2,
+    "backbone-heads": 2,
+    "backbone-patch": 4,
+    "prompt-length": 3,
+    "basic-layers": 1,
+}
+# A round is half an epoch, so that the site keeps optimiser, order and place
+HALF_EPOCHS: dict[str, Value] = {
+    "epoch-steps": 4,
+    "pace": 2,
+    "local-epochs": 2,
+    "batch-size": 32,
+}
+VARIANTS: dict[str, dict[str, Value]] = {
+    method: {"method": method} for method in sorted(METHODS)
+} | {
+    "fedaligncl-half-epochs": {"method": "fedaligncl", "epoch-steps": 4, "network": "resnet22"},
+    "fedavg-half-epochs": {"method": "fedavg"} | HALF_EPOCHS,
+    "fedefm-ring-vit": {"method": "fedefm", "topology": "ring", "train-backbone": True} | VIT,
+    "feddistill-vit": {"method": "feddistill"} | VIT,
+    "fedevprompt-all": {"method": "fedevprompt", "shared-prompts": "all"},
+    "fedevprompt-b-random": {
+        "method": "fedevprompt",
+        "shared-prompts": "b",
+        "buffer-selection": "random",
+    },
+    "fedevprompt-g": {"method": "fedevprompt", "prompt-sets": "g"},
+    "local-half-epochs": {"method": "local"} | HALF_EPOCHS,
+    "mix-half-epochs": {"method": "mix"} | HALF_EPOCHS,
+    "fedproto-nearest": {"method": "fedproto", "inference": "prototype"},
+    "fedproto-vit": {"method": "fedproto"} | VIT,
+    "uefl-personal": {"method": "uefl", "codebooks": "personal"},
+    "uefl-segments": {"method": "uefl", "segments": 2},
+    "picsr-all-trained": {"method": "picsr", "train-experts": True, "router-average": "equal"},
+}
