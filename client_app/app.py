@@ -51,7 +51,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer; what a real site sends is bundled last, when all that leaves has been looked at."""
     reply = _logged(message, context, answer)
     if reply.has_content() and reply.content.array_records:
-        from client_app.opening import is_simulated
+        from client_app.site.identity import is_simulated
 
         if not is_simulated(context):
             reply.content = bundle(reply.content)
@@ -63,7 +63,8 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
     if "site-file" not in context.node_config:
         return _attempt(message, context, answer)[0]
     from client_app.site.audit_log import append_line, entry
-    from client_app.site.policy import answer_under, audit_log, own_name
+    from client_app.site.identity import own_name
+    from client_app.site.policy import answer_under, audit_log
 
     site = own_name(context)
     reply, outcome = _attempt(message, context, partial(answer_under, answer))
@@ -113,7 +114,8 @@ def _own_log(context: Context, reason: str) -> None:
 
 
 def _hello(message: Message, context: Context) -> RecordDict:
-    from client_app.opening import admit, open_site, who_is
+    from client_app.opening import admit, open_site
+    from client_app.site.identity import who_is
 
     try:
         refuse_other_versions(message.content.config_records.get(CONFIG, {}))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context, Message, RecordDict
 
 from client_app.site.audit_log import RefusedError, check_log, grouped, names_in
+from client_app.site.identity import own_name
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, CONFIG, METRICS
 from models.contract.settings import CommonSettings
@@ -224,15 +225,6 @@ def audit_log(context: Context) -> Path:
         "there is no audit log: name an 'audit-log' in the site file or a 'state-dir' in the node "
         "config"
     )
-
-
-def own_name(context: Context) -> str:
-    """Return the site's name as well as it is known, for errors and the audit log."""
-    if "site" in context.node_config:
-        return str(context.node_config["site"])
-    from client_app.opening import who_is
-
-    return who_is(context)
 
 
 def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:

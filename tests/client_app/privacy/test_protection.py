@@ -17,8 +17,9 @@ from flwr.app import Context, Message, RecordDict
 from client_app.app import app
 from client_app.methods.base import SiteMethod
 from client_app.methods.fedevprompt import as_maps
-from client_app.opening import Site, open_method, open_site, site_settings
+from client_app.opening import Site, open_method, open_site
 from client_app.privacy.protection import LEDGER, OwnCap, locked, read_own_ledger, spend
+from client_app.site.identity import site_settings
 from datasets.registry import load_silo
 from models.contract.errors import CheckpointError, SettingError, SiteError
 from models.contract.messages import ARRAYS, DP_RELEASES, EVALUATE, METRICS, TRAIN
