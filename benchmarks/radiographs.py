@@ -19,7 +19,7 @@ import time
 import torch
 
 from client_app.training.compute import choose_compute
-from client_app.training.loop import open_optimiser, train_locally
+from client_app.training.loop import LocalTraining, open_optimiser, train_locally
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
@@ -54,7 +54,8 @@ def one_step(options: argparse.Namespace) -> None:
     cuda, start, seconds = compute.device.type == "cuda", resident(), []
     for round_ in range(options.repeats + 1):
         began = time.perf_counter()
-        train_locally(network, split, settings, compute, (round_, "site"), optimiser=optimiser)
+        key = (round_, "site")
+        train_locally(LocalTraining(network, split, settings, compute, key, optimiser=optimiser))
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

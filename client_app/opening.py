@@ -7,30 +7,31 @@ in it is where a hospital's private states lie.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 
-from client_app.methods.base import SiteMethod
+from client_app.methods.base import SiteContext, SiteMethod
 from client_app.methods.registry import method_class
-from client_app.privacy.protection import LEDGER, OwnCap
-from client_app.site.audit_log import RefusedError
+from client_app.privacy.protection import LEDGER
 from client_app.site.identity import is_simulated, node_cap, site_name, site_settings
 from client_app.site.policy import refuse_few
-from client_app.site.private_state import SiteState, promise_of
-from client_app.site.request import Request
+from client_app.site.private_state import SiteState, settings_digest_of
+from client_app.site.request import OwnCap, Request
+from client_app.site.standardised import ready_silo
+from client_app.site_round import SiteRound
+from client_app.training.compute import choose_compute
 from datasets.registry import load_silo
-from datasets.silo.silos import Silo, Split
+from datasets.silo.silos import Silo
 from datasets.weights.backbones import backbone_digest
-from models.contract.errors import DataError, SettingError, SiteError
-from models.contract.messages import CONFIG, FIGURES, Instruction
+from models.contract.errors import DataError, RefusedError, SettingError, SiteError
+from models.contract.messages import CONFIG, Instruction
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build, key_of
-from models.maths.standardisation import Figures, Sums, pooled_figures, standardised, sums_of
+from models.maths.standardisation import Sums, sums_of
 from models.privacy.gaussian_mechanism import check_privacy_settings
 
 _CUTS = (
@@ -170,59 +171,33 @@ def admit(site: Site, context: Context) -> None:
     cls.admit(site.silo, site.settings, own)
 
 
+def open_round(message: Message, context: Context) -> SiteRound:
+    """Return what answers ``message``, by the method that the run config names.
+
+    Raises:
+        FedsiloError: the site cannot take part, or the message cannot be answered here.
+    """
+    return SiteRound(open_method(message, context))
+
+
 def open_method(message: Message, context: Context) -> SiteMethod:
-    """Build the method that the run config names, ready to answer ``message``."""
+    """Build the method that the run config names, for ``message``.
+
+    Raises:
+        FedsiloError: the site cannot take part, or the message cannot be answered here.
+    """
     site = open_site(context)
     admit(site, context)
-    cls = method_class(site.settings.method)
+    cls, settings = method_class(site.settings.method), site.settings
     instruction = Instruction.from_config(message.content[CONFIG])
     own: Any = build(cls.settings_class, context.run_config)
     folder = state_folder(context, instruction, site.silo.name)
-    return cls(
-        Request(instruction, message.content, site.simulated, own_cap(context, folder)),
-        ready_silo(site.silo, site.settings, message.content),
-        site.settings,
-        own,
-        # A hospital may change its own cap during a run: the promise is of the run's settings
-        SiteState(folder, promise_of(build(CommonSettings, context.run_config), own)),
-    )
-
-
-def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
-    """Return the silo as networks take it: a table's features standardised, missing values 0.
-
-    Raises:
-        SettingError: ``standardise`` is 'declared' and the schema declares no figures.
-        SiteError: the message lacks the pooled figures.
-    """
-    return with_figures(silo, figures_for(silo, settings, content)) if silo.features else silo
-
-
-def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Figures:
-    """Return the figures by which this site standardises its features."""
-    if settings.standardise == "site":
-        return pooled_figures([sums_of(silo.train.inputs)])
-    if settings.standardise == "declared":
-        if silo.declared is None:
-            raise SettingError(
-                "setting 'standardise' is 'declared', and the schema gives no mean and std for "
-                "every numeric column: add them, or set it to 'pooled'"
-            )
-        return silo.declared
-    if FIGURES not in content.array_records:
-        raise SiteError(
-            "a message lacks the pooled figures: server and site run different versions of fedsilo"
-        )
-    record = content.array_records[FIGURES]
-    return Figures(record["mean"].numpy(), record["std"].numpy())
-
-
-def with_figures(silo: Silo, figures: Figures) -> Silo:
-    """Return the silo with its features standardised by ``figures``."""
-    train, val, test = (
-        Split(standardised(split.inputs, figures), split.labels) for split in silo.splits().values()
-    )
-    return dataclasses.replace(silo, train=train, val=val, test=test)
+    request = Request(instruction, message.content, site.simulated, own_cap(context, folder))
+    silo = ready_silo(site.silo, settings, message.content)
+    # A hospital may change its own cap during a run: the digest is of the run's settings
+    digest = settings_digest_of(build(CommonSettings, context.run_config), own)
+    compute = choose_compute(settings.device, settings.precision, settings.threads)
+    return cls(SiteContext(request, silo, settings, own, SiteState(folder, digest), compute))
 
 
 def state_folder(context: Context, instruction: Instruction, site: str) -> Path:

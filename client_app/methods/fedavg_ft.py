@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor, nn
 
 from client_app.methods.fedavg import FedAvgSite
 from client_app.training.evaluation import SiteNetwork
-from models.contract.settings import CommonSettings
+from client_app.training.loop import LocalTraining
 from models.methods.fedavg_ft import FedAvgFTSettings
 from models.networks.classifier import exchanged_arrays
 
@@ -24,12 +24,13 @@ class FedAvgFTSite(FedAvgSite):
         """Load the weights that came, else the site's own."""
         return self.classifier(self.request.arrays() or self.own_arrays())
 
-    def training_settings(self) -> CommonSettings:
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Fine-tune with a step size of its own."""
+        training = super().local_training(network)
         if not self._finetunes():
-            return self.common
+            return training
         rate = self.settings.finetune_learning_rate
-        return dataclasses.replace(self.common, learning_rate=rate)
+        return replace(training, settings=replace(training.settings, learning_rate=rate))
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the fine-tuned weights."""

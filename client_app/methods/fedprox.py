@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor, nn
 
 from client_app.methods.fedavg import FedAvgSite
 from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import Penalty
+from client_app.training.loop import LocalTraining
 from models.methods.fedprox import FedProxSettings, proximal_term
 
 
@@ -18,8 +19,8 @@ class FedProxSite(FedAvgSite):
     settings_class = FedProxSettings
     settings: FedProxSettings
 
-    def penalty(self, network: SiteNetwork) -> Penalty:
-        """Return the proximal term around the weights that ``network`` has now."""
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Add the proximal term around the weights that ``network`` has now."""
         trained = cast(nn.Module, network).parameters()
         weights = [weight for weight in trained if weight.requires_grad]  # not a ViT's 22 million
         anchors = [weight.detach().clone() for weight in weights]
@@ -27,4 +28,4 @@ class FedProxSite(FedAvgSite):
         def term() -> Tensor:
             return proximal_term(self.settings.proximal_mu, weights, anchors)
 
-        return term
+        return replace(super().local_training(network), penalty=term)

@@ -16,7 +16,7 @@ class LocalSite(SiteMethod):
 
     def open_network(self) -> SiteNetwork:
         """Build the network from this site's own state."""
-        return self.classifier(self.own_state())
+        return self.classifier(self.own_state() or None)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return nothing: no weights leave the site."""

@@ -8,6 +8,7 @@ place the term would be a constant, log 2, without a gradient.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from client_app.methods.fedavg import FedAvgSite
 from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import Objective
+from client_app.training.initial_network import initial_classifier
+from client_app.training.loop import LocalTraining
 from models.contract.messages import EVALUATE
 from models.methods.moon import (
     PROJECTION,
@@ -36,22 +38,23 @@ class MoonSite(FedAvgSite):
 
     def open_network(self) -> SiteNetwork:
         """Build the network with the global weights, the head a part of it except to evaluate."""
-        network = self.new_classifier()
+        network = initial_classifier(self.common, self.silo)
         if self.request.instruction.phase != EVALUATE:
             head = build_projection(self.common.seed, network.channels, self.settings)
             network.add_module("projection", head)
         load_exchanged(network, _from_wire(self.request.arrays()))
         return cast(TokenClassifier, self.compute.place(network))
 
-    def objective(self, network: SiteNetwork) -> Objective:
-        """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Add to the network's loss mu times the model-contrastive loss (eq. 4).
 
-        It must be asked for before training: the global model is what ``network`` is now.
+        The global model is what ``network`` is now.
         """
+        training = super().local_training(network)
         own = cast(TokenClassifier, network)
-        stored = self.stored_under(_PREVIOUS)
+        stored = self.own_state(_PREVIOUS)
         if not stored:
-            return own.loss
+            return training
         came, previous = (twin(own).eval().requires_grad_(False) for _ in range(2))
         load_exchanged(previous, stored)
         mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
@@ -64,7 +67,7 @@ class MoonSite(FedAvgSite):
             z = _represented(own, tokens)
             return task + mu * contrastive_loss(z, near, far, temperature)
 
-        return loss
+        return replace(training, objective=loss)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return all trained weights, the head's among them."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message, RecordDict
 
-from client_app.site.audit_log import RefusedError, check_log, grouped, names_in
+from client_app.site.audit_log import check_log, grouped, names_in
 from client_app.site.identity import own_name
-from models.contract.errors import SettingError
+from models.contract.errors import RefusedError, SettingError
 from models.contract.messages import ARRAYS, CONFIG, METRICS
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, build, key_of, setting, unknown_key, unknown_name

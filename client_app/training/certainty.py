@@ -15,7 +15,7 @@ from models.maths.mc_dropout import only_dropout_active
 BINS = 10
 
 
-class EvidenceWatch:
+class EvidenceProbe:
     """Mean vacuity; with ``binned`` also how accuracy goes with confidence and with vacuity."""
 
     def __init__(self, network: SiteNetwork, labels: Tensor, binned: bool) -> None:

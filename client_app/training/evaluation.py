@@ -44,7 +44,7 @@ class SiteNetwork(Protocol):
         ...
 
 
-class Watch(Protocol):
+class Probe(Protocol):
     """What a method measures of the tokens beside accuracy, loss and entropy."""
 
     def see(self, tokens: Tensor) -> None:
@@ -62,16 +62,16 @@ def measure(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    watch: Watch | None = None,
+    probe: Probe | None = None,
 ) -> dict[str, float]:
     """Return the measurements of the mean over MC-dropout passes on ``split``.
 
     ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
-    those of ``models.maths.classification_metrics``. ``watch`` sees the tokens of every batch and
+    those of ``models.maths.classification_metrics``. ``probe`` sees the tokens of every batch and
     adds its own values.
     """
-    probabilities = predict(network, split, settings, compute, key, watch)
+    probabilities = predict(network, split, settings, compute, key, probe)
     losses = nn.functional.nll_loss(
         probabilities.clamp_min(1e-12).log(), split.labels, reduction="none"
     )
@@ -82,7 +82,7 @@ def measure(
         "entropy": predictive_entropy(probabilities).mean().item(),
     }
     evidence = classification_evidence(probabilities, split.labels)
-    return values | evidence | (watch.values() if watch else {})
+    return values | evidence | (probe.values() if probe else {})
 
 
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:
@@ -97,7 +97,7 @@ def predict(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    watch: Watch | None = None,
+    probe: Probe | None = None,
 ) -> Tensor:
     """Return the class probabilities of ``split``, (n, classes) float64 on the CPU.
 
@@ -114,8 +114,8 @@ def predict(
     ):
         for inputs in in_batches(split.inputs):
             tokens = network.encode(float_inputs(compute.bring(inputs)))
-            if watch:
-                watch.see(tokens)
+            if probe:
+                probe.see(tokens)
             features = network.discretise(tokens)
             passes = max(settings.mc_passes, 1)
             found.append(mc_dropout_probabilities(network, features, passes).cpu())

@@ -1,25 +1,63 @@
-"""The errors that fedsilo raises on purpose: one line each, what was wrong, where, what to do."""
+"""The errors that fedsilo raises on purpose: one line each, what was wrong, where, what to do.
+
+Each kind has a ``code``, by which a program knows it. Of a site's errors the server sees a number
+beside the text: ``ERROR_CODES``, where the code has one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002}  # far from Flower's own, which begin at 0
 
 
 class FedsiloError(Exception):
-    """Base of every error whose message is meant for the user and needs no traceback."""
+    """Base of every error whose message is meant for the user and needs no traceback.
+
+    Class attributes:
+        code: the kind of error.
+    """
+
+    code: ClassVar[str] = ""
 
 
 class SettingError(FedsiloError):
     """A run setting is unknown, of the wrong type, out of range or contradicts another."""
 
+    code = "setting"
+
 
 class DataError(FedsiloError):
     """A data file or a silo's content cannot be used."""
+
+    code = "data"
 
 
 class SiteError(FedsiloError):
     """A site failed, answered something unusable, or too few sites are left."""
 
+    code = "site"
+
+
+class RefusedError(SiteError):
+    """The hospital's own word, not a fault, keeps an answer at the site."""
+
+    code = "refused"
+
+
+class EpsilonSpentError(RefusedError):
+    """One more noisy message would bring epsilon above a cap."""
+
+    code = "epsilon-spent"
+
 
 class CheckpointError(FedsiloError):
     """A stored state is cut short, altered, or belongs to another run."""
 
+    code = "checkpoint"
+
 
 class RunDirectoryError(FedsiloError):
     """A run directory exists already, is missing, or holds no finished run."""
+
+    code = "run-directory"

@@ -150,7 +150,7 @@ def test_the_run_config_names_the_method_and_its_settings(
     assert isinstance(uefl, UEFLSite)
     assert uefl.settings.codes == 6
     assert uefl.request.instruction.round == 4
-    assert uefl.state.folder == tmp_path / "sites" / "s2a"
+    assert uefl.context.state.folder == tmp_path / "sites" / "s2a"
 
 
 def test_a_real_site_keeps_its_state_in_its_own_folder(context: Node) -> None:

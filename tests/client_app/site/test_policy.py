@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from client_app.app import app
 from client_app.methods.registry import METHODS, method_class
-from client_app.site.audit_log import RefusedError, grouped, names_in
+from client_app.site.audit_log import grouped, names_in
 from client_app.site.policy import SiteFile, audit_log, matches, read_site_file
-from models.contract.errors import SiteError
+from models.contract.errors import RefusedError, SiteError
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
 from models.contract.settings_schema import key_of
 from server_app.config.settings import resolve

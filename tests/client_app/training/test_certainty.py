@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from client_app.methods.base import SiteMethod
-from client_app.training.certainty import BINS, EvidenceWatch
+from client_app.site_round import SiteRound
+from client_app.training.certainty import BINS, EvidenceProbe
 from client_app.training.compute import Compute
 from client_app.training.evaluation import SiteNetwork, measure
 from datasets.silo.silos import Silo
@@ -48,7 +49,7 @@ class LogAlpha(nn.Module):
 
 
 def watched(binned: bool) -> dict[str, float]:
-    watch = EvidenceWatch(LogAlpha(), LABELS, binned)
+    watch = EvidenceProbe(LogAlpha(), LABELS, binned)
     tokens = torch.tensor(ALPHAS).log()
     watch.see(tokens[:2])
     watch.see(tokens[2:])
@@ -85,7 +86,7 @@ def test_the_watch_draws_no_random_number_and_leaves_dropout_as_it_was(
     network = cast(SiteNetwork, build_classifier(settings, silo.task))
     key = (1, "s1a", "incoming", "test")
     plain = measure(network, silo.test, settings, CPU, key)
-    watch = EvidenceWatch(network, silo.test.labels, binned=True)
+    watch = EvidenceProbe(network, silo.test.labels, binned=True)
     told = measure(network, silo.test, settings, CPU, key, watch)
     assert {name: told[name] for name in plain} == plain
     assert 0 < told["vacuity"] <= 1
@@ -99,7 +100,7 @@ def test_the_watch_sees_the_network_without_dropout_however_many_passes(
 ) -> None:
     settings = dataclasses.replace(evidential(common), mc_passes=passes)
     network = build_classifier(settings, silo.task)
-    watch = EvidenceWatch(network, silo.test.labels, binned=False)
+    watch = EvidenceProbe(network, silo.test.labels, binned=False)
     found = measure(network, silo.test, settings, CPU, (1, "s1a"), watch)
     with torch.no_grad():
         strength = network.eval()(silo.test.inputs).exp().sum(dim=1)
@@ -107,7 +108,7 @@ def test_the_watch_sees_the_network_without_dropout_however_many_passes(
 
 
 def told_by(method: SiteMethod) -> dict[str, Any]:
-    return dict(method.measure_only()[METRICS])
+    return dict(SiteRound(method).measure_only()[METRICS])
 
 
 def has_bins(metrics: dict[str, Any], split: str) -> bool:

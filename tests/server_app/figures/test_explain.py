@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from client_app.methods.learner import set_prior
+from client_app.training.initial_network import set_prior
 from datasets.io.atomic_files import load_state
 from datasets.registry import load_silo
 from models.contract.settings_schema import Value
