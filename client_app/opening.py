@@ -29,10 +29,11 @@ from datasets.registry import load_silo, silo_names
 from datasets.silo.silos import Silo, Split
 from datasets.weights.backbones import FOLDER, backbone_digest
 from models.contract.errors import DataError, FedsiloError, SettingError, SiteError
+from models.contract.feature_statistics import Figures, Sums
 from models.contract.messages import CONFIG, FIGURES, Instruction
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build, key_of
-from models.maths.standardisation import Figures, Sums, pooled_figures, standardised, sums_of
+from models.maths.standardisation import pooled_figures, standardised, sums_of
 from models.privacy.gaussian_mechanism import check_privacy_settings
 
 _NODE_KEYS = ("data-dir", "cache-dir", "device", "backbone-weights")

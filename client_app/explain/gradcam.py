@@ -22,7 +22,7 @@ from client_app.training.evaluation import SiteNetwork, over_batches
 from datasets.silo.silos import Split
 from models.contract.errors import SettingError
 from models.maths.dirichlet import belief, vacuity
-from models.networks.classifier import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
+from models.networks.encoders import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
 from models.networks.resnet22 import ResNet22
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from client_app.methods.moon import twin
 from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import Objective, decayed_rates, open_optimiser
 from models.methods.cdl import CDLSettings, contrastive_divergence
-from models.networks.classifier import TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 
 _SUPPORT = "support/"
 

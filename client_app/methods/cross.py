@@ -12,7 +12,7 @@ from client_app.methods.local import LocalSite
 from client_app.training.evaluation import SiteNetwork
 from models.contract.messages import ARRAYS, INCOMING, measurement, measurements
 from models.methods.cross import CROSSED, metric_from
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import EXPERT
 
 _SPLITS = ("val", "test")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from client_app.methods.local import LocalSite
 from client_app.training.evaluation import SiteNetwork
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.mixture import Mixture, open_experts
 
 

@@ -33,7 +33,9 @@ from models.methods.fedaligncl import (
     curriculum_scores,
     perturbed,
 )
-from models.networks.classifier import TokenClassifier, exchanged_arrays, float_inputs
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays
 from models.networks.resnet22 import still_statistics
 
 _WEIGHTS, _MOMENTS = "discriminator/", "discriminator-moments/"

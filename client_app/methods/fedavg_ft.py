@@ -11,7 +11,7 @@ from client_app.methods.fedavg import FedAvgSite
 from client_app.training.evaluation import SiteNetwork
 from models.contract.settings import CommonSettings
 from models.methods.fedavg_ft import FedAvgFTSettings
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 
 class FedAvgFTSite(FedAvgSite):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from client_app.methods.decentralised import DecentralisedSite
 from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import Objective, steps_of, train_locally
+from models.contract.array_names import by_site
 from models.contract.errors import SiteError
 from models.contract.messages import TRAINED, measurement
 from models.methods.cross import metric_from
-from models.methods.decentralised import by_site, mixed
+from models.methods.decentralised import mixed
 from models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
@@ -26,7 +27,8 @@ from models.methods.fedefm import (
     FedEFMSettings,
     multishot_loss,
 )
-from models.networks.classifier import TokenClassifier, exchanged_arrays
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
 
 
 class FedEFMSite(DecentralisedSite):

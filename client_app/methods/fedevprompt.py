@@ -34,7 +34,7 @@ from models.methods.fedevprompt import (
     most_certain,
     shared_names,
 )
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.prompted_vit import PromptedViT
 
 _NETWORK, _OPTIMISER = "network/", "optimiser/"

@@ -23,7 +23,8 @@ from models.methods.fedproto import (
     large_classes,
     matching_loss,
 )
-from models.networks.classifier import TokenClassifier, float_inputs
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
 
 
 class FedProtoSite(LocalSite):

@@ -32,7 +32,9 @@ from models.contract.seeding import generator
 from models.contract.settings import CommonSettings, NoSettings
 from models.maths.dirichlet import annealing, evidences, skewed_prior
 from models.maths.pacing import epoch_of
-from models.networks.classifier import TokenClassifier, build_classifier, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import load_exchanged
 
 
 class Learner(ABC):

@@ -23,7 +23,8 @@ from models.methods.moon import (
     build_projection,
     contrastive_loss,
 )
-from models.networks.classifier import FrozenPart, TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 

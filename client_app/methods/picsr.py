@@ -34,7 +34,8 @@ from models.methods.picsr import (
     prototype,
     routing_figures,
 )
-from models.networks.classifier import exchanged_arrays, float_inputs, load_exchanged
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import expert_array, open_experts
 from models.privacy.gaussian_noise import normals
 

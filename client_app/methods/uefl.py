@@ -28,7 +28,7 @@ from models.methods.uefl import (
     perplexity,
     segment_dimension,
 )
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 
 
 class CodeUse:

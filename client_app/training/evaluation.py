@@ -18,7 +18,7 @@ from models.maths.mc_dropout import (
     only_dropout_active,
     predictive_entropy,
 )
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
 
 _BATCH = 500
 _NUMBERS = 2**24  # of inputs at once: large images go in smaller batches

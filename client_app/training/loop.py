@@ -16,7 +16,7 @@ from datasets.silo.silos import Split
 from models.contract.errors import SiteError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
 
 Penalty = Callable[[], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -49,18 +48,6 @@ class TopologySettings(MatchaSettings):
         "who is whose neighbour; graph: the edges of 'silo-set'",
         choices=("complete", "ring", "star", "matcha", "graph"),
     )
-
-
-A = TypeVar("A")
-
-
-def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Return arrays named ``<site>/<array>`` as site -> array -> value, sorted by site."""
-    found: dict[str, dict[str, A]] = {}
-    for key, array in arrays.items():
-        site, _, name = key.partition("/")
-        found.setdefault(site, {})[name] = array
-    return dict(sorted(found.items()))
 
 
 def mixed(

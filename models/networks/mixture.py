@@ -11,9 +11,12 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from models.contract.array_names import by_site
 from models.contract.settings import CommonSettings
-from models.methods.decentralised import by_site
-from models.networks.classifier import Task, TokenClassifier, build_classifier, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import load_exchanged
+from models.networks.kinds import Task
 
 EXPERT = "expert/"
 

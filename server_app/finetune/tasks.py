@@ -14,7 +14,10 @@ from client_app.training.evaluation import SiteNetwork, in_batches, measure
 from client_app.training.loop import Objective
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, TokenClassifier, build_classifier, float_inputs
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
+from models.networks.kinds import Task
 from models.networks.segmentation import (
     SegmentationNetwork,
     build_segmentation,

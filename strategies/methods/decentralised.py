@@ -20,7 +20,7 @@ from datasets.partition.silo_sets import open_silo_set
 from models.contract.messages import EVALUATE, SECONDS
 from models.contract.settings_schema import Value
 from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.federated_strategy import FederatedStrategy
 from strategies.loop.state import (

@@ -37,7 +37,9 @@ from models.methods.picsr import (
     prototype_distances,
     routing_document,
 )
-from models.networks.classifier import Task, build_classifier, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.exchanged import load_exchanged
+from models.networks.kinds import Task
 from models.networks.mixture import EXPERT
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.federated_strategy import FederatedStrategy

@@ -28,7 +28,8 @@ from models.methods.uefl import (
     segment_dimension,
     uncertain_sites,
 )
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.federated_strategy import FederatedStrategy
 from strategies.loop.reporting import Published

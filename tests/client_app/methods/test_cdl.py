@@ -13,12 +13,9 @@ from client_app.methods.cdl import CDLSite
 from client_app.methods.moon import twin
 from models.contract.messages import ARRAYS, METRICS
 from models.methods.cdl import contrastive_divergence
-from models.networks.classifier import (
-    TokenClassifier,
-    build_classifier,
-    exchanged_arrays,
-    load_exchanged,
-)
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 
 Opened = Callable[..., CDLSite]
 MIXING = {"mixing": json.dumps({"s1a": 0.5, "s2a": 0.5})}

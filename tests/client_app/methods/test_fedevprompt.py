@@ -19,7 +19,7 @@ from client_app.training.loop import open_optimiser
 from datasets.io.atomic_files import load_state, save_state
 from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.prompted_vit import PromptedViT
 from strategies.loop.state import initial_weights, starting_network
 

@@ -10,7 +10,7 @@ from torch import nn
 from client_app.methods.base import SiteMethod
 from models.contract.errors import CheckpointError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., SiteMethod]
 

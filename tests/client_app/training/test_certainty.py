@@ -17,7 +17,7 @@ from client_app.training.evaluation import SiteNetwork, measure
 from datasets.silo.silos import Silo
 from models.contract.messages import METRICS
 from models.contract.settings import CommonSettings
-from models.networks.classifier import build_classifier
+from models.networks.build import build_classifier
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 # Sums 4.2, 2 and 25: confidences 0.714, 0.85, 0.96 and vacuities 0.476, 1, 0.08

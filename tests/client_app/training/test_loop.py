@@ -15,7 +15,8 @@ from client_app.training.loop import batches, open_optimiser, passes_of, train_l
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 

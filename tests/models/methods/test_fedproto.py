@@ -18,7 +18,8 @@ from models.methods.fedproto import (
     matching_loss,
     nearest_logits,
 )
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 # Of three classes the second has no target
 TARGETS = ClassTargets(

@@ -21,7 +21,9 @@ from models.methods.picsr import (
     inverted,
     prototype,
 )
-from models.networks.classifier import Task, TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.kinds import Task
 from models.networks.mixture import Mixture
 
 CORNERS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0]])

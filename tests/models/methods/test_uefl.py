@@ -17,7 +17,8 @@ from models.methods.uefl import (
     straight_through,
     uncertain_sites,
 )
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 BOOK = torch.tensor([[0.0, 0.0], [4.0, 4.0]])
 
