@@ -8,9 +8,10 @@ from typing import cast
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from models.contract.errors import SettingError
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 EMBEDDING, PENULTIMATE = "embedding", "penultimate"
 LAYERS = (EMBEDDING, PENULTIMATE)
@@ -63,7 +64,7 @@ def _read_by(layer: nn.Linear, network: SiteNetwork, inputs: Tensor) -> Tensor:
     given: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     try:
-        network.classify(network.discretise(network.encode(inputs)))
+        network.classify(network.features(network.encode(inputs)))
     finally:
         hook.remove()
     return given[-1]

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from client_app.explain.attention import answer_lines
 from client_app.explain.embeddings import single_classifier
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from datasets.silo.silos import Split
 from models.contract.errors import SettingError
 from models.maths.dirichlet import belief, vacuity
 from models.networks.encoders import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
 from models.networks.resnet22 import ResNet22
+from models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

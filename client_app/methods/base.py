@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from client_app.methods.learner import Learner
 from client_app.privacy.protection import protect
 from client_app.training.certainty import EvidenceWatch
-from client_app.training.evaluation import SiteNetwork, Watch, measure
+from client_app.training.evaluation import Watch, measure
 from datasets.silo.silos import Silo
 from models.contract.errors import DataError, SettingError, SiteError
 from models.contract.messages import (
@@ -37,6 +37,7 @@ from models.contract.messages import (
 )
 from models.contract.settings import CommonSettings
 from models.maths.dirichlet import evidences
+from models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
     from client_app.explain.routing import Told

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from client_app.methods.decentralised import DecentralisedSite
 from client_app.methods.moon import twin
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import Objective, decayed_rates, open_optimiser
 from models.methods.cdl import CDLSettings, contrastive_divergence
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 _SUPPORT = "support/"
 

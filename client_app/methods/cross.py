@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, from_numpy, nn
 
 from client_app.methods.local import LocalSite
-from client_app.training.evaluation import SiteNetwork
 from models.contract.messages import ARRAYS, INCOMING, measurement, measurements
 from models.methods.cross import CROSSED, metric_from
 from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import EXPERT
+from models.networks.site_network import SiteNetwork
 
 _SPLITS = ("val", "test")
 

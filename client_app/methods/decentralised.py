@@ -12,13 +12,13 @@ from typing import cast
 from torch import Tensor, nn
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
 from models.contract.array_names import by_site
 from models.contract.errors import SiteError
 from models.contract.messages import EVALUATE, INCOMING, measurement, measurements
 from models.contract.settings_schema import Value
 from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings, mixed
 from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 OWN = "own/"
 _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")

@@ -7,9 +7,9 @@ from typing import cast
 from torch import Tensor, nn
 
 from client_app.methods.local import LocalSite
-from client_app.training.evaluation import SiteNetwork
 from models.networks.exchanged import exchanged_arrays
 from models.networks.mixture import Mixture, open_experts
+from models.networks.site_network import SiteNetwork
 
 
 class EnsembleSite(LocalSite):

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from client_app.methods.adversarial_alignment import Aligner, embedded
 from client_app.methods.fedavg import FedAvgSite
 from client_app.privacy.noise_source import noise_source
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from client_app.training.loop import micro_batches
 from client_app.training.optimiser_state import moments_of, restore_moments
 from client_app.training.pacing import refuse_other_data
@@ -37,6 +37,7 @@ from models.networks.classifier import TokenClassifier
 from models.networks.encoders import float_inputs
 from models.networks.exchanged import exchanged_arrays
 from models.networks.resnet22 import still_statistics
+from models.networks.site_network import SiteNetwork
 
 _WEIGHTS, _MOMENTS = "discriminator/", "discriminator-moments/"
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"

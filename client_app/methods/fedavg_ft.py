@@ -8,10 +8,10 @@ from typing import cast
 from torch import Tensor, nn
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
 from models.contract.settings import CommonSettings
 from models.methods.fedavg_ft import FedAvgFTSettings
 from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class FedAvgFTSite(FedAvgSite):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from client_app.methods.fedproto import class_means
 from client_app.methods.local import LocalSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import Objective
 from models.methods.feddistill import LOGITS, FedDistillSettings
 from models.methods.fedproto import class_targets, matching_loss
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 
 class FedDistillSite(LocalSite):
@@ -34,7 +34,7 @@ class FedDistillSite(LocalSite):
         weight, targets = self.settings.logit_weight, found.to(self.compute.device)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = own.classify(own.discretise(own.encode(inputs)))
+            logits = own.classify(own.features(own.encode(inputs)))
             return own.criterion(logits, labels) + weight * matching_loss(logits, labels, targets)
 
         return loss
@@ -46,7 +46,7 @@ class FedDistillSite(LocalSite):
             self.silo.train,
             self.silo.task.classes,
             self.compute,
-            lambda inputs: network.classify(network.discretise(network.encode(inputs))),
+            lambda inputs: network.classify(network.features(network.encode(inputs))),
             max(self.settings.class_min_count, self.common.sums_min_count),
         )
         return {f"{LOGITS}{label}": mean for label, mean in means.items()}

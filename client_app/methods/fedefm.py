@@ -12,7 +12,6 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from client_app.methods.decentralised import DecentralisedSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import Objective, steps_of, train_locally
 from models.contract.array_names import by_site
 from models.contract.errors import SiteError
@@ -29,6 +28,7 @@ from models.methods.fedefm import (
 )
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class FedEFMSite(DecentralisedSite):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from client_app.training.loop import Objective, open_optimiser
 from client_app.training.optimiser_state import moments_of, restore_moments
 from models.contract.errors import SiteError
@@ -36,6 +36,7 @@ from models.methods.fedevprompt import (
 )
 from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.prompted_vit import PromptedViT
+from models.networks.site_network import SiteNetwork
 
 _NETWORK, _OPTIMISER = "network/", "optimiser/"
 

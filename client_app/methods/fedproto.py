@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from client_app.methods.local import LocalSite
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, Watch, in_batches
+from client_app.training.evaluation import Watch, in_batches
 from client_app.training.loop import Objective
 from datasets.silo.silos import Split
 from models.methods.fedproto import (
@@ -25,6 +25,7 @@ from models.methods.fedproto import (
 )
 from models.networks.classifier import TokenClassifier
 from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
 
 
 class FedProtoSite(LocalSite):
@@ -47,7 +48,7 @@ class FedProtoSite(LocalSite):
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.discretise(tokens)), labels)
+            task = own.criterion(own.classify(own.features(tokens)), labels)
             return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
 
         return loss

@@ -7,9 +7,9 @@ from typing import cast
 from torch import Tensor, nn
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import Penalty
 from models.methods.fedprox import FedProxSettings, proximal_term
+from models.networks.site_network import SiteNetwork
 
 
 class FedProxSite(FedAvgSite):

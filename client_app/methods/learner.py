@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from client_app.site.private_state import SiteState
 from client_app.site.request import Request
 from client_app.training.compute import choose_compute
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import (
     Objective,
     Penalty,
@@ -35,6 +34,7 @@ from models.maths.pacing import epoch_of
 from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import load_exchanged
+from models.networks.site_network import SiteNetwork
 
 
 class Learner(ABC):

@@ -7,8 +7,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
 from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class LocalSite(SiteMethod):

@@ -12,12 +12,13 @@ from torch import nn
 from client_app.methods.fedavg import FedAvgSite
 from client_app.methods.learner import set_prior
 from client_app.opening import ready_silo
-from client_app.training.evaluation import SiteNetwork, measure
+from client_app.training.evaluation import measure
 from datasets.registry import load_silo
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
 from models.contract.messages import TRAINED
 from models.contract.settings import CommonSettings
+from models.networks.site_network import SiteNetwork
 
 
 class MixSite(FedAvgSite):

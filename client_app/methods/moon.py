@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import Objective
 from models.contract.messages import EVALUATE
 from models.methods.moon import (
@@ -25,6 +24,7 @@ from models.methods.moon import (
 )
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 
@@ -59,7 +59,7 @@ class MoonSite(FedAvgSite):
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.discretise(tokens)), labels)
+            task = own.criterion(own.classify(own.features(tokens)), labels)
             with torch.no_grad():
                 near, far = (_represented(net, net.encode(inputs)) for net in (came, previous))
             z = _represented(own, tokens)

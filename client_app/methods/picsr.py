@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from client_app.explain.routing import Explanation, explain_routing
 from client_app.methods.base import SiteMethod
 from client_app.privacy.noise_source import noise_source
-from client_app.training.evaluation import SiteNetwork
 from datasets.silo.silos import Silo
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
@@ -37,6 +36,7 @@ from models.methods.picsr import (
 from models.networks.encoders import float_inputs
 from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import expert_array, open_experts
+from models.networks.site_network import SiteNetwork
 from models.privacy.gaussian_noise import normals
 
 

@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork, measure, tokens_of
+from client_app.training.evaluation import measure, tokens_of
 from models.contract.messages import INCOMING, measurement
 from models.contract.seeding import derive_seed
 from models.maths.federated_kmeans import Centroids, local_centroids
@@ -29,6 +29,7 @@ from models.methods.uefl import (
     segment_dimension,
 )
 from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 
 class CodeUse:

@@ -7,10 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from client_app.training.evaluation import SiteNetwork
 from models.maths.classification_metrics import bin_counts
 from models.maths.dirichlet import vacuity
 from models.maths.mc_dropout import only_dropout_active
+from models.networks.site_network import SiteNetwork
 
 BINS = 10
 
@@ -27,7 +27,7 @@ class EvidenceWatch:
     def see(self, tokens: Tensor) -> None:
         """Keep alpha (batch, classes) of a batch, of a pass without dropout: it draws nothing."""
         with only_dropout_active(cast(nn.Module, self.network), dropout=False):
-            logits = self.network.classify(self.network.discretise(tokens))
+            logits = self.network.classify(self.network.features(tokens))
         self.alphas.append(logits.float().exp().cpu())
 
     def values(self) -> dict[str, float]:

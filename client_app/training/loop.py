@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
 from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
 
 Penalty = Callable[[], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]

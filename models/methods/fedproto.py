@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.contract.errors import SiteError
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 PROTOTYPE = "prototype/"
 
@@ -124,7 +125,7 @@ def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
     return (-torch.stack(distances, dim=1)).masked_fill(~prototypes.known, -torch.inf)
 
 
-class NearestPrototype(nn.Module):
+class NearestPrototype(SiteNetwork):
     """A network that is measured by the nearest prototype in place of its head.
 
     Dropout is in the head, so that all Monte Carlo passes are the same here.
@@ -138,10 +139,6 @@ class NearestPrototype(nn.Module):
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to tokens (batch, l, c)."""
         return self.network.encode(inputs)
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        """Return the tokens as they are."""
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens (batch, l, c) to ``nearest_logits`` (batch, classes)."""

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from models.contract.settings import CommonSettings
 from models.maths.dirichlet import Evidence
 from models.networks.kinds import Task, network_kind
+from models.networks.site_network import SiteNetwork
 
 
-class TokenClassifier(nn.Module):
+class TokenClassifier(SiteNetwork):
     """Encoder, tokens and a head that holds all dropout; with ``evidence`` it is evidential."""
 
     def __init__(
@@ -38,10 +39,6 @@ class TokenClassifier(nn.Module):
         maps: Tensor = self.encoder(inputs)
         return maps.flatten(2).transpose(1, 2), maps.permute(0, 2, 3, 1)
 
-    def discretise(self, tokens: Tensor) -> Tensor:
-        """Return what the head reads, (batch, l, c): here the tokens as they are."""
-        return tokens
-
     def classify(self, features: Tensor) -> Tensor:
         """Map what the head reads, (batch, l, c), to logits (batch, classes).
 
@@ -59,10 +56,6 @@ class TokenClassifier(nn.Module):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the criterion of a batch."""
         return self.criterion(self(inputs), labels)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (batch, *input_shape) to logits (batch, classes)."""
-        return self.classify(self.discretise(self.encode(inputs)))
 
 
 def build_evidence(settings: CommonSettings, task: Task) -> Evidence | None:

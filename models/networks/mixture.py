@@ -17,6 +17,7 @@ from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import load_exchanged
 from models.networks.kinds import Task
+from models.networks.site_network import SiteNetwork
 
 EXPERT = "expert/"
 
@@ -48,7 +49,7 @@ def open_experts(
     return experts
 
 
-class Mixture(nn.Module):
+class Mixture(SiteNetwork):
     """Class probabilities of all experts, mixed by weights: here the same weight for each.
 
     A mixture's tokens, (batch, experts, l * c + 1), are each expert's tokens flattened and, last,
@@ -70,10 +71,6 @@ class Mixture(nn.Module):
         tokens = [expert.encode(inputs).flatten(1) for expert in self._experts()]
         return torch.cat([torch.stack(tokens, dim=1), self.log_weights(inputs)[..., None]], dim=-1)
 
-    def discretise(self, tokens: Tensor) -> Tensor:
-        """Return the tokens as they are."""
-        return tokens
-
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens to the logarithm of the mixed probabilities, (batch, classes)."""
         logits = torch.stack(
@@ -88,10 +85,6 @@ class Mixture(nn.Module):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of the mixture."""
         return nn.functional.nll_loss(self(inputs), labels)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (batch, *input_shape) to log-probabilities (batch, classes)."""
-        return self.classify(self.encode(inputs))
 
     def _experts(self) -> list[TokenClassifier]:
         return cast(list[TokenClassifier], list(self.experts))

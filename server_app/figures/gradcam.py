@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from client_app.explain.gradcam import CamLook, draw_cam, draw_image, look_at_maps
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
 from datasets.silo.silos import Silo
 from models.contract.errors import SettingError
+from models.networks.site_network import SiteNetwork
 from server_app.figures.explain import finished_settings
 from server_app.figures.learning_curves import write_picture
 from server_app.figures.style import naming, opened, refuse_shared_state, run_title

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, in_batches, measure
+from client_app.training.evaluation import in_batches, measure
 from client_app.training.loop import Objective
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
@@ -24,6 +24,7 @@ from models.networks.segmentation import (
     segmentation_figures,
     segmentation_loss,
 )
+from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
 from server_app.finetune.settings import CLASSIFICATION, SEGMENTATION
 

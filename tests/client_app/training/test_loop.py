@@ -17,6 +17,7 @@ from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
 from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 
@@ -47,7 +48,7 @@ def test_the_order_follows_the_generator() -> None:
     assert not torch.equal(first, other)
 
 
-class Counting(nn.Module):
+class Counting(SiteNetwork):
     """A network whose loss is the mean of its images, times one plus nothing."""
 
     def __init__(self, factor: float = 1.0) -> None:
@@ -58,9 +59,6 @@ class Counting(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         return images
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         return features

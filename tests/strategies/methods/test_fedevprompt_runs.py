@@ -20,7 +20,6 @@ import client_app.opening
 import server_app.run.inline_engine
 from client_app.methods.fedevprompt import FedEvPromptSite
 from client_app.site.private_state import SiteState, promise_of
-from client_app.training.evaluation import SiteNetwork
 from datasets.io.atomic_files import load_state
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
@@ -30,6 +29,7 @@ from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import FedEvPromptSettings
 from models.networks.exchanged import exchanged_arrays
 from models.networks.prompted_vit import PromptedViT
+from models.networks.site_network import SiteNetwork
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
