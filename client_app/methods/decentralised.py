@@ -12,7 +12,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from client_app.methods.base import SiteMethod
-from models.contract.array_names import by_site
+from models.contract.array_names import arrays_below, by_site
 from models.contract.errors import SiteError
 from models.contract.messages import EVALUATE, INCOMING, measurement, measurements
 from models.contract.settings_schema import Value
@@ -39,8 +39,7 @@ class DecentralisedSite(SiteMethod):
 
     def came_below(self, prefix: str) -> dict[str, Tensor]:
         """Return the arrays of the message whose names begin so, without the prefix."""
-        arrays = self.request.arrays()
-        return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+        return arrays_below(prefix, self.request.arrays())
 
     def own_model(self) -> dict[str, Tensor]:
         """Return the silo's own model; before it has one, Theta, which all silos start from.

@@ -26,6 +26,7 @@ from client_app.training.loop import (
 from client_app.training.pacing import PREFIX, open_pacing, restore_optimiser
 from datasets.silo.silos import Silo, Split
 from datasets.weights.backbones import load_backbone
+from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
 from models.contract.seeding import generator
 from models.contract.settings import CommonSettings, NoSettings
@@ -94,7 +95,7 @@ class Learner(ABC):
 
     def stored_under(self, prefix: str) -> dict[str, Tensor]:
         """Return the arrays of the site's own state whose names begin so, without the prefix."""
-        return {n.removeprefix(prefix): a for n, a in self.stored.items() if n.startswith(prefix)}
+        return arrays_below(prefix, self.stored)
 
     def own_arrays(self) -> dict[str, Tensor]:
         """Return the site's own arrays of an earlier round.

@@ -16,6 +16,7 @@ from client_app.explain.routing import Explanation, explain_routing
 from client_app.methods.base import SiteMethod
 from client_app.privacy.noise_source import noise_source
 from datasets.silo.silos import Silo
+from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
 from models.methods.picsr import (
@@ -28,7 +29,6 @@ from models.methods.picsr import (
     WARMUP,
     PICSRNetwork,
     PICSRSettings,
-    arrays_below,
     build_router,
     prototype,
     routing_figures,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from client_app.training.optimiser_state import moments_of, restore_moments
+from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
 from models.maths.pacing import batch_of, begins_epoch, epoch_of
@@ -104,6 +105,4 @@ def restore_optimiser(
     optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]
 ) -> None:
     """Let ``optimiser`` go on where the site's state has it."""
-    prefix = f"{PREFIX}{_OPTIMISER}"
-    own = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(prefix)}
-    restore_moments(optimiser, module, own)
+    restore_moments(optimiser, module, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ from models.contract.seeding import seeded
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
 from models.networks.mixture import Mixture
-
-A = TypeVar("A")
 
 PROTOTYPE = "prototype/"
 ROUTER = "router/"
@@ -60,15 +58,6 @@ class PICSRSettings:
     prototype_noise: float = setting(
         0.0, "standard deviation of Gaussian noise on each prototype feature", minimum=0.0
     )
-
-
-def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Return the arrays whose names begin with ``prefix``, by the rest of their names, sorted."""
-    return {
-        name.removeprefix(prefix): array
-        for name, array in sorted(arrays.items())
-        if name.startswith(prefix)
-    }
 
 
 def prototype(inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from models.contract.array_names import by_site
+from models.contract.array_names import arrays_below, by_site
 from models.contract.settings import CommonSettings
 from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
@@ -31,7 +31,7 @@ def expert_array(site: str, name: str) -> str:
 
 def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Return the experts' arrays: site -> array name -> array, sorted by site."""
-    return by_site({n.removeprefix(EXPERT): a for n, a in arrays.items() if n.startswith(EXPERT)})
+    return by_site(arrays_below(EXPERT, arrays))
 
 
 def open_experts(

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from datasets.registry import data_set
+from models.contract.array_names import arrays_below
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
 from models.contract.settings import CommonSettings
@@ -32,7 +33,6 @@ from models.methods.picsr import (
     ROUTING_STAGE,
     WARMUP,
     PICSRSettings,
-    arrays_below,
     build_router,
     prototype_distances,
     routing_document,
