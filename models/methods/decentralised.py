@@ -2,6 +2,14 @@
 
 Mixing: Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?"; each
 silo goes on from the weighted mean of its own and its in-neighbours' models.
+
+Equations (arXiv:1705.09056):
+  (mixing) weighted mean of neighbours -> models.methods.decentralised.mixed
+
+Equations (arXiv:1905.09435):
+  (matchings) decomposition of the graph -> strategies.topology.matcha.decompose
+  (probabilities) how often each is used -> strategies.topology.matcha.activation_probabilities
+  (step size) weight of a neighbour -> strategies.topology.matcha.step_size
 """
 
 from __future__ import annotations

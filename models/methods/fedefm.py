@@ -4,6 +4,14 @@ Paper: "FedEFM: Federated Endovascular Foundation Model with Unseen Data", part 
 visits its neighbours and is trained there (eq. 1); what comes back are experts, of which the silo's
 model learns on the silo's own data (eq. 2, 11), each weighted by how near its feature map is
 (eq. 3).
+
+Equations (arXiv:2501.16992):
+  (1) training overseas -> client_app.methods.fedefm.FedEFMSite.phase_overseas
+  (2) multishot distillation -> models.methods.fedefm.multishot_loss
+  (3) earth mover's closeness -> models.maths.earth_movers.closeness
+  (c) cost of moving mass -> models.maths.earth_movers.transport_costs
+  (x) optimal flow -> models.maths.earth_movers.optimal_flow
+  (11) distillation loss -> models.methods.fedefm.distillation
 """
 
 from __future__ import annotations

@@ -4,6 +4,12 @@ A site's prototype of a class is the mean embedding of its samples of that class
 one the mean of the sites' by their counts of the class (eq. 6). An embedding is all tokens of a
 sample, flattened: (l * c,). On the wire: ``prototype/<class>``. A mean of few samples is nearly one
 of them: ``large_classes`` says, at both ends of the wire, of which classes a mean leaves.
+
+Equations (arXiv:2105.00243):
+  (3) sums behind a site's prototypes -> models.methods.fedproto.class_sums
+  (6) global prototypes -> strategies.methods.fedproto.FedProto.combine
+  (7) distance to the prototypes -> models.methods.fedproto.matching_loss
+  (inference) nearest prototype -> models.methods.fedproto.nearest_logits
 """
 
 from __future__ import annotations

@@ -3,6 +3,13 @@
 A prototype is the mean training sample of a silo. The router embeds a sample and all prototypes,
 takes the distances ||f(x) - f(p_i)||_2, inverts them, and maps them by one linear layer and a
 softmax to the experts' weights h(x) of eq. 1.
+
+Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
+  (1) experts mixed -> models.networks.mixture.mixed_log_probabilities
+  (p) prototype of a silo -> models.methods.picsr.prototype
+  (dist) distances to the prototypes -> models.methods.picsr.Router.distances
+  (inversion) similarity of a distance -> models.methods.picsr.inverted
+  (h) weights of the experts -> models.methods.picsr.Router.log_weights
 """
 
 from __future__ import annotations

@@ -1,8 +1,21 @@
-"""UEFL, the uncertainty-based extensible codebook (Zhang, Cao and Liu; papers/uefl).
+"""UEFL, the uncertainty-based extensible codebook (Zhang, Cao and Liu 2025, arXiv:2402.18888).
 
 Encoder -> tokens z (batch, l, c) -> split into s segments -> nearest codeword (eq. 4) ->
 straight-through -> classifier. The loss is eq. 5 to 7, the test for more codewords eq. 9, the
 use of a codebook its perplexity (eq. 11).
+
+Equations (arXiv:2402.18888):
+  (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
+  (2) local training -> client_app.training.loop.train_locally
+  (3) mean weighted by samples -> strategies.loop.averaging.weighted_mean
+  (4) nearest codewords -> models.methods.uefl.nearest_codewords
+  (5) task loss -> models.networks.classifier.TokenClassifier.criterion
+  (6) codebook loss -> models.methods.uefl.codebook_loss
+  (7) whole loss -> models.methods.uefl.UEFLNetwork.loss
+  (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy
+  (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
+  (11) perplexity of code use -> models.methods.uefl.perplexity
+  (section 3.2) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
 """
 
 from __future__ import annotations

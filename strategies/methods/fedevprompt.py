@@ -1,4 +1,4 @@
-"""FedEvPrompt (papers/fedevprompt): sites exchange attention maps, never weights.
+"""FedEvPrompt (arXiv:2411.10071): sites exchange attention maps, never weights.
 
 Messages: ``train`` brings ``maps/<site>/<class>`` (up to M, cells) of every other site, from the
 round before; the reply holds ``maps/<class>`` (min(M, N_k), cells) of the classes that the site has

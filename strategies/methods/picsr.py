@@ -1,4 +1,4 @@
-"""PICSR (papers/picsr): experts and prototypes from all silos, a router trained by averaging.
+"""PICSR (Enouen et al. 2024): experts and prototypes from all silos, a router trained by averaging.
 
 Stages, by round: ``warmup`` (only if experts are finetuned: FedAvg), ``experts`` (each site alone;
 in the last of these rounds the reply brings the expert and the prototype), ``router``.

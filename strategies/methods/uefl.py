@@ -1,4 +1,4 @@
-"""UEFL (papers/uefl, algorithm 1): FedAvg of the network, books for those who need them.
+"""UEFL (arXiv:2402.18888, algorithm 1): FedAvg of the network, books for those who need them.
 
 Phases of a round: ``train``; in the last round of an iteration also ``uncertainty`` (every site
 measures the new global model on validation data) and ``centroids`` (uncertain sites only).
