@@ -23,7 +23,8 @@ from client_app.training.loop import LocalTraining, open_optimiser, train_locall
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 _CLASSES = 2
 _VALUES = {"method": "fedavg", "network": "resnet22", "local-steps": 1}

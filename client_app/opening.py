@@ -28,10 +28,11 @@ from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from datasets.weights.backbones import backbone_digest
 from models.contract.errors import DataError, RefusedError, SettingError, SiteError
+from models.contract.feature_statistics import Sums
 from models.contract.messages import CONFIG, Instruction
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build, key_of
-from models.maths.standardisation import Sums, sums_of
+from models.maths.standardisation import sums_of
 from models.privacy.gaussian_mechanism import check_privacy_settings
 
 _CUTS = (

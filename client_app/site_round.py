@@ -19,7 +19,7 @@ from torch import Tensor
 
 from client_app.methods.base import Answer, MeasuredModel, SiteMethod
 from client_app.privacy.protection import LEDGER, protect
-from client_app.training.evaluation import SiteNetwork, measure
+from client_app.training.evaluation import measure
 from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import train_paced
 from models.contract.errors import SiteError
@@ -35,6 +35,7 @@ from models.contract.messages import (
     TRAINING,
     measurement,
 )
+from models.networks.site_network import SiteNetwork
 
 
 @final

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from client_app.training.compute import Compute
 from client_app.training.loop import micro_batches
 from models.methods.fedaligncl import Discriminator, alignment_loss, discriminator_loss
-from models.networks.classifier import TokenClassifier, float_inputs
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
 from models.networks.resnet22 import still_statistics
 
 

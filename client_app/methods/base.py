@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.site.private_state import SiteState
 from client_app.site.request import Request
 from client_app.training.certainty import EvidenceProbe
 from client_app.training.compute import Compute
-from client_app.training.evaluation import Probe, SiteNetwork
+from client_app.training.evaluation import Probe
 from client_app.training.initial_network import initial_classifier
 from client_app.training.loop import LocalTraining, passes_of, steps_of
 from client_app.training.pacing import PREFIX
@@ -29,7 +29,9 @@ from models.contract.messages import EVALUATE
 from models.contract.settings import CommonSettings, NoSettings
 from models.maths.dirichlet import annealing, evidences
 from models.maths.pacing import epoch_of
-from models.networks.classifier import TokenClassifier, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import load_exchanged
+from models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
     from client_app.explain.routing import Told
@@ -139,7 +141,7 @@ class SiteMethod(ABC):
         An evidential network is asked for its vacuity, and at the end, of enough test samples, for
         how its accuracy goes with its certainty.
         """
-        if not evidences(cast(nn.Module, network)):
+        if not evidences(network):
             return None
         labels = self.silo.splits()[split].labels
         final = self.request.instruction.phase == EVALUATE and split == "test"
@@ -198,7 +200,7 @@ class SiteMethod(ABC):
         network = initial_classifier(self.common, self.silo)
         if arrays is not None:
             load_exchanged(network, arrays)
-        return cast(TokenClassifier, self.compute.place(network))
+        return self.compute.place(network)
 
     def own_state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the site's arrays of an earlier phase whose names begin so, without the prefix.
@@ -241,7 +243,7 @@ def plain_training(
             before = epoch_of(round_, settings)
         else:
             before = (round_ - 1) * passes_of(len(split), settings)
-        for evidence in evidences(cast(nn.Module, network)):
+        for evidence in evidences(network):
             evidence.kl_weight = annealing(before + number)
 
     return LocalTraining(

@@ -11,15 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from client_app.methods.decentralised import DecentralisedSite
 from client_app.methods.moon import twin
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining, decayed_rates, open_optimiser
 from models.methods.cdl import CDLSettings, contrastive_divergence
-from models.networks.classifier import TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 _SUPPORT = "support/"
 
@@ -57,7 +58,7 @@ class CDLSite(DecentralisedSite):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the main model and the support model."""
-        support = exchanged_arrays(self._support or cast(nn.Module, network))
+        support = exchanged_arrays(self._support or network)
         return super().kept(network) | {f"{_SUPPORT}{n}": array for n, array in support.items()}
 
     def _opened(self, network: SiteNetwork) -> TokenClassifier | None:

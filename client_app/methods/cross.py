@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 from flwr.app import ArrayRecord
-from torch import Tensor, from_numpy, nn
+from torch import Tensor, from_numpy
 
 from client_app.methods.base import MeasuredModel
 from client_app.methods.local import LocalSite
-from client_app.training.evaluation import SiteNetwork
 from models.contract.messages import ARRAYS, EVALUATE
 from models.methods.cross import CROSSED, metric_from
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import EXPERT
+from models.networks.site_network import SiteNetwork
 
 
 class CrossSite(LocalSite):
@@ -22,7 +21,7 @@ class CrossSite(LocalSite):
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the site's own model, when it is asked for."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)
 
     def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
         """Yield the model that the site keeps, then, at the end, every model that came.
@@ -38,7 +37,7 @@ class CrossSite(LocalSite):
         if self.request.instruction.phase != EVALUATE:
             return
         for site, arrays in self._models():
-            load_exchanged(cast(nn.Module, network), arrays)
+            load_exchanged(network, arrays)
             names = {metric: metric_from(metric, site) for metric in CROSSED}
             yield MeasuredModel(network, names)
 

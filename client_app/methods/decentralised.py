@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.base import MeasuredModel, SiteMethod
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining
+from models.contract.array_names import by_site
 from models.contract.errors import SiteError
 from models.contract.messages import EVALUATE
 from models.contract.settings_schema import Value
-from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings, by_site, mixed
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings, mixed
+from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 OWN = "own/"
 _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
@@ -54,7 +54,7 @@ class DecentralisedSite(SiteMethod):
 
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Train from the silo's own start, whatever ``network`` was measured with."""
-        load_exchanged(cast(nn.Module, network), self.start())
+        load_exchanged(network, self.start())
         return super().local_training(network)
 
     def start(self) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ class DecentralisedSite(SiteMethod):
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the silo's own model."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return it, to go on from."""
@@ -81,7 +81,7 @@ class DecentralisedSite(SiteMethod):
         yield MeasuredModel(network)
         own = self.own_state(OWN)
         if own and self.request.instruction.phase == EVALUATE:
-            load_exchanged(cast(nn.Module, network), own)
+            load_exchanged(network, own)
             yield MeasuredModel(network, {metric: f"own-{metric}" for metric in _OWN_METRICS})
 
     def _row(self) -> dict[str, float]:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from client_app.methods.adversarial_alignment import Aligner, embedded
 from client_app.methods.fedavg import FedAvgSite
 from client_app.privacy.noise_source import noise_source
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from client_app.training.loop import LocalTraining, micro_batches
 from client_app.training.optimiser_state import moments_of, restore_moments
 from client_app.training.pacing import refuse_other_data, shuffled
@@ -33,8 +33,11 @@ from models.methods.fedaligncl import (
     curriculum_scores,
     perturbed,
 )
-from models.networks.classifier import TokenClassifier, exchanged_arrays, float_inputs
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays
 from models.networks.resnet22 import still_statistics
+from models.networks.site_network import SiteNetwork
 
 _WEIGHTS, _MOMENTS = "discriminator/", "discriminator-moments/"
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
@@ -170,7 +173,7 @@ class FedAlignCLSite(FedAvgSite):
 
     def _right(self, network: SiteNetwork) -> Tensor:
         """Return (n,) bool: which training samples the network gets right, in eval mode."""
-        train, module = self.silo.train, cast(nn.Module, network)
+        train, module = self.silo.train, network
         logits = over_batches(network, train.inputs, self.compute, module)
         return logits.argmax(dim=1) == train.labels
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining
 from models.methods.fedavg_ft import FedAvgFTSettings
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class FedAvgFTSite(FedAvgSite):
@@ -34,7 +33,7 @@ class FedAvgFTSite(FedAvgSite):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the fine-tuned weights."""
-        return exchanged_arrays(cast(nn.Module, network)) if self._finetunes() else {}
+        return exchanged_arrays(network) if self._finetunes() else {}
 
     def _finetunes(self) -> bool:
         return not self.request.instruction.returns

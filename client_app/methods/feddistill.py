@@ -13,11 +13,11 @@ from torch import Tensor
 
 from client_app.methods.local import LocalSite
 from client_app.training.class_means import class_means
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining
 from models.methods.feddistill import LOGITS, FedDistillSettings
 from models.methods.fedproto import class_targets, matching_loss
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 
 class FedDistillSite(LocalSite):
@@ -36,7 +36,7 @@ class FedDistillSite(LocalSite):
         weight, targets = self.settings.logit_weight, mean_logits.to(self.compute.device)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = own.classify(own.discretise(own.encode(inputs)))
+            logits = own.classify(own.features(own.encode(inputs)))
             return own.criterion(logits, labels) + weight * matching_loss(logits, labels, targets)
 
         return replace(training, objective=loss)
@@ -48,7 +48,7 @@ class FedDistillSite(LocalSite):
             self.silo.train,
             self.silo.task.classes,
             self.compute,
-            lambda inputs: network.classify(network.discretise(network.encode(inputs))),
+            lambda inputs: network.classify(network.features(network.encode(inputs))),
             max(self.settings.class_min_count, self.common.sums_min_count),
         )
         return {f"{LOGITS}{label}": mean for label, mean in means.items()}

@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.base import Answer, plain_training
 from client_app.methods.decentralised import DecentralisedSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining, steps_of, train_locally
+from models.contract.array_names import by_site
 from models.contract.errors import SiteError
 from models.contract.messages import TRAINED, measurement
 from models.methods.cross import metric_from
-from models.methods.decentralised import by_site, mixed
+from models.methods.decentralised import mixed
 from models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
@@ -26,7 +26,9 @@ from models.methods.fedefm import (
     FedEFMSettings,
     multishot_loss,
 )
-from models.networks.classifier import TokenClassifier, exchanged_arrays
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class FedEFMSite(DecentralisedSite):
@@ -41,7 +43,7 @@ class FedEFMSite(DecentralisedSite):
         for owner, arrays in by_site(self.request.arrays(VISITOR)).items():
             visitor = self.classifier(arrays)
             train_locally(self._visitor_training(visitor, owner))
-            trained = exchanged_arrays(cast(nn.Module, visitor))
+            trained = exchanged_arrays(visitor)
             returned |= {f"{VISITOR}{owner}/{name}": array for name, array in trained.items()}
         return Answer(arrays=returned)
 

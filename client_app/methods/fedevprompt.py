@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from client_app.training.initial_network import initial_classifier
 from client_app.training.loop import LocalTraining, open_optimiser
 from client_app.training.optimiser_state import moments_of, restore_moments
@@ -36,8 +36,9 @@ from models.methods.fedevprompt import (
     most_certain,
     shared_names,
 )
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.prompted_vit import PromptedViT
+from models.networks.site_network import SiteNetwork
 
 _NETWORK, _OPTIMISER = "network/", "optimiser/"
 
@@ -56,7 +57,7 @@ class FedEvPromptSite(SiteMethod):
         shared = {n: a for n, a in self.request.arrays().items() if not n.startswith(foreign)}
         arrays = exchanged_arrays(network) | self.own_state(_NETWORK) | shared
         load_exchanged(network, arrays)
-        return cast(PromptedViT, self.compute.place(network))
+        return self.compute.place(network)
 
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Train on evidence, with distillation where others have sent maps (eq. 2).
@@ -89,11 +90,11 @@ class FedEvPromptSite(SiteMethod):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return what is not averaged, and the optimiser's moments of it."""
-        arrays = exchanged_arrays(cast(PromptedViT, network))
+        arrays = exchanged_arrays(network)
         private = arrays.keys() - set(shared_names(self.settings, list(arrays)))
         found = {f"{_NETWORK}{name}": arrays[name] for name in sorted(private)}
         if self._optimiser:
-            moments = moments_of(self._optimiser, cast(PromptedViT, network), private)
+            moments = moments_of(self._optimiser, network, private)
             found |= {f"{_OPTIMISER}{name}": value for name, value in moments.items()}
         return found
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from client_app.methods.base import MeasuredModel
 from client_app.methods.local import LocalSite
 from client_app.training.class_means import class_means
-from client_app.training.evaluation import Probe, SiteNetwork
+from client_app.training.evaluation import Probe
 from client_app.training.loop import LocalTraining
 from models.methods.fedproto import (
     PROTOTYPE,
@@ -22,6 +22,7 @@ from models.methods.fedproto import (
     matching_loss,
 )
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 
 class FedProtoSite(LocalSite):
@@ -45,7 +46,7 @@ class FedProtoSite(LocalSite):
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.discretise(tokens)), labels)
+            task = own.criterion(own.classify(own.features(tokens)), labels)
             return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
 
         return replace(training, objective=loss)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining
 from models.methods.fedprox import FedProxSettings, proximal_term
+from models.networks.site_network import SiteNetwork
 
 
 class FedProxSite(FedAvgSite):
@@ -21,7 +20,7 @@ class FedProxSite(FedAvgSite):
 
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Add the proximal term around the weights that ``network`` has now."""
-        trained = cast(nn.Module, network).parameters()
+        trained = network.parameters()
         weights = [weight for weight in trained if weight.requires_grad]  # not a ViT's 22 million
         anchors = [weight.detach().clone() for weight in weights]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class LocalSite(SiteMethod):
@@ -24,4 +22,4 @@ class LocalSite(SiteMethod):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the trained weights, kept at the site."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import torch
-from torch import nn
 
 from client_app.methods.base import plain_training
 from client_app.methods.fedavg import FedAvgSite
 from client_app.site.standardised import ready_silo
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.initial_network import set_prior
 from client_app.training.loop import LocalTraining
 from datasets.registry import load_silo
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
+from models.networks.site_network import SiteNetwork
 
 
 class MixSite(FedAvgSite):
@@ -26,7 +24,7 @@ class MixSite(FedAvgSite):
         """Train on the pooled data, in as many steps as all sites together would take."""
         if not self.request.instruction.returns:
             return replace(super().local_training(network), only_measured=True)
-        pooled, own, module = self.pooled(), self.silo.train, cast(nn.Module, network)
+        pooled, own, module = self.pooled(), self.silo.train, network
         steps = len(self._sites()) * self.common.local_steps
         settings = replace(self.common, local_steps=steps)
         set_prior(module, pooled.labels)

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.initial_network import initial_classifier
 from client_app.training.loop import LocalTraining
 from models.contract.messages import EVALUATE
@@ -25,7 +24,9 @@ from models.methods.moon import (
     build_projection,
     contrastive_loss,
 )
-from models.networks.classifier import FrozenPart, TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 
@@ -43,7 +44,7 @@ class MoonSite(FedAvgSite):
             head = build_projection(self.common.seed, network.channels, self.settings)
             network.add_module("projection", head)
         load_exchanged(network, _from_wire(self.request.arrays()))
-        return cast(TokenClassifier, self.compute.place(network))
+        return self.compute.place(network)
 
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Add to the network's loss mu times the model-contrastive loss (eq. 4).
@@ -61,7 +62,7 @@ class MoonSite(FedAvgSite):
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.discretise(tokens)), labels)
+            task = own.criterion(own.classify(own.features(tokens)), labels)
             with torch.no_grad():
                 near, far = (_represented(net, net.encode(inputs)) for net in (came, previous))
             z = _represented(own, tokens)
@@ -71,11 +72,11 @@ class MoonSite(FedAvgSite):
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return all trained weights, the head's among them."""
-        return _to_wire(exchanged_arrays(cast(nn.Module, network)))
+        return _to_wire(exchanged_arrays(network))
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the trained model, from which the next round keeps away."""
-        arrays = exchanged_arrays(cast(nn.Module, network))
+        arrays = exchanged_arrays(network)
         return {f"{_PREVIOUS}{name}": array for name, array in arrays.items()}
 
 

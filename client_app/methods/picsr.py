@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.explain.routing import Explanation, explain_routing
 from client_app.methods.base import SiteMethod, refuse_row
 from client_app.privacy.noise_source import noise_source
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining
 from datasets.silo.silos import Silo
+from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
 from models.methods.picsr import (
@@ -30,13 +30,14 @@ from models.methods.picsr import (
     WARMUP,
     PICSRNetwork,
     PICSRSettings,
-    arrays_below,
     build_router,
     prototype,
     routing_figures,
 )
-from models.networks.classifier import exchanged_arrays, float_inputs, load_exchanged
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import expert_array, open_experts
+from models.networks.site_network import SiteNetwork
 from models.privacy.gaussian_noise import normals
 
 
@@ -80,12 +81,12 @@ class PICSRSite(SiteMethod):
     def open_network(self) -> SiteNetwork:
         """Build the router with its experts, or this site's expert."""
         if self.stage() == ROUTING_STAGE:
-            return cast(PICSRNetwork, self.compute.place(self._router_network()))
+            return self.compute.place(self._router_network())
         return self.classifier(self.request.arrays() or self.own_state() or None)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the stage's weights; with an expert also the prototype."""
-        arrays = exchanged_arrays(cast(nn.Module, network))
+        arrays = exchanged_arrays(network)
         if self.stage() == WARMUP:
             return arrays
         if self.stage() == EXPERTS:
@@ -96,7 +97,7 @@ class PICSRSite(SiteMethod):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the expert while it trains."""
-        return exchanged_arrays(cast(nn.Module, network)) if self.stage() == EXPERTS else {}
+        return exchanged_arrays(network) if self.stage() == EXPERTS else {}
 
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Train the router with a step size of its own."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from client_app.methods.base import Answer, SiteMethod
-from client_app.training.evaluation import SiteNetwork, measure, tokens_of
+from client_app.training.evaluation import measure, tokens_of
 from client_app.training.initial_network import initial_classifier
 from models.contract.messages import INCOMING, measurement
 from models.contract.seeding import derive_seed
@@ -28,7 +28,8 @@ from models.methods.uefl import (
     perplexity,
     segment_dimension,
 )
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 
 class CodeUse:
@@ -75,7 +76,7 @@ class UEFLSite(SiteMethod):
             books = self._own_books(segment_dimension(classifier.channels, self.settings.segments))
         load_exchanged(classifier, arrays)
         network = UEFLNetwork(classifier, books, self.settings)
-        return cast(UEFLNetwork, self.compute.place(network))
+        return self.compute.place(network)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the classifier's weights and, unless personal, the books."""

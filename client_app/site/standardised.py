@@ -8,9 +8,10 @@ from flwr.app import RecordDict
 
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import SettingError, SiteError
+from models.contract.feature_statistics import Figures
 from models.contract.messages import FIGURES
 from models.contract.settings import CommonSettings
-from models.maths.standardisation import Figures, pooled_figures, standardised, sums_of
+from models.maths.standardisation import pooled_figures, standardised, sums_of
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, in_batches
+from client_app.training.evaluation import in_batches
 from datasets.silo.silos import Split
 from models.methods.fedproto import class_sums, large_classes
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
 
 
 def class_means(
@@ -44,7 +44,7 @@ def class_means(
     large = large_classes(counts, least)
     if not large:
         return {}
-    cast(nn.Module, network).eval()
+    network.eval()
     parts = in_batches(split.inputs)
     labels = torch.split(split.labels, [len(part) for part in parts])
     with torch.no_grad(), compute.autocast():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,30 +18,11 @@ from models.maths.mc_dropout import (
     only_dropout_active,
     predictive_entropy,
 )
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
 
 _BATCH = 500
 _NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
-
-
-class SiteNetwork(Protocol):
-    """What a site trains and measures; an ``nn.Module`` in three steps and a loss."""
-
-    def encode(self, inputs: Tensor) -> Tensor:
-        """Map inputs (batch, *input_shape) to tokens (batch, l, c)."""
-        ...
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        """Map tokens to what the classifier reads."""
-        ...
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features to logits (batch, classes); all dropout is here."""
-        ...
-
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the training loss of a batch."""
-        ...
 
 
 class Probe(Protocol):
@@ -104,19 +85,18 @@ def predict(
     They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
     dropout.
     """
-    module = cast(nn.Module, network)
     found = []
     with (
         seeded(settings.seed, "mc-dropout", *key, device=compute.device),
         torch.no_grad(),
-        only_dropout_active(module, settings.mc_passes > 0),
+        only_dropout_active(network, settings.mc_passes > 0),
         compute.autocast(),
     ):
         for inputs in in_batches(split.inputs):
             tokens = network.encode(float_inputs(compute.bring(inputs)))
             if probe:
                 probe.see(tokens)
-            features = network.discretise(tokens)
+            features = network.features(tokens)
             passes = max(settings.mc_passes, 1)
             found.append(mc_dropout_probabilities(network, features, passes).cpu())
     return torch.cat(found)
@@ -131,7 +111,7 @@ def over_batches(
     network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return ``function`` of all inputs (n, ...), in eval mode, (n, ...) float32 on the CPU."""
-    cast(nn.Module, network).eval()
+    network.eval()
     with torch.no_grad(), compute.autocast():
         parts = [
             function(float_inputs(compute.bring(batch))).float().cpu()

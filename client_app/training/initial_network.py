@@ -9,7 +9,8 @@ from datasets.silo.silos import Silo
 from datasets.weights.backbones import load_backbone
 from models.contract.settings import CommonSettings
 from models.maths.dirichlet import evidences, skewed_prior
-from models.networks.classifier import TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:

@@ -6,19 +6,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
 
 Penalty = Callable[[], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -206,7 +206,7 @@ def train_locally(training: LocalTraining) -> float:
         SiteError: the loss is not finite.
     """
     settings, compute, split = training.settings, training.compute, training.split
-    module = cast(nn.Module, training.network)
+    module = training.network
     module.train()
     optimiser = training.optimiser or open_optimiser(module, settings)
     inputs, labels = compute.hold(split.inputs), compute.bring(split.labels)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from client_app.training.loop import LocalTraining, open_optimiser, train_locally
 from client_app.training.optimiser_state import moments_of, restore_moments
+from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
 from models.contract.seeding import generator
 from models.contract.settings import CommonSettings
@@ -82,7 +82,7 @@ def train_paced(
     def any_order(epoch: int) -> Tensor:
         return shuffled(len(training.split), training.settings, epoch, site)
 
-    module = cast(nn.Module, training.network)
+    module = training.network
     order = training.epoch_order or any_order
     pacing = open_pacing(stored, round_, len(training.split), training.settings, order)
     optimiser = open_optimiser(module, training.settings)
@@ -140,6 +140,4 @@ def restore_optimiser(
     optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]
 ) -> None:
     """Let ``optimiser`` go on where the site's state has it."""
-    prefix = f"{PREFIX}{_OPTIMISER}"
-    own = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(prefix)}
-    restore_moments(optimiser, module, own)
+    restore_moments(optimiser, module, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.contract.errors import DataError
-from models.maths.standardisation import Figures
+from models.contract.feature_statistics import Figures
 
 _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 

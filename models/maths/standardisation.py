@@ -8,32 +8,12 @@ With figures of its own for each site, the mean row of every site is exactly zer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Vector = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Per feature, (features,) float64: values that are there, their sum, and that of squares."""
-
-    count: Vector
-    total: Vector
-    squares: Vector
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Per feature, (features,) float64: mean and standard deviation; the latter is above 0."""
-
-    mean: Vector
-    std: Vector
+from models.contract.feature_statistics import Figures, Sums
 
 
 def sums_of(rows: Tensor) -> Sums:

@@ -1,7 +1,7 @@
 """Segmentation: an encoder's maps at several scales, a U-Net's way back up, loss and measures.
 
 Three encoders, one decoder (Ronneberger et al. 2015, U-Net): ``unet``, the convolutional encoder of
-``models.networks.classifier``; ``vit``, a prompted ViT whose layers stand for scales (Hatamizadeh
+``models.networks.encoders``; ``vit``, a prompted ViT whose layers stand for scales (Hatamizadeh
 et al. 2022, UNETR); ``swin``, a Swin Transformer of timm (Liu et al. 2021), as of the FedEFM
 paper's backbones. The loss is cross-entropy plus soft Dice (Milletari et al. 2016).
 """
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from models.contract.errors import SettingError
 from models.contract.seeding import seeded
 from models.contract.settings import CommonSettings
-from models.networks.classifier import ConvEncoder, ResidualBlock, Task
+from models.networks.encoders import ConvEncoder, ResidualBlock
+from models.networks.kinds import Task
 
 if TYPE_CHECKING:
     from models.networks.prompted_vit import PromptedViT

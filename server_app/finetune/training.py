@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining, open_optimiser, train_locally
 from models.contract.errors import SiteError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
+from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled
 from server_app.finetune.tasks import Downstream
 from server_app.finetune.weights import Given, Taken, Theta, take

@@ -34,7 +34,7 @@ from models.contract.messages import (
 )
 from models.contract.settings import CommonSettings, NoSettings
 from models.contract.settings_schema import Value
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.hooks import Hook, Stop
 from strategies.loop.messaging import exchange
 from strategies.loop.reply_checks import needed_metrics, refusal, refuse_too_few

@@ -13,11 +13,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from models.contract.errors import SiteError
+from models.contract.feature_statistics import Figures, Sums
 from models.contract.messages import CONFIG, HELLO, SiteFacts
 from models.contract.settings import CommonSettings
 from models.contract.versions import own_versions
-from models.maths.standardisation import Figures, Sums, pooled_figures
-from models.networks.classifier import Task
+from models.maths.standardisation import pooled_figures
+from models.networks.kinds import Task
 from strategies.loop.messaging import exchange
 from strategies.wire.bundles import record_bytes
 

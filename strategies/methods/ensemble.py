@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from models.contract.messages import EVALUATE
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.federated_strategy import FederatedStrategy
 from strategies.loop.reporting import Published
 from strategies.loop.state import ArraySpec, NDArray, RoundState, SiteReply

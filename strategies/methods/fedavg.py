@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.federated_strategy import FederatedStrategy
 from strategies.loop.reporting import Published

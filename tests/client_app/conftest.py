@@ -19,7 +19,8 @@ from datasets.silo.silos import Silo
 from models.contract.messages import ARRAYS, CONFIG, Instruction
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
-from models.networks.classifier import build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import RunSettings, resolve
 from server_app.run.inline_engine import flower_identity
 from strategies.loop.state import to_record

@@ -17,10 +17,10 @@ from client_app.site.identity import is_simulated, site_name, site_settings
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, SettingError, SiteError
+from models.contract.feature_statistics import Figures
 from models.contract.messages import FIGURES, TRAIN, Instruction
 from models.contract.settings import CommonSettings
-from models.maths.standardisation import Figures
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from server_app.config.settings import resolve
 from strategies.loop.state import to_record
 

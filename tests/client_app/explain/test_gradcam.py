@@ -28,15 +28,11 @@ from datasets.silo.silos import Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
-from models.networks.classifier import (
-    ConvEncoder,
-    ResidualBlock,
-    Task,
-    TokenClassifier,
-    build_classifier,
-    exchanged_arrays,
-    float_inputs,
-)
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import ConvEncoder, ResidualBlock, float_inputs
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 from models.networks.mixture import Mixture
 from models.networks.resnet22 import ResNet22
 

@@ -25,7 +25,7 @@ from models.contract.messages import (
     SECONDS,
     Instruction,
 )
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., SiteMethod]
 ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}

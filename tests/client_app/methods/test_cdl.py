@@ -14,12 +14,9 @@ from client_app.methods.moon import twin
 from client_app.site_round import SiteRound
 from models.contract.messages import ARRAYS, METRICS
 from models.methods.cdl import contrastive_divergence
-from models.networks.classifier import (
-    TokenClassifier,
-    build_classifier,
-    exchanged_arrays,
-    load_exchanged,
-)
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 
 Opened = Callable[..., CDLSite]
 MIXING = {"mixing": json.dumps({"s1a": 0.5, "s2a": 0.5})}

@@ -16,7 +16,8 @@ from client_app.training.initial_network import initial_classifier
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, METRICS, measurements
 from models.methods.cross import CROSSED
-from models.networks.classifier import TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import expert_array
 
 Opened = Callable[..., CrossSite]

@@ -11,7 +11,9 @@ from client_app.methods.ensemble import EnsembleSite
 from client_app.site_round import SiteRound
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.classifier import TokenClassifier, build_classifier, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import load_exchanged
 from models.networks.mixture import Mixture, expert_array
 
 Opened = Callable[..., EnsembleSite]

@@ -21,7 +21,10 @@ from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings
 from models.methods.fedaligncl import Discriminator
-from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 
 Opened = Callable[..., FedAlignCLSite]
 WIDTH = 16  # channels of the tiny conv network: 4 times its width

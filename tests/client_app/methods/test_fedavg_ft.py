@@ -12,7 +12,7 @@ from client_app.methods.fedavg_ft import FedAvgFTSite
 from client_app.site_round import SiteRound
 from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., FedAvgFTSite]
 RATES = {"learning_rate": 0.5, "finetune_learning_rate": 0.25}

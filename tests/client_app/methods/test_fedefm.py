@@ -19,7 +19,8 @@ from datasets.io.atomic_files import load_state
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS
 from models.methods.fedefm import multishot_loss
-from models.networks.classifier import TokenClassifier, exchanged_arrays
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
 from server_app.run.inline_engine import run_inline
 

@@ -16,13 +16,13 @@ from torch import Tensor
 import client_app.methods.fedevprompt as site_side
 from client_app.methods.fedevprompt import FedEvPromptSite
 from client_app.site_round import SiteRound
-from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import LocalTraining, open_optimiser
 from datasets.io.atomic_files import load_state, save_state
 from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.prompted_vit import PromptedViT
+from models.networks.site_network import SiteNetwork
 from strategies.loop.state import initial_weights, starting_network
 
 Opened = Callable[..., FedEvPromptSite]

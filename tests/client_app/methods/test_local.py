@@ -11,7 +11,7 @@ from client_app.methods.base import SiteMethod
 from client_app.site_round import SiteRound
 from models.contract.errors import CheckpointError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., SiteMethod]
 

@@ -18,10 +18,11 @@ from client_app.site_round import SiteRound
 from client_app.training.compute import choose_compute
 from datasets.registry import load_silo
 from models.contract.errors import SiteError
+from models.contract.feature_statistics import Figures
 from models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
 from models.contract.settings import NoSettings
-from models.maths.standardisation import Figures
-from models.networks.classifier import build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
 from strategies.loop.state import to_record
 
 Opened = Callable[..., MixSite]

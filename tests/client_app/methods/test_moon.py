@@ -16,7 +16,10 @@ from datasets.silo.silos import Split
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, METRICS
 from models.methods.moon import build_projection, contrastive_loss
-from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 
 Opened = Callable[..., MoonSite]
 Weights = Callable[..., dict[str, Any]]

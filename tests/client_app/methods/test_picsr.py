@@ -19,7 +19,7 @@ from models.contract.errors import CheckpointError, DataError, SettingError, Sit
 from models.contract.messages import ARRAYS, METRICS, Instruction
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRNetwork, PICSRSettings, build_router
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.mixture import expert_array
 
 Opened = Callable[..., PICSRSite]

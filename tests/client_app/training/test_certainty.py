@@ -14,11 +14,12 @@ from client_app.methods.base import SiteMethod
 from client_app.site_round import SiteRound
 from client_app.training.certainty import BINS, EvidenceProbe
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, measure
+from client_app.training.evaluation import measure
 from datasets.silo.silos import Silo
 from models.contract.messages import METRICS
 from models.contract.settings import CommonSettings
-from models.networks.classifier import build_classifier
+from models.networks.build import build_classifier
+from models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 # Sums 4.2, 2 and 25: confidences 0.714, 0.85, 0.96 and vacuities 0.476, 1, 0.08
@@ -27,7 +28,7 @@ LABELS = torch.tensor([0, 1, 0])  # predicted 0, 1, 1: right, right, wrong
 Opened = Callable[..., SiteMethod]
 
 
-class LogAlpha(nn.Module):
+class LogAlpha(SiteNetwork):
     """A network whose tokens are log alpha; its dropout would take all of them away."""
 
     def __init__(self) -> None:
@@ -36,9 +37,6 @@ class LogAlpha(nn.Module):
 
     def encode(self, inputs: Tensor) -> Tensor:
         return inputs
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         dropped: Tensor = self.drop(features)

@@ -21,7 +21,9 @@ from client_app.training.loop import (
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 
@@ -52,7 +54,7 @@ def test_the_order_follows_the_generator() -> None:
     assert not torch.equal(first, other)
 
 
-class Counting(nn.Module):
+class Counting(SiteNetwork):
     """A network whose loss is the mean of its images, times one plus nothing."""
 
     def __init__(self, factor: float = 1.0) -> None:
@@ -63,9 +65,6 @@ class Counting(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         return images
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         return features

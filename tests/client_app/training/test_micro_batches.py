@@ -11,7 +11,9 @@ from client_app.training.compute import Compute, choose_compute
 from client_app.training.loop import LocalTraining, add_gradients, micro_batches, train_locally
 from datasets.silo.silos import Silo, Split
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.maths.standardisation import Figures, pooled_figures, standardised, sums_of
+from models.contract.feature_statistics import Figures
+from models.maths.standardisation import pooled_figures, standardised, sums_of
 
 NAN = math.nan
 # Two hospitals: an age that both know, a pulse that one row lacks, a constant, and an unknown.

@@ -16,12 +16,13 @@ from models.methods.picsr import (
     PICSRNetwork,
     PICSRSettings,
     Router,
-    arrays_below,
     build_router,
     inverted,
     prototype,
 )
-from models.networks.classifier import Task, TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.kinds import Task
 from models.networks.mixture import Mixture
 
 CORNERS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0]])
@@ -160,13 +161,6 @@ def test_the_softmax_of_the_scores_sums_is_the_weights(
         weights = router.log_weights(patient, prototypes)[0].exp()
     assert scores.shape == (len(corners), len(corners) + 1)
     assert torch.allclose(torch.softmax(scores.sum(dim=1), dim=0), weights, atol=1e-3)
-
-
-def test_arrays_below_a_prefix_come_sorted_by_the_rest_of_their_names() -> None:
-    arrays = {"router/b": 1, "prototype/router/x": 2, "router/a.w": 3, "router": 4, "router/": 5}
-    found = arrays_below("router/", arrays)
-    assert list(found.items()) == [("", 5), ("a.w", 3), ("b", 1)]
-    assert arrays_below("expert/", arrays) == {}
 
 
 @given(st.lists(POINTS, min_size=1, max_size=4))

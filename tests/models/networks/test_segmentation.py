@@ -16,7 +16,8 @@ from torchmetrics.functional.segmentation import dice_score
 
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import ConvEncoder, Task
+from models.networks.encoders import ConvEncoder
+from models.networks.kinds import Task
 from models.networks.segmentation import (
     NETWORKS,
     ConvPyramid,

@@ -29,7 +29,7 @@ from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, EVALUATE, HELLO, Instruction
 from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import FedEvPromptSettings
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.prompted_vit import PromptedViT
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
