@@ -54,9 +54,7 @@ def check_network_settings(settings: CommonSettings) -> None:
     for key, value in values.items():
         if value == usual[key]:
             continue
-        if (
-            key == "backbone-weights" and takes_weights
-        ):  # resnet22's too, which has no other backbone key
+        if key == "backbone-weights" and takes_weights:  # also resnet22's, which has no other
             continue
         if key == "gradient-checkpointing" and settings.network != "resnet22":
             raise SettingError(
