@@ -21,7 +21,8 @@ from datasets.io.atomic_files import write_atomically
 from models.contract.errors import CheckpointError, EpsilonSpentError, RefusedError, SiteError
 from models.contract.messages import DP_RELEASES
 from models.contract.settings import CommonSettings
-from models.privacy.gaussian_mechanism import SPENT, clip_and_noise, combined_multiplier, epsilon
+from models.privacy.accountant import SPENT, combined_multiplier, epsilon
+from models.privacy.gaussian_mechanism import clip_and_noise
 
 LEDGER = "privacy-ledger.json"
 

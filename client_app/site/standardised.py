@@ -8,10 +8,10 @@ from flwr.app import RecordDict
 
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import SettingError, SiteError
-from models.contract.feature_statistics import Figures
+from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import FIGURES
 from models.contract.settings import CommonSettings
-from models.maths.standardisation import pooled_figures, standardised, sums_of
+from models.maths.standardisation import pooled_statistics, standardised, sums_of
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
@@ -24,10 +24,10 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
     return with_figures(silo, figures_for(silo, settings, content)) if silo.features else silo
 
 
-def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Figures:
+def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> FeatureStatistics:
     """Return the figures by which this site standardises its features."""
     if settings.standardise == "site":
-        return pooled_figures([sums_of(silo.train.inputs)])
+        return pooled_statistics([sums_of(silo.train.inputs)])
     if settings.standardise == "declared":
         if silo.declared is None:
             raise SettingError(
@@ -40,10 +40,10 @@ def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Fi
             "a message lacks the pooled figures: server and site run different versions of fedsilo"
         )
     record = content.array_records[FIGURES]
-    return Figures(record["mean"].numpy(), record["std"].numpy())
+    return FeatureStatistics(record["mean"].numpy(), record["std"].numpy())
 
 
-def with_figures(silo: Silo, figures: Figures) -> Silo:
+def with_figures(silo: Silo, figures: FeatureStatistics) -> Silo:
     """Return the silo with its features standardised by ``figures``."""
     train, val, test = (
         Split(standardised(split.inputs, figures), split.labels) for split in silo.splits().values()

@@ -12,7 +12,7 @@ from client_app.training.compute import Compute
 from datasets.silo.silos import Split
 from models.contract.seeding import seeded
 from models.contract.settings import CommonSettings
-from models.maths.classification_metrics import classification_evidence
+from models.maths.classification_metrics import classification_metrics
 from models.maths.mc_dropout import (
     mc_dropout_probabilities,
     only_dropout_active,
@@ -62,8 +62,8 @@ def measure(
         "loss": losses.mean().item(),
         "entropy": predictive_entropy(probabilities).mean().item(),
     }
-    evidence = classification_evidence(probabilities, split.labels)
-    return values | evidence | (probe.values() if probe else {})
+    metrics = classification_metrics(probabilities, split.labels)
+    return values | metrics | (probe.values() if probe else {})
 
 
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:

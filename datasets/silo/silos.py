@@ -17,7 +17,7 @@ from torch import Tensor
 from datasets.digits.pools import Places, PublicFiles
 from datasets.io.atomic_files import write_atomically
 from models.contract.errors import DataError
-from models.contract.feature_statistics import Figures
+from models.contract.feature_statistics import FeatureStatistics
 from models.contract.settings import CommonSettings
 from models.networks.kinds import Task
 
@@ -69,7 +69,7 @@ class Silo:
     features: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     dropped: int = 0
-    declared: Figures | None = None
+    declared: FeatureStatistics | None = None
     schema: str = ""
 
     def splits(self) -> dict[str, Split]:
@@ -186,7 +186,9 @@ def open_silo(folder: Path, classes: int) -> Silo:
         classes=tuple(facts.get("classes", ())),
         dropped=facts.get("dropped", 0),
         schema=facts.get("schema", ""),
-        declared=Figures(**{k: np.array(v) for k, v in declared.items()}) if declared else None,
+        declared=FeatureStatistics(**{k: np.array(v) for k, v in declared.items()})
+        if declared
+        else None,
         **splits,
     )
 

@@ -1,4 +1,4 @@
-"""What sites and server tell each other of a table's features: sums one way, figures the other."""
+"""What sites and server tell each other of a table's features: sums, and the statistics of all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Figures:
+class FeatureStatistics:
     """Per feature, (features,) float64: mean and standard deviation; the latter is above 0."""
 
     mean: Vector

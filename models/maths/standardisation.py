@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.contract.feature_statistics import Figures, Sums
+from models.contract.feature_statistics import FeatureStatistics, Sums
 
 
 def sums_of(rows: Tensor) -> Sums:
@@ -23,8 +23,8 @@ def sums_of(rows: Tensor) -> Sums:
     return Sums((~np.isnan(values)).sum(axis=0), there.sum(axis=0), (there**2).sum(axis=0))
 
 
-def pooled_figures(sums: Sequence[Sums]) -> Figures:
-    """Return the figures of all rows behind ``sums``; added up in the order given.
+def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
+    """Return the statistics of all rows behind ``sums``; added up in the order given.
 
     The standard deviation is that of the rows themselves (divided by n). A feature that never
     varies, or is nowhere known, gets 1: it is only shifted.
@@ -38,13 +38,13 @@ def pooled_figures(sums: Sequence[Sums]) -> Figures:
     variance = squares / known - mean**2
     # Rounding leaves a constant feature a variance of about 1e-16 of its square
     varies = variance > 1e-12 * np.maximum(squares / known, 1e-300)
-    return Figures(mean, np.sqrt(np.where(varies, variance, 1.0)))
+    return FeatureStatistics(mean, np.sqrt(np.where(varies, variance, 1.0)))
 
 
-def standardised(rows: Tensor, figures: Figures) -> Tensor:
+def standardised(rows: Tensor, statistics: FeatureStatistics) -> Tensor:
     """Return ``rows`` (n, features) in standard deviations from the mean, float32.
 
     A missing value becomes 0, the mean: that is how they are imputed.
     """
-    values = (rows.numpy().astype(np.float64) - figures.mean) / figures.std
+    values = (rows.numpy().astype(np.float64) - statistics.mean) / statistics.std
     return torch.from_numpy(np.nan_to_num(values, nan=0.0).astype(np.float32))

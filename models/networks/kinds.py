@@ -50,10 +50,11 @@ def check_network_settings(settings: CommonSettings) -> None:
     of_vit = ("backbone", "train-backbone", "prompt-", "basic-")
     takes_weights = settings.network in ("vit", "resnet22")
     evidential = settings.loss == "evidential" or settings.network == "vit"
+    # A key that does nothing is refused, not ignored: who sets it believes that it does something
     for key, value in values.items():
         if value == usual[key]:
             continue
-        if key == "backbone-weights" and takes_weights:
+        if key == "backbone-weights" and takes_weights:  # also resnet22's, which has no other
             continue
         if key == "gradient-checkpointing" and settings.network != "resnet22":
             raise SettingError(

@@ -14,16 +14,12 @@ from client_app.training.evaluation import in_batches, measure
 from client_app.training.loop import Objective
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
+from models.maths.segmentation_metrics import segmentation_figures
 from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
 from models.networks.encoders import float_inputs
 from models.networks.kinds import Task
-from models.networks.segmentation import (
-    SegmentationNetwork,
-    build_segmentation,
-    segmentation_figures,
-    segmentation_loss,
-)
+from models.networks.segmentation import SegmentationNetwork, build_segmentation, segmentation_loss
 from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
 from server_app.finetune.settings import CLASSIFICATION, SEGMENTATION

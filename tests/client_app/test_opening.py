@@ -17,7 +17,7 @@ from client_app.site.identity import is_simulated, site_name, site_settings
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, SettingError, SiteError
-from models.contract.feature_statistics import Figures
+from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import FIGURES, TRAIN, Instruction
 from models.contract.settings import CommonSettings
 from models.networks.kinds import Task
@@ -183,7 +183,7 @@ TABLE = CommonSettings(dataset="table", sums_min_count=2)
 NAN = float("nan")
 
 
-def table_silo(declared: Figures | None = None) -> Silo:
+def table_silo(declared: FeatureStatistics | None = None) -> Silo:
     """Return a hospital of three training rows and a test row; a pulse is missing in each part."""
     return Silo(
         name="north",
@@ -270,7 +270,7 @@ def test_a_sites_own_figures_are_of_its_training_rows_whatever_the_message_holds
 
 def test_declared_figures_are_those_of_the_schema_whatever_the_message_holds() -> None:
     declared = dataclasses.replace(TABLE, standardise="declared")
-    silo = table_silo(Figures(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
+    silo = table_silo(FeatureStatistics(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
     ready = ready_silo(silo, declared, figures_message([0.0, 0.0], [1.0, 1.0]))
     assert ready.train.inputs.tolist() == [[-1.0, -2.0], [-0.5, 0.0], [0.0, 2.0]]
     with pytest.raises(SettingError, match="'standardise' is 'declared', and the schema gives no"):

@@ -18,7 +18,7 @@ from client_app.site_round import SiteRound
 from client_app.training.compute import choose_compute
 from datasets.registry import load_silo
 from models.contract.errors import SiteError
-from models.contract.feature_statistics import Figures
+from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
 from models.contract.settings import NoSettings
 from models.networks.build import build_classifier
@@ -56,7 +56,7 @@ def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
 ) -> None:
     own = {"dataset": "heart-synthetic", "silo_train_size": 0, "silo_test_size": 0, "silos": 9}
     settings = resolved("mix", **own)
-    figures = Figures(np.full(13, 2.0), np.full(13, 4.0))
+    figures = FeatureStatistics(np.full(13, 2.0), np.full(13, 4.0))
     content = RecordDict({FIGURES: to_record(vars(figures))})
     note = {"sites": "cleveland\nva"}
     instruction = Instruction(1, "train", run_name="run", run_dir="/somewhere", notes=note)

@@ -26,7 +26,7 @@ from models.contract.errors import CheckpointError, SettingError, SiteError
 from models.contract.messages import ARRAYS, DP_RELEASES, EVALUATE, METRICS, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import map_fault
-from models.privacy.gaussian_mechanism import epsilon
+from models.privacy.accountant import epsilon
 
 PRIVATE: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 2.0}
 ONE, TWO = epsilon(2.0, 1, 1e-5), epsilon(2.0, 2, 1e-5)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.contract.settings import CommonSettings
-from models.maths.standardisation import pooled_figures, standardised, sums_of
+from models.maths.standardisation import pooled_statistics, standardised, sums_of
 from models.methods.picsr import (
     PICSRNetwork,
     PICSRSettings,
@@ -177,9 +177,9 @@ def test_per_site_standardisation_makes_prototypes_coincide_and_pooled_figures_d
     sites = [
         torch.randn(30, 2, generator=draw) * (1 + at) + 10 * at for at in range(3)
     ]  # three hospitals far apart
-    blind = [prototype(standardised(rows, pooled_figures([sums_of(rows)]))) for rows in sites]
+    blind = [prototype(standardised(rows, pooled_statistics([sums_of(rows)]))) for rows in sites]
     assert torch.allclose(torch.stack(blind), torch.zeros(3, 2), atol=1e-6)
-    figures = pooled_figures([sums_of(rows) for rows in sites])
+    figures = pooled_statistics([sums_of(rows) for rows in sites])
     seeing = torch.stack([prototype(standardised(rows, figures)) for rows in sites])
     router = build_router(PICSRSettings(), (2,), 3, seed=0)
     patient = torch.tensor([[1.0, -1.0]])
