@@ -41,7 +41,9 @@ from models.maths.attention_rollout import (
 )
 from models.maths.dirichlet import evidences
 from models.methods.fedevprompt import BUFFER
-from models.networks.classifier import Task, build_classifier, float_inputs
+from models.networks.build import build_classifier
+from models.networks.encoders import float_inputs
+from models.networks.kinds import Task
 from models.networks.prompted_vit import PromptedViT
 from server_app.figures.explain import finished_site
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from models.contract.settings import CommonSettings
 from models.maths.earth_movers import closeness
 from models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 BATCH = 64
 

@@ -27,11 +27,13 @@ from client_app.training.compute import choose_compute
 from client_app.training.evaluation import measure
 from datasets.registry import load_silo, silo_names
 from models.contract.settings import CommonSettings
-from models.networks.classifier import build_classifier, exchanged_arrays, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from server_app.config.settings import RunSettings, find_experiment, resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import run_inline
-from server_app.run.ray_engine import app_folder, run_with_ray
+from server_app.run.processes import app_folder
+from server_app.run.ray_engine import run_with_ray
 
 
 def bare_loop(settings: CommonSettings) -> float:

@@ -19,11 +19,12 @@ import time
 import torch
 
 from client_app.training.compute import choose_compute
-from client_app.training.loop import open_optimiser, train_locally
+from client_app.training.loop import LocalTraining, open_optimiser, train_locally
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 _CLASSES = 2
 _VALUES = {"method": "fedavg", "network": "resnet22", "local-steps": 1}
@@ -54,7 +55,8 @@ def one_step(options: argparse.Namespace) -> None:
     cuda, start, seconds = compute.device.type == "cuda", resident(), []
     for round_ in range(options.repeats + 1):
         began = time.perf_counter()
-        train_locally(network, split, settings, compute, (round_, "site"), optimiser=optimiser)
+        key = (round_, "site")
+        train_locally(LocalTraining(network, split, settings, compute, key, optimiser=optimiser))
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

@@ -12,15 +12,18 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract.errors import FedsiloError
-from models.contract.messages import CONFIG
+from models.contract.errors import ERROR_CODES, FedsiloError, RefusedError
+from models.contract.messages import CONFIG, SiteFacts
 from models.contract.versions import refuse_other_versions
 from strategies.wire.bundles import bundle, unbundle
+
+if TYPE_CHECKING:
+    from client_app.opening import Site
 
 app = ClientApp()
 
@@ -51,7 +54,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer; what a real site sends is bundled last, when all that leaves has been looked at."""
     reply = _logged(message, context, answer)
     if reply.has_content() and reply.content.array_records:
-        from client_app.opening import is_simulated
+        from client_app.site.identity import is_simulated
 
         if not is_simulated(context):
             reply.content = bundle(reply.content)
@@ -63,7 +66,8 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
     if "site-file" not in context.node_config:
         return _attempt(message, context, answer)[0]
     from client_app.site.audit_log import append_line, entry
-    from client_app.site.policy import answer_under, audit_log, own_name
+    from client_app.site.identity import own_name
+    from client_app.site.policy import answer_under, audit_log
 
     site = own_name(context)
     reply, outcome = _attempt(message, context, partial(answer_under, answer))
@@ -74,13 +78,14 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
         before = [reply.error.reason] if reply.has_error() else []
         if told not in before:
             _own_log(context, told)
-            reply = _failure(message, "; ".join([*map(str, before), told]))
+            code = reply.error.code if reply.has_error() else _code(error)
+            reply = _failure(message, "; ".join([*map(str, before), told]), code)
     return reply
 
 
 def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Message, str]:
     """Return the reply, and whether it is an answer, the site's refusal or its failure."""
-    from client_app.site.audit_log import ANSWERED, FAILED, REFUSED, RefusedError
+    from client_app.site.audit_log import ANSWERED, FAILED, REFUSED
 
     try:
         message.content = unbundle(message.content)
@@ -89,7 +94,7 @@ def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Messag
         reason = _reason(error)
         _own_log(context, reason)
         outcome = REFUSED if isinstance(error, RefusedError) else FAILED
-        return _failure(message, reason), outcome
+        return _failure(message, reason, _code(error)), outcome
 
 
 def _reason(error: Exception) -> str:
@@ -102,8 +107,14 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}{told} (its text stands in the site's own log)"
 
 
-def _failure(message: Message, reason: str) -> Message:
-    return Message(Error(_CLIENT_APP_RAISED, " ".join(reason.split())), reply_to=message)
+def _code(error: Exception) -> int:
+    """Return the number by which the server knows the kind of an error."""
+    kind = error.code if isinstance(error, FedsiloError) else ""
+    return ERROR_CODES.get(kind, _CLIENT_APP_RAISED)
+
+
+def _failure(message: Message, reason: str, code: int) -> Message:
+    return Message(Error(code, " ".join(reason.split())), reply_to=message)
 
 
 def _own_log(context: Context, reason: str) -> None:
@@ -113,43 +124,76 @@ def _own_log(context: Context, reason: str) -> None:
 
 
 def _hello(message: Message, context: Context) -> RecordDict:
-    from client_app.opening import admit, open_site, who_is
+    from client_app.opening import admit, open_site
+    from client_app.site.identity import who_is
 
     try:
         refuse_other_versions(message.content.config_records.get(CONFIG, {}))
         site = open_site(context)
         admit(site, context)
-        silo, sums, backbone = site.silo, site.sums(), site.backbone()
+        facts = site_facts(site)
     except FedsiloError as error:
         # The server does not know yet whom it asks: the name must be in the answer
         raise type(error)(f"{who_is(context)}: {error}") from None
-    facts: dict[str, Any] = {
-        "site": silo.name,
-        "distribution": silo.distribution,
-        "input-shape": list(silo.task.input_shape),
-        "classes": silo.task.classes,
-        "label-counts": json.dumps(silo.label_counts()),
-        "fingerprints": json.dumps(silo.fingerprints),
-        "homeless": site.simulated,
-        "features": json.dumps(silo.features),
-        "dropped": silo.dropped,
-        "schema": silo.schema,
-        "backbone": backbone,
-        "class-names": json.dumps(silo.classes),
-        "floor": site.settings.sums_min_count,
+    return RecordDict({CONFIG: ConfigRecord(_as_config(facts))})
+
+
+def site_facts(site: Site) -> SiteFacts:
+    """Return what the site says of itself at the start of a run.
+
+    Raises:
+        SiteError: its rows are too few for the sums that the run asks for, or it refuses to send
+            any.
+        SettingError: the weights of its network are missing.
+    """
+    silo = site.silo
+    return SiteFacts(
+        site=silo.name,
+        distribution=silo.distribution,
+        input_shape=silo.task.input_shape,
+        classes=silo.task.classes,
+        label_counts=silo.label_counts(),
+        fingerprints=silo.fingerprints,
+        homeless=site.simulated,
+        features=silo.features,
+        sums=site.sums(),
+        dropped=silo.dropped,
+        schema=silo.schema,
+        backbone=site.backbone(),
+        class_names=silo.classes,
+        floor=site.settings.sums_min_count,
+    )
+
+
+def _as_config(facts: SiteFacts) -> dict[str, Any]:
+    """Return the facts as keys and values of a ConfigRecord."""
+    config: dict[str, Any] = {
+        "site": facts.site,
+        "distribution": facts.distribution,
+        "input-shape": list(facts.input_shape),
+        "classes": facts.classes,
+        "label-counts": json.dumps(facts.label_counts),
+        "fingerprints": json.dumps(facts.fingerprints),
+        "homeless": facts.homeless,
+        "features": json.dumps(facts.features),
+        "dropped": facts.dropped,
+        "schema": facts.schema,
+        "backbone": facts.backbone,
+        "class-names": json.dumps(facts.class_names),
+        "floor": facts.floor,
     }
-    if sums is not None:
-        facts |= {f"sums-{part}": values.tolist() for part, values in vars(sums).items()}
-    return RecordDict({CONFIG: ConfigRecord(facts)})
+    if facts.sums is not None:
+        config |= {f"sums-{part}": values.tolist() for part, values in vars(facts.sums).items()}
+    return config
 
 
 def _train(message: Message, context: Context) -> RecordDict:
-    from client_app.opening import open_method
+    from client_app.opening import open_round
 
-    return open_method(message, context).answer()
+    return open_round(message, context).answer()
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    from client_app.opening import open_method
+    from client_app.opening import open_round
 
-    return open_method(message, context).measure_only()
+    return open_round(message, context).measure_only()

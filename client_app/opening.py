@@ -1,47 +1,45 @@
-"""Who this site is: its name, its silo, its folders, and the method that a message asks for.
+"""Opening a message: this site's silo and folders, and the method that the message asks for.
 
-Node config wins over run config, because a hospital's own words about its own disk count:
-``site`` (else the ``partition-id`` picks the silo), ``data-dir``, ``cache-dir``, ``state-dir``,
-``device`` and ``backbone-weights``. What a hospital gives away it can only bound more tightly than
-the run: ``sums-min-count``, and ``max-epsilon`` at ``delta``. A site file's limits (see
-``client_app/site/policy.py``) stand in the node config by the time it is read here.
+Who the site is stands in ``client_app/site/identity.py``. A site file's limits (see
+``client_app/site/policy.py``) stand in the node config by the time it is read here; ``state-dir``
+in it is where a hospital's private states lie.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 
-from client_app.methods.base import SiteMethod
+from client_app.methods.base import SiteContext, SiteMethod
 from client_app.methods.registry import method_class
-from client_app.privacy.protection import LEDGER, OwnCap
-from client_app.site.audit_log import RefusedError
+from client_app.privacy.protection import LEDGER
+from client_app.site.identity import is_simulated, node_cap, site_name, site_settings
 from client_app.site.policy import refuse_few
-from client_app.site.private_state import SiteState, promise_of
-from client_app.site.request import Request
-from datasets.digits.pools import find_places
-from datasets.registry import load_silo, silo_names
-from datasets.silo.silos import Silo, Split
-from datasets.weights.backbones import FOLDER, backbone_digest
-from models.contract.errors import DataError, FedsiloError, SettingError, SiteError
-from models.contract.messages import CONFIG, FIGURES, Instruction
+from client_app.site.private_state import SiteState, settings_digest_of
+from client_app.site.request import OwnCap, Request
+from client_app.site.standardised import ready_silo
+from client_app.site_round import SiteRound
+from client_app.training.compute import choose_compute
+from datasets.registry import load_silo
+from datasets.silo.silos import Silo
+from datasets.weights.backbones import backbone_digest
+from models.contract.errors import DataError, RefusedError, SettingError, SiteError
+from models.contract.feature_statistics import Sums
+from models.contract.messages import CONFIG, Instruction
+from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build, key_of
-from models.maths.standardisation import Figures, Sums, pooled_figures, standardised, sums_of
+from models.maths.standardisation import sums_of
 from models.privacy.gaussian_mechanism import check_privacy_settings
 
-_NODE_KEYS = ("data-dir", "cache-dir", "device", "backbone-weights")
 _CUTS = (
     *("test_folds", "val_folds", "fold_seed", "sample_share", "public_share"),
     *("partition", "unseen"),
 )
-_FLOOR = "sums-min-count"  # a hospital can raise it, and nobody else lower it
-_CAP, _DELTA = "max-epsilon", "delta"  # the same the other way round
 
 
 @dataclass(frozen=True)
@@ -90,108 +88,16 @@ class Site:
         return sums
 
 
-def site_settings(context: Context) -> CommonSettings:
-    """Return the run's settings with this node's own folders and device put over them."""
-    settings = build(CommonSettings, context.run_config)
-    own = {
-        key.replace("-", "_"): str(context.node_config[key])
-        for key in _NODE_KEYS
-        if key in context.node_config
-    }
-    floor = build(CommonSettings, {k: v for k, v in context.node_config.items() if k == _FLOOR})
-    if _FLOOR in context.node_config:
-        least = max(settings.sums_min_count, floor.sums_min_count)
-        settings = dataclasses.replace(settings, sums_min_count=least)
-    settings = dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
-    settings = _with_own_cap(settings, context)
-    if is_simulated(context) or "backbone-weights" in context.node_config:
-        return settings
-    return dataclasses.replace(settings, backbone_weights=_weights_by_name(settings))
-
-
-def _with_own_cap(settings: CommonSettings, context: Context) -> CommonSettings:
-    """Return the settings with the hospital's own cap on epsilon, where it has one.
-
-    The cap is at the hospital's own delta: at a delta near 1, which a server might name, every
-    epsilon is small.
-    """
-    own = {key: context.node_config[key] for key in (_CAP, _DELTA) if key in context.node_config}
-    capped = build(CommonSettings, own)
-    if not capped.max_epsilon:
-        return settings
-    least = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
-    delta = min(settings.delta, capped.delta)
-    return dataclasses.replace(settings, max_epsilon=least, delta=delta)
-
-
 def own_cap(context: Context, folder: Path) -> OwnCap | None:
     """Return the hospital's own cap over all its runs; None if its node config has none.
 
     ``folder`` is the site's of the run, in the 'state-dir': the ledger lies above all runs.
     """
-    own = {key: context.node_config[key] for key in (_CAP, _DELTA) if key in context.node_config}
-    capped = build(CommonSettings, own)
+    capped = node_cap(context)
     if not capped.max_epsilon:
         return None
     ledger = folder.parent.parent / f"{folder.name}-{LEDGER}"
     return OwnCap(ledger, capped.max_epsilon, capped.delta)
-
-
-def _weights_by_name(settings: CommonSettings) -> str:
-    """Return the file of the weights that a server names to a real site: of its cache, by name.
-
-    A server that could name any path would learn by the digest what lies at a hospital.
-
-    Raises:
-        SettingError: it is more than a name.
-    """
-    name = settings.backbone_weights
-    if name in ("", "timm", "random"):
-        return name
-    if name != Path(name).name or not name.endswith(".safetensors"):
-        raise SettingError(
-            "the run's 'backbone-weights' is no plain name of a .safetensors file: a hospital "
-            "names its weights itself, in the node config's 'backbone-weights'"
-        )
-    cache = find_places(settings.data_dir, settings.cache_dir).cache
-    return str((cache / FOLDER / name).absolute())
-
-
-def is_simulated(context: Context) -> bool:
-    """Tell whether this is a site of a simulation: by its own node config, never by a message."""
-    own = {"site", "state-dir"} & context.node_config.keys()
-    return "partition-id" in context.node_config and not own
-
-
-def who_is(context: Context) -> str:
-    """Return the site's name as well as it is known, for errors."""
-    try:
-        return site_name(context, site_settings(context))
-    except FedsiloError:
-        return f"partition {context.node_config.get('partition-id', 'unknown')}"
-
-
-def site_name(context: Context, settings: CommonSettings) -> str:
-    """Return the node config's ``site``, else the silo of its ``partition-id``.
-
-    Raises:
-        SiteError: the node config names neither, or the partition has no silo.
-    """
-    if "site" in context.node_config:
-        return str(context.node_config["site"])
-    names = silo_names(settings)
-    if "partition-id" not in context.node_config:
-        raise SiteError(
-            "the node config names no 'site': start the SuperNode with "
-            f"--node-config 'site=\"{names[0]}\"' (silos: {', '.join(names)})"
-        )
-    partition = int(context.node_config["partition-id"])
-    if partition >= len(names):
-        raise SiteError(
-            f"SuperNode {partition + 1} has no silo: there are {len(names)} "
-            f"({', '.join(names)}); start at most that many SuperNodes"
-        )
-    return names[partition]
 
 
 def open_site(context: Context) -> Site:
@@ -256,7 +162,7 @@ def admit(site: Site, context: Context) -> None:
     """
     refuse_few(site.silo, context.node_config)
     cls = method_class(site.settings.method)
-    own: Any = build(cls.settings_class, context.run_config)
+    own: Any = build(settings_class(site.settings.method), context.run_config)
     asked = None if site.simulated else cls.consent(own)
     if asked and context.node_config.get(asked[0]) is not True:
         key, why = asked
@@ -267,59 +173,33 @@ def admit(site: Site, context: Context) -> None:
     cls.admit(site.silo, site.settings, own)
 
 
-def open_method(message: Message, context: Context) -> SiteMethod:
-    """Build the method that the run config names, ready to answer ``message``."""
-    site = open_site(context)
-    admit(site, context)
-    cls = method_class(site.settings.method)
-    instruction = Instruction.from_config(message.content[CONFIG])
-    own: Any = build(cls.settings_class, context.run_config)
-    folder = state_folder(context, instruction, site.silo.name)
-    return cls(
-        Request(instruction, message.content, site.simulated, own_cap(context, folder)),
-        ready_silo(site.silo, site.settings, message.content),
-        site.settings,
-        own,
-        # A hospital may change its own cap during a run: the promise is of the run's settings
-        SiteState(folder, promise_of(build(CommonSettings, context.run_config), own)),
-    )
-
-
-def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
-    """Return the silo as networks take it: a table's features standardised, missing values 0.
+def open_round(message: Message, context: Context) -> SiteRound:
+    """Return what answers ``message``, by the method that the run config names.
 
     Raises:
-        SettingError: ``standardise`` is 'declared' and the schema declares no figures.
-        SiteError: the message lacks the pooled figures.
+        FedsiloError: the site cannot take part, or the message cannot be answered here.
     """
-    return with_figures(silo, figures_for(silo, settings, content)) if silo.features else silo
+    return SiteRound(open_method(message, context))
 
 
-def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Figures:
-    """Return the figures by which this site standardises its features."""
-    if settings.standardise == "site":
-        return pooled_figures([sums_of(silo.train.inputs)])
-    if settings.standardise == "declared":
-        if silo.declared is None:
-            raise SettingError(
-                "setting 'standardise' is 'declared', and the schema gives no mean and std for "
-                "every numeric column: add them, or set it to 'pooled'"
-            )
-        return silo.declared
-    if FIGURES not in content.array_records:
-        raise SiteError(
-            "a message lacks the pooled figures: server and site run different versions of fedsilo"
-        )
-    record = content.array_records[FIGURES]
-    return Figures(record["mean"].numpy(), record["std"].numpy())
+def open_method(message: Message, context: Context) -> SiteMethod:
+    """Build the method that the run config names, for ``message``.
 
-
-def with_figures(silo: Silo, figures: Figures) -> Silo:
-    """Return the silo with its features standardised by ``figures``."""
-    train, val, test = (
-        Split(standardised(split.inputs, figures), split.labels) for split in silo.splits().values()
-    )
-    return dataclasses.replace(silo, train=train, val=val, test=test)
+    Raises:
+        FedsiloError: the site cannot take part, or the message cannot be answered here.
+    """
+    site = open_site(context)
+    admit(site, context)
+    cls, settings = method_class(site.settings.method), site.settings
+    instruction = Instruction.from_config(message.content[CONFIG])
+    own: Any = build(settings_class(site.settings.method), context.run_config)
+    folder = state_folder(context, instruction, site.silo.name)
+    request = Request(instruction, message.content, site.simulated, own_cap(context, folder))
+    silo = ready_silo(site.silo, settings, message.content)
+    # A hospital may change its own cap during a run: the digest is of the run's settings
+    digest = settings_digest_of(build(CommonSettings, context.run_config), own)
+    compute = choose_compute(settings.device, settings.precision, settings.threads)
+    return cls(SiteContext(request, silo, settings, own, SiteState(folder, digest), compute))
 
 
 def state_folder(context: Context, instruction: Instruction, site: str) -> Path:

@@ -13,7 +13,7 @@ from client_app.privacy.protection import LEDGER
 from models.contract.errors import SettingError, SiteError
 from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
-from models.privacy.gaussian_mechanism import epsilon, epsilon_of_a_change
+from models.privacy.accountant import epsilon, epsilon_of_a_change
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid, flower_identity

@@ -15,7 +15,7 @@ from client_app.training.evaluation import over_batches
 from datasets.silo.silos import Split
 from models.maths.dirichlet import belief, vacuity
 from models.methods.fedevprompt import most_certain
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
 from models.networks.prompted_vit import PromptedViT
 
 if TYPE_CHECKING:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
 
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from models.contract.errors import SettingError
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 EMBEDDING, PENULTIMATE = "embedding", "penultimate"
 LAYERS = (EMBEDDING, PENULTIMATE)
@@ -43,7 +43,7 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
     Raises:
         SettingError: it mixes several.
     """
-    parts = cast(nn.Module, network).modules()
+    parts = network.modules()
     found = [part for part in parts if isinstance(part, TokenClassifier)]
     if len(found) != 1:
         raise SettingError(
@@ -63,7 +63,7 @@ def _read_by(layer: nn.Linear, network: SiteNetwork, inputs: Tensor) -> Tensor:
     given: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     try:
-        network.classify(network.discretise(network.encode(inputs)))
+        network.classify(network.features(network.encode(inputs)))
     finally:
         hook.remove()
     return given[-1]

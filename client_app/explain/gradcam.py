@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from client_app.explain.attention import answer_lines
 from client_app.explain.embeddings import single_classifier
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, over_batches
+from client_app.training.evaluation import over_batches
 from datasets.silo.silos import Split
 from models.contract.errors import SettingError
 from models.maths.dirichlet import belief, vacuity
-from models.networks.classifier import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
+from models.networks.encoders import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
 from models.networks.resnet22 import ResNet22
+from models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,7 +115,7 @@ def look_at_maps(
     last_maps(network)  # refused before anything is computed
     exact = dataclasses.replace(compute, bf16=False)
     image, evidence = split.inputs[row : row + 1], single_classifier(network).evidence
-    logits = over_batches(network, image, exact, cast(nn.Module, network))
+    logits = over_batches(network, image, exact, network)
     alpha, chosen = logits.exp(), int(logits.argmax()) if label is None else label
     return CamLook(
         title=title,
@@ -143,7 +144,7 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
     from captum.attr import LayerGradCam
 
     layer = last_maps(network)
-    module = cast(nn.Module, network).eval()
+    module = network.eval()
     given = inputs.detach().clone().requires_grad_()  # else a frozen encoder has no gradients
     maps: Tensor = LayerGradCam(module, layer).attribute(given, label, relu_attributions=True)
     if maps.shape[2:].numel() == 1:

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from client_app.training.compute import Compute
 from client_app.training.loop import micro_batches
 from models.methods.fedaligncl import Discriminator, alignment_loss, discriminator_loss
-from models.networks.classifier import TokenClassifier, float_inputs
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
 from models.networks.resnet22 import still_statistics
 
 
@@ -32,7 +33,6 @@ class Aligner:
     Attributes:
         network: in training mode.
         discriminator: the site's own.
-        optimiser: of the network; parameters without a gradient stay as they are.
         discriminator_optimiser: of the discriminator.
         others: site -> noisy embeddings (m, c), on the device.
         weight: factor of the alignment loss.
@@ -43,7 +43,6 @@ class Aligner:
 
     network: TokenClassifier
     discriminator: Discriminator
-    optimiser: Optimizer
     discriminator_optimiser: Optimizer
     others: Mapping[str, Tensor]
     weight: float
@@ -51,10 +50,13 @@ class Aligner:
     compute: Compute
     draw: torch.Generator
 
-    def __call__(self, inputs: Tensor) -> None:
-        """Take the steps for a batch of inputs (batch, *input_shape) as the data set holds them."""
+    def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
+        """Take the steps for a batch of inputs (batch, *input_shape) as the data set holds them.
+
+        ``optimiser`` is the network's; parameters without a gradient stay as they are.
+        """
         parts = micro_batches(len(inputs), self.micro_batch)
-        self.optimiser.zero_grad(set_to_none=True)
+        optimiser.zero_grad(set_to_none=True)
         # The batch was seen in the step before: batch norm is not to count it twice
         with still_statistics(self.network):
             if len(parts) == 1:
@@ -68,7 +70,7 @@ class Aligner:
                 for part in parts:
                     share = (part.stop - part.start) / len(inputs)
                     self._confuse(self._embed(inputs[part]), share)
-        self.optimiser.step()
+        optimiser.step()
 
     def _embed(self, inputs: Tensor) -> Tensor:
         with self.compute.autocast():

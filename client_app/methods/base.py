@@ -1,52 +1,116 @@
-"""What every method does at a site: unpack, measure the incoming model, train, measure, reply.
+"""What a method says at a site; ``client_app/site_round.py`` does the rest, the same for all.
 
-A method says how its network is built from what came, what it keeps at home and what it sends;
-the order of steps, the metrics and the private state's timing are the same for all.
+A method says how its network is built from what came, how it is trained, what of it stays at the
+site and what leaves. When that is asked for, what is measured and how an answer leaves the site is
+the round's business.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
-from client_app.methods.learner import Learner
-from client_app.privacy.protection import protect
-from client_app.training.certainty import EvidenceWatch
-from client_app.training.evaluation import SiteNetwork, Watch, measure
-from datasets.silo.silos import Silo
+from client_app.site.private_state import SiteState
+from client_app.site.request import Request
+from client_app.training.certainty import EvidenceProbe
+from client_app.training.compute import Compute
+from client_app.training.evaluation import Probe
+from client_app.training.initial_network import initial_classifier
+from client_app.training.loop import LocalTraining, passes_of, steps_of
+from client_app.training.pacing import PREFIX
+from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, SettingError, SiteError
-from models.contract.messages import (
-    ARRAYS,
-    EVALUATE,
-    INCOMING,
-    KEPT_STATE,
-    METRICS,
-    NUM_EXAMPLES,
-    PEAK_MEMORY,
-    SECONDS,
-    TRAINED,
-    TRAINING,
-    measurement,
-)
+from models.contract.messages import EVALUATE
 from models.contract.settings import CommonSettings
-from models.maths.dirichlet import evidences
+from models.maths.dirichlet import annealing, evidences
+from models.maths.pacing import epoch_of
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import load_exchanged
+from models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
     from client_app.explain.routing import Told
     from models.networks.prompted_vit import PromptedViT
 
 
-class SiteMethod(Learner):
-    """One method at one site, for one message."""
+@dataclass(frozen=True)
+class SiteContext:
+    """What a site has at hand while it answers one message.
 
-    @classmethod  # most methods take every site
+    Attributes:
+        request: the message.
+        silo: the site's data, a table's features standardised.
+        common: the run's settings, with the site's own folders and limits over them.
+        settings: the method's own.
+        state: what the site keeps for itself in this run.
+        compute: device and precision.
+    """
+
+    request: Request
+    silo: Silo
+    common: CommonSettings
+    settings: Any
+    state: SiteState
+    compute: Compute
+
+    @cached_property
+    def stored(self) -> dict[str, Tensor]:
+        """The site's own state before this message, read and checked once; empty if none."""
+        return self.state.before(self.request.instruction) or {}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a phase in which nothing is trained here gives.
+
+    Attributes:
+        metrics: by MetricRecord key.
+        arrays: leave the site, by name, as those of ``SiteMethod.outgoing`` do.
+        kept: the site's own state from now on; empty: as it was.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """A network that is measured, and what its measurements are called.
+
+    Attributes:
+        network: placed on the compute device.
+        names: metric -> the name that it is told by, others are not told; None: all by their own.
+    """
+
+    network: SiteNetwork
+    names: Mapping[str, str] | None = None
+
+
+class SiteMethod(ABC):
+    """One method at one site, for one message: hooks that are asked for in the order below.
+
+    A phase of its own is a method ``phase_<name>()`` that returns an ``Answer``.
+
+    Attributes:
+        context: all that is at hand; ``request``, ``silo``, ``common``, ``settings`` and
+            ``compute`` are of it.
+    """
+
+    def __init__(self, context: SiteContext) -> None:
+        self.context = context
+        self.request = context.request
+        self.silo = context.silo
+        self.common = context.common
+        self.settings = context.settings
+        self.compute = context.compute
+
+    @classmethod  # noqa: B027  # most methods take every site
     def admit(cls, silo: Silo, common: CommonSettings, settings: Any) -> None:
         """Refuse to take part at all, by a ``SiteError``: asked before anything leaves the site."""
 
@@ -56,92 +120,51 @@ class SiteMethod(Learner):
         return None
 
     @abstractmethod
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the arrays that leave the site after training; may be empty."""
+    def open_network(self) -> SiteNetwork:
+        """Build the network from the message and the site's state."""
 
-    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the arrays that the site keeps for itself after training; may be empty."""
-        return {}
+    def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
+        """Yield what is measured where ``network`` is to be: ``network``.
 
-    def answer(self) -> RecordDict:
-        """Answer a phase: one that trains here, other phases by the method named after them."""
-        phase = self.request.instruction.phase
-        if phase in TRAINING:
-            return self.train()
-        handler = getattr(self, f"phase_{phase}", None)
-        if handler is None:
-            raise SiteError(
-                f"site {self.silo.name}: method '{self.common.method}' has no phase "
-                f"'{phase}'; server and site run different versions of fedsilo"
-            )
-        records: RecordDict = handler()
-        return records
-
-    def train(self) -> RecordDict:
-        """Measure the incoming model, train it on this silo, measure it again, reply."""
-        network = self.open_network()
-        instruction = self.request.instruction
-        metrics = self.measured(network, INCOMING, ("val", "test")) if instruction.evaluate else {}
-        metrics[measurement(TRAINED, "train", "loss")] = self.fit(network)
-        if instruction.evaluate:
-            metrics |= self.measured(network, TRAINED, ("val",))
-        if kept := self.kept(network) | self._paced:
-            self.keep(kept)
-        arrays = self.outgoing(network) if instruction.returns else {}
-        return self.reply(metrics | self.told, arrays)
-
-    def keep(self, arrays: dict[str, Tensor]) -> None:
-        """Store private state for this phase; the reply will say that there is some.
-
-        Raises:
-            SiteError: the last step of training left values that are not finite.
+        One model is measured before the next is asked for.
         """
-        for name, array in arrays.items():
-            if not array.isfinite().all():
-                raise SiteError(
-                    f"training diverged, '{name}' holds values that are not finite: lower "
-                    "'learning-rate'; nothing of it was kept"
-                )
-        self.state.store(self.request.instruction, arrays)
-        self.kept_state = True
+        yield MeasuredModel(network)
 
-    def measure_only(self) -> RecordDict:
-        """Measure the incoming model on validation and test data, and reply."""
-        network = self.open_network()
-        return self.reply(self.measured(network, INCOMING, ("val", "test")))
-
-    def measured(
-        self, network: SiteNetwork, model: str, splits: tuple[str, ...]
-    ) -> dict[str, float]:
-        """Return the measurements of ``network`` on ``splits``, by MetricRecord key."""
-        found: dict[str, float] = {}
-        held = self.silo.splits()
-        for split in splits:
-            if not len(held[split]):
-                continue  # the server knows from the site's label counts
-            values = measure(
-                network,
-                held[split],
-                self.common,
-                self.compute,
-                (self.request.instruction.round, self.silo.name, model, split),
-                self.watch(network, split),
-            )
-            found |= {measurement(model, split, key): value for key, value in values.items()}
-        return found
-
-    def watch(self, network: SiteNetwork, split: str) -> Watch | None:
+    def probe(self, network: SiteNetwork, split: str) -> Probe | None:
         """Return what the method itself measures on ``split``; None: nothing.
 
         An evidential network is asked for its vacuity, and at the end, of enough test samples, for
         how its accuracy goes with its certainty.
         """
-        if not evidences(cast(nn.Module, network)):
+        if not evidences(network):
             return None
         labels = self.silo.splits()[split].labels
         final = self.request.instruction.phase == EVALUATE and split == "test"
         enough = len(labels) >= self.common.sums_min_count
-        return EvidenceWatch(network, labels, final and enough)
+        return EvidenceProbe(network, labels, final and enough)
+
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Return how ``network``, which is as it was measured, is trained now.
+
+        A method of its own puts ``dataclasses.replace`` around this one's.
+        """
+        return plain_training(self.context, network, self.silo.train, self.common)
+
+    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the arrays that the site keeps for itself after training; may be empty."""
+        return {}
+
+    @abstractmethod
+    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
+        """Return the arrays that leave the site after training; may be empty."""
+
+    def clip_reference(self) -> dict[str, Tensor]:
+        """Return what clipping measures the outgoing arrays from, by name: all that came."""
+        return self.request.arrays()
+
+    def presentable(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return noised arrays in the form that the server checks; it may see nothing but them."""
+        return arrays
 
     def explain(self, split: str, row: int) -> Told:
         """Say why the model that came answers as it does for one sample of this silo.
@@ -155,7 +178,7 @@ class SiteMethod(Learner):
         if self.silo.features:
             raise SettingError(f"method '{self.common.method}' does not explain its answers")
         chosen = self.silo.splits()[split]
-        self.refuse_row(split, row)
+        refuse_row(self.silo, split, row)
         names = self.silo.class_names()
         title = f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}"
         network = self.open_network()
@@ -167,55 +190,82 @@ class SiteMethod(Learner):
 
         return look(cast("PromptedViT", network), chosen, self.compute, row, title, names)
 
-    def refuse_row(self, split: str, row: int) -> None:
-        """Refuse a row that ``split`` does not have, by a ``DataError``."""
-        count = len(self.silo.splits()[split])
-        if not 0 <= row < count:
-            raise DataError(
-                f"site {self.silo.name} has {count} {split} rows, counted from 0: there is no row "
-                f"{row}"
-            )
+    def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
+        """Return the network with ``arrays``, else with the seed's initial weights, placed."""
+        network = initial_classifier(self.common, self.silo)
+        if arrays is not None:
+            load_exchanged(network, arrays)
+        return self.compute.place(network)
 
-    def reply(
-        self, metrics: dict[str, float], arrays: dict[str, Tensor] | None = None
-    ) -> RecordDict:
-        """Pack a reply; ``seconds`` is the time since the message was opened.
+    def own_state(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the site's arrays of an earlier phase whose names begin so, without the prefix.
 
-        This is the one way out of a site: no array leaves but by ``protect``.
+        Where epochs span rounds, the arrays of their progress are none of the method's.
         """
-        leaving, counted = protect(self, arrays or {})
-        record = MetricRecord(
-            {
-                **metrics,
-                **counted,
-                NUM_EXAMPLES: len(self.silo.train),
-                SECONDS: time.perf_counter() - self.started,
-                PEAK_MEMORY: peak_memory_bytes(),
-                KEPT_STATE: int(self.kept_state),
-            }
-        )
-        records = RecordDict({METRICS: record})
-        if leaving:
-            records[ARRAYS] = ArrayRecord(
-                {
-                    name: Array(tensor.detach().float().cpu().contiguous().numpy())
-                    for name, tensor in sorted(leaving.items())
-                }
+        return {
+            name.removeprefix(prefix): array
+            for name, array in self.context.stored.items()
+            if name.startswith(prefix) and not name.startswith(PREFIX)
+        }
+
+    def own_arrays(self) -> dict[str, Tensor]:
+        """Return the site's own arrays of an earlier round.
+
+        Raises:
+            SiteError: it has none.
+        """
+        own = self.own_state()
+        if not own:
+            raise SiteError(
+                f"site {self.silo.name} has no model of its own yet, and none came: it missed the "
+                "round in which it was to train one; resume from before it, or leave the site out"
             )
-        return records
-
-    def dp_reference(self) -> dict[str, Tensor]:
-        """Return what clipping measures the outgoing arrays from, by name: all that came."""
-        return self.request.arrays()
-
-    def presentable(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return noised arrays in the form that the server checks; it may see nothing but them."""
-        return arrays
+        return own
 
 
-def peak_memory_bytes() -> int:
-    """Return the most memory that this process has held: on the GPU if it used one, else RSS."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return int(torch.cuda.max_memory_allocated())
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def plain_training(
+    context: SiteContext, network: SiteNetwork, split: Split, settings: CommonSettings
+) -> LocalTraining:
+    """Return the training of ``network`` on ``split`` that every method starts from.
+
+    It weighs the KL term of evidential learning by the epochs of all rounds so far, and counts the
+    steps of the rounds before this one, where each was as long as this one is.
+    """
+    round_ = context.request.instruction.round
+
+    def pass_begins(number: int) -> None:
+        if settings.epoch_steps:
+            before = epoch_of(round_, settings)
+        else:
+            before = (round_ - 1) * passes_of(len(split), settings)
+        for evidence in evidences(network):
+            evidence.kl_weight = annealing(before + number)
+
+    return LocalTraining(
+        network,
+        split,
+        settings,
+        context.compute,
+        (round_, context.silo.name),
+        pass_begins=pass_begins,
+        steps_before=_steps_before(round_ - 1, len(split), settings),
+    )
+
+
+def _steps_before(rounds: int, samples: int, settings: CommonSettings) -> int:
+    if settings.rate_decay == "none":
+        return 0  # nobody asks
+    return rounds * (settings.pace if settings.epoch_steps else steps_of(samples, settings))
+
+
+def refuse_row(silo: Silo, split: str, row: int) -> None:
+    """Refuse a row that ``split`` does not have.
+
+    Raises:
+        DataError: says how many it has.
+    """
+    count = len(silo.splits()[split])
+    if not 0 <= row < count:
+        raise DataError(
+            f"site {silo.name} has {count} {split} rows, counted from 0: there is no row {row}"
+        )

@@ -8,18 +8,19 @@ trains the support model, by the same optimiser and rates, afresh each round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from client_app.methods.decentralised import DecentralisedSite
 from client_app.methods.moon import twin
-from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import Objective, decayed_rates, open_optimiser
+from client_app.training.loop import LocalTraining, decayed_rates, open_optimiser
 from models.methods.cdl import CDLSettings, contrastive_divergence
-from models.networks.classifier import TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 _SUPPORT = "support/"
 
@@ -27,48 +28,41 @@ _SUPPORT = "support/"
 class CDLSite(DecentralisedSite):
     """Mixes, trains two models, sends the main one."""
 
-    settings_class = CDLSettings
     settings: CDLSettings
     _support: TokenClassifier | None = None
 
-    def objective(self, network: SiteNetwork) -> Objective:
-        """Return the main model's loss plus the contrastive divergence, if there is a support."""
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Train by the main model's loss plus the contrastive divergence, if there is a support.
+
+        The support model's step is by the gradients of the same batch.
+        """
+        training = super().local_training(network)
         main, support = cast(TokenClassifier, network), self._opened(network)
         if support is None:
-            return main.loss
+            return training
+        own = open_optimiser(support, training.settings)
+        set_rates = decayed_rates(own, training.settings, training.steps_before)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             logits = main(inputs)
             apart = contrastive_divergence(logits, support(inputs), self.settings.divergence_beta)
             return main.criterion(logits, labels) + apart
 
-        return loss
-
-    def after_step(
-        self, network: SiteNetwork, optimiser: Optimizer | None
-    ) -> Callable[[Tensor], None] | None:
-        """Return the support model's step, by the gradients of the same batch."""
-        support = self._opened(network)
-        if support is None:
-            return None
-        own = open_optimiser(support, self.training_settings())
-        set_rates = decayed_rates(own, self.common, self._steps_before())
-
-        def step(inputs: Tensor) -> None:
+        def step(inputs: Tensor, optimiser: Optimizer) -> None:
             set_rates()
             own.step()
             own.zero_grad(set_to_none=True)
 
-        return step
+        return replace(training, objective=loss, after_step=step)
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the main model and the support model."""
-        support = exchanged_arrays(self._support or cast(nn.Module, network))
+        support = exchanged_arrays(self._support or network)
         return super().kept(network) | {f"{_SUPPORT}{n}": array for n, array in support.items()}
 
     def _opened(self, network: SiteNetwork) -> TokenClassifier | None:
         """Return the support model as it was left, in training mode; None in the first round."""
-        stored = self.stored_under(_SUPPORT)
+        stored = self.own_state(_SUPPORT)
         if self._support is None and stored:
             self._support = twin(cast(TokenClassifier, network)).train()
             load_exchanged(self._support, stored)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
-from flwr.app import ArrayRecord, RecordDict
-from torch import Tensor, from_numpy, nn
+from flwr.app import ArrayRecord
+from torch import Tensor, from_numpy
 
+from client_app.methods.base import MeasuredModel
 from client_app.methods.local import LocalSite
-from client_app.training.evaluation import SiteNetwork
-from models.contract.messages import ARRAYS, INCOMING, measurement, measurements
+from models.contract.messages import ARRAYS, EVALUATE
 from models.methods.cross import CROSSED, metric_from
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import EXPERT
-
-_SPLITS = ("val", "test")
+from models.networks.site_network import SiteNetwork
 
 
 class CrossSite(LocalSite):
@@ -23,10 +21,10 @@ class CrossSite(LocalSite):
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the site's own model, when it is asked for."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)
 
-    def measure_only(self) -> RecordDict:
-        """Measure the model that the site keeps, then every model that came, and reply.
+    def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
+        """Yield the model that the site keeps, then, at the end, every model that came.
 
         The same samples and dropout draws measure all of them, so that what came of this site has
         its own figures again, unless it was clipped and noised. An evidential model is measured
@@ -35,18 +33,13 @@ class CrossSite(LocalSite):
         Raises:
             SettingError: a model that came does not fit the network.
         """
-        network = self.open_network()
-        metrics = self.measured(network, INCOMING, _SPLITS)
+        yield MeasuredModel(network)
+        if self.request.instruction.phase != EVALUATE:
+            return
         for site, arrays in self._models():
-            load_exchanged(cast(nn.Module, network), arrays)
-            metrics |= {
-                measurement(model, split, metric_from(metric, site)): value
-                for model, split, metric, value in measurements(
-                    self.measured(network, INCOMING, _SPLITS)
-                )
-                if metric in CROSSED
-            }
-        return self.reply(metrics)
+            load_exchanged(network, arrays)
+            names = {metric: metric_from(metric, site) for metric in CROSSED}
+            yield MeasuredModel(network, names)
 
     def _models(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield the models that came, sorted by site; only one is unpacked at a time."""

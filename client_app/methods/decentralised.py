@@ -7,17 +7,19 @@ came; its own one is measured once, at the end, as ``own-<metric>``.
 from __future__ import annotations
 
 import json
-from typing import cast
+from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
+from client_app.methods.base import MeasuredModel, SiteMethod
+from client_app.training.loop import LocalTraining
+from models.contract.array_names import by_site
 from models.contract.errors import SiteError
-from models.contract.messages import EVALUATE, INCOMING, measurement, measurements
+from models.contract.messages import EVALUATE
 from models.contract.settings_schema import Value
-from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings, by_site, mixed
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, mixed
+from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 OWN = "own/"
 _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
@@ -26,20 +28,13 @@ _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
 class DecentralisedSite(SiteMethod):
     """Mixes, trains, sends."""
 
-    settings_class = LinkSettings
-
     def open_network(self) -> SiteNetwork:
         """Build the network with Theta if it came, else with the silo's own model."""
         return self.classifier(self.theta() or self.own_model())
 
     def theta(self) -> dict[str, Tensor]:
         """Return the consensus model's arrays; empty if they did not come."""
-        return self.came_below(MODEL)
-
-    def came_below(self, prefix: str) -> dict[str, Tensor]:
-        """Return the arrays of the message whose names begin so, without the prefix."""
-        arrays = self.request.arrays()
-        return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+        return self.request.arrays(MODEL)
 
     def own_model(self) -> dict[str, Tensor]:
         """Return the silo's own model; before it has one, Theta, which all silos start from.
@@ -47,52 +42,45 @@ class DecentralisedSite(SiteMethod):
         Raises:
             SiteError: it has none, and Theta did not come.
         """
-        found = self.stored_under(OWN) or self.theta()
-        if not found:
+        own = self.own_state(OWN) or self.theta()
+        if not own:
             raise SiteError(
                 f"site {self.silo.name} has no model of its own and none came to start from: "
                 "server and site run different versions of fedsilo"
             )
-        return found
+        return own
 
-    def fit(self, network: SiteNetwork) -> float:
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Train from the silo's own start, whatever ``network`` was measured with."""
-        load_exchanged(cast(nn.Module, network), self.start())
-        return super().fit(network)
+        load_exchanged(network, self.start())
+        return super().local_training(network)
 
     def start(self) -> dict[str, Tensor]:
         """Return the weighted mean of the silo's own model and those of its neighbours."""
-        neighbours = by_site(self.came_below(NEIGHBOUR))
+        neighbours = by_site(self.request.arrays(NEIGHBOUR))
         if not neighbours:
             return self.own_model()
         return mixed({**neighbours, self.silo.name: self.own_model()}, self._row())
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the silo's own model."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return it, to go on from."""
         return {f"{OWN}{name}": array for name, array in self.outgoing(network).items()}
 
-    def dp_reference(self) -> dict[str, Tensor]:
+    def clip_reference(self) -> dict[str, Tensor]:
         """Return Theta: what the server knows of the silo's model without the silo."""
         return self.theta()
 
-    def measured(
-        self, network: SiteNetwork, model: str, splits: tuple[str, ...]
-    ) -> dict[str, float]:
-        """Measure; at the end the silo's own model too."""
-        found = super().measured(network, model, splits)
-        if self.request.instruction.phase != EVALUATE or not self.stored_under(OWN):
-            return found
-        load_exchanged(cast(nn.Module, network), self.stored_under(OWN))
-        own = super().measured(network, model, splits)
-        return found | {
-            measurement(INCOMING, split, f"own-{metric}"): value
-            for _, split, metric, value in measurements(own)
-            if metric in _OWN_METRICS
-        }
+    def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
+        """Yield the network, and at the end the silo's own model too."""
+        yield MeasuredModel(network)
+        own = self.own_state(OWN)
+        if own and self.request.instruction.phase == EVALUATE:
+            load_exchanged(network, own)
+            yield MeasuredModel(network, {metric: f"own-{metric}" for metric in _OWN_METRICS})
 
     def _row(self) -> dict[str, float]:
         """Return the silo's row of the mixing matrix."""

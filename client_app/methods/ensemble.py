@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.local import LocalSite
-from client_app.training.evaluation import SiteNetwork
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.mixture import Mixture, open_experts
+from models.networks.site_network import SiteNetwork
 
 
 class EnsembleSite(LocalSite):
@@ -19,9 +17,9 @@ class EnsembleSite(LocalSite):
         """Return the mean of the experts that came, else this site's own model."""
         if came := self.request.arrays():
             experts = open_experts(self.common, self.silo.task, came)
-            return cast(Mixture, self.compute.place(Mixture(experts)))
+            return self.compute.place(Mixture(experts))
         return super().open_network()
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the expert, when it is asked for."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)

@@ -7,20 +7,20 @@ The site keeps its discriminator and that one's optimiser (``discriminator/``,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from client_app.methods.adversarial_alignment import Aligner, embedded
 from client_app.methods.fedavg import FedAvgSite
 from client_app.privacy.noise_source import noise_source
-from client_app.training.evaluation import SiteNetwork, over_batches
-from client_app.training.loop import micro_batches
+from client_app.training.evaluation import over_batches
+from client_app.training.loop import LocalTraining, micro_batches
 from client_app.training.optimiser_state import moments_of, restore_moments
-from client_app.training.pacing import refuse_other_data
+from client_app.training.pacing import refuse_other_data, shuffled
 from models.contract.errors import SiteError
 from models.contract.messages import INCOMING, measurement
 from models.contract.seeding import generator, seeded
@@ -33,8 +33,11 @@ from models.methods.fedaligncl import (
     curriculum_scores,
     perturbed,
 )
-from models.networks.classifier import TokenClassifier, exchanged_arrays, float_inputs
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays
 from models.networks.resnet22 import still_statistics
+from models.networks.site_network import SiteNetwork
 
 _WEIGHTS, _MOMENTS = "discriminator/", "discriminator-moments/"
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
@@ -43,7 +46,6 @@ _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 class FedAlignCLSite(FedAvgSite):
     """Receives global weights and the others' noisy embeddings, returns its own."""
 
-    settings_class = FedAlignCLSettings
     settings: FedAlignCLSettings
     _aligner: Aligner | None = None
 
@@ -64,36 +66,51 @@ class FedAlignCLSite(FedAvgSite):
         arrays = self.request.arrays()
         return self.classifier({n: a for n, a in arrays.items() if not n.startswith(foreign)})
 
-    def epoch_order(self, network: SiteNetwork, epoch: int) -> Tensor:
-        """Return the curriculum's order (eq. 4), or any while it has nothing to go by."""
-        known = self.stored.get(_RIGHT_EPOCH)
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Train in the curriculum's order, and align after each step where others sent any."""
+        training = super().local_training(network)
+        count, settings, site = len(training.split), training.settings, self.silo.name
+
+        def order(epoch: int) -> Tensor:
+            curriculum = self._curriculum(network, epoch, training.metrics)
+            return shuffled(count, settings, epoch, site) if curriculum is None else curriculum
+
+        self._aligner = self._open_aligner(cast(TokenClassifier, network))
+        training = replace(training, epoch_order=order)
+        return replace(training, after_step=self._aligner) if self._aligner else training
+
+    def _curriculum(
+        self, network: SiteNetwork, epoch: int, metrics: dict[str, float]
+    ) -> Tensor | None:
+        """Return the curriculum's order (eq. 4), None while it has nothing to go by.
+
+        ``metrics`` is told how many samples the global model has forgotten.
+        """
+        stored = self.own_state()
+        known = stored.get(_RIGHT_EPOCH)
         if known is None or int(known) != epoch - 1:  # it missed the end of the epoch before
-            return super().epoch_order(network, epoch)
-        local, now = self.stored[_RIGHT].bool(), self._right(network)
+            return None
+        local, now = stored[_RIGHT].bool(), self._right(network)
         refuse_other_data(len(local), len(now))
         forgotten = (local & ~now).double().mean().item()
-        self.told[measurement(INCOMING, "train", "forgotten")] = forgotten
+        metrics[measurement(INCOMING, "train", "forgotten")] = forgotten
         if not self.settings.curriculum or epoch < self.settings.warmup_epochs:
-            return super().epoch_order(network, epoch)
+            return None
         scores = curriculum_scores(local, now, self.settings.forgotten_weight)
         draw = generator(self.common.seed, "curriculum", epoch, self.silo.name)
         return curriculum_order(scores, draw, self.settings.curriculum_sampling == "replacement")
 
-    def after_step(
-        self, network: SiteNetwork, optimiser: Optimizer | None
-    ) -> Callable[[Tensor], None] | None:
+    def _open_aligner(self, module: TokenClassifier) -> Aligner | None:
         """Return the alignment of a batch, where alignment is on and others have sent any."""
-        if not self._aligns() or optimiser is None:
+        if not self._aligns():
             return None
-        module = cast(TokenClassifier, network)
         others = self._others(module.channels)
         if not others:
             return None
         discriminator = self._open_discriminator(module.channels)
-        self._aligner = Aligner(
+        return Aligner(
             network=module,
             discriminator=discriminator,
-            optimiser=optimiser,
             discriminator_optimiser=self._open_optimiser(discriminator),
             others={site: self.compute.bring(array) for site, array in others.items()},
             weight=self.settings.alignment_weight,
@@ -101,7 +118,6 @@ class FedAlignCLSite(FedAvgSite):
             compute=self.compute,
             draw=generator(self.common.seed, "others", *self._key()),
         )
-        return self._aligner
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return noisy weights and, where they are asked for, noisy embeddings."""
@@ -130,7 +146,7 @@ class FedAlignCLSite(FedAvgSite):
 
     def _discriminator_state(self) -> dict[str, Tensor]:
         if self._aligner is None:
-            return {n: a for n, a in self.stored.items() if n.startswith((_WEIGHTS, _MOMENTS))}
+            return {n: a for n, a in self.own_state().items() if n.startswith((_WEIGHTS, _MOMENTS))}
         discriminator = self._aligner.discriminator
         moments = moments_of(self._aligner.discriminator_optimiser, discriminator)
         weights = {f"{_WEIGHTS}{n}": a for n, a in discriminator.state_dict().items()}
@@ -156,7 +172,7 @@ class FedAlignCLSite(FedAvgSite):
 
     def _right(self, network: SiteNetwork) -> Tensor:
         """Return (n,) bool: which training samples the network gets right, in eval mode."""
-        train, module = self.training_data(), cast(nn.Module, network)
+        train, module = self.silo.train, network
         logits = over_batches(network, train.inputs, self.compute, module)
         return logits.argmax(dim=1) == train.labels
 
@@ -166,7 +182,7 @@ class FedAlignCLSite(FedAvgSite):
         In eval mode batch norm would scale them otherwise than the ones they are compared with,
         and a discriminator would tell the two modes apart, not the sites.
         """
-        inputs = self.training_data().inputs
+        inputs = self.silo.train.inputs
         fresh = self.settings.embedding_draw == "round"
         key = self._key() if fresh else (self.silo.name,)
         draw = generator(self.common.seed, "shared-embeddings", *key)
@@ -206,7 +222,7 @@ class FedAlignCLSite(FedAvgSite):
         """Return the site's discriminator as it was left; at first the seed's."""
         with seeded(self.common.seed, "discriminator", self.silo.name):
             found = Discriminator(width)
-        if own := self.stored_under(_WEIGHTS):
+        if own := self.own_state(_WEIGHTS):
             found.load_state_dict(own)
         return found.to(self.compute.device)
 
@@ -214,5 +230,5 @@ class FedAlignCLSite(FedAvgSite):
         """Return Adam over the discriminator, as it was left."""
         rate = self.settings.discriminator_learning_rate or self.common.learning_rate
         found = torch.optim.Adam(discriminator.parameters(), lr=rate)
-        restore_moments(found, discriminator, self.stored_under(_MOMENTS))
+        restore_moments(found, discriminator, self.own_state(_MOMENTS))
         return found

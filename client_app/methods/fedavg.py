@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class FedAvgSite(SiteMethod):
@@ -20,4 +18,4 @@ class FedAvgSite(SiteMethod):
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return all trained weights."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import cast
+from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
-from models.contract.settings import CommonSettings
+from client_app.training.loop import LocalTraining
 from models.methods.fedavg_ft import FedAvgFTSettings
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class FedAvgFTSite(FedAvgSite):
     """In a round that returns nothing it fine-tunes, from the global weights or its own."""
 
-    settings_class = FedAvgFTSettings
     settings: FedAvgFTSettings
 
     def open_network(self) -> SiteNetwork:
         """Load the weights that came, else the site's own."""
         return self.classifier(self.request.arrays() or self.own_arrays())
 
-    def training_settings(self) -> CommonSettings:
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Fine-tune with a step size of its own."""
+        training = super().local_training(network)
         if not self._finetunes():
-            return self.common
+            return training
         rate = self.settings.finetune_learning_rate
-        return dataclasses.replace(self.common, learning_rate=rate)
+        return replace(training, settings=replace(training.settings, learning_rate=rate))
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the fine-tuned weights."""
-        return exchanged_arrays(cast(nn.Module, network)) if self._finetunes() else {}
+        return exchanged_arrays(network) if self._finetunes() else {}
 
     def _finetunes(self) -> bool:
         return not self.request.instruction.returns

@@ -6,38 +6,39 @@ expected probabilities.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor
 
-from client_app.methods.fedproto import class_means
 from client_app.methods.local import LocalSite
-from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import Objective
+from client_app.training.class_means import class_means
+from client_app.training.loop import LocalTraining
 from models.methods.feddistill import LOGITS, FedDistillSettings
 from models.methods.fedproto import class_targets, matching_loss
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 
 class FedDistillSite(LocalSite):
     """Keeps its network, as ``local`` does; only the mean logits of each class leave it."""
 
-    settings_class = FedDistillSettings
     settings: FedDistillSettings
 
-    def objective(self, network: SiteNetwork) -> Objective:
-        """Return the network's loss plus the distance to the others' mean logits of the label."""
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Add to the network's loss the distance to the others' mean logits of the label."""
+        training = super().local_training(network)
         own, classes = cast(TokenClassifier, network), self.silo.task.classes
-        found = class_targets(self.request.arrays(), LOGITS, classes, classes)
-        if found is None:
-            return own.loss
-        weight, targets = self.settings.logit_weight, found.to(self.compute.device)
+        mean_logits = class_targets(self.request.arrays(), LOGITS, classes, classes)
+        if mean_logits is None:
+            return training
+        weight, targets = self.settings.logit_weight, mean_logits.to(self.compute.device)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = own.classify(own.discretise(own.encode(inputs)))
+            logits = own.classify(own.features(own.encode(inputs)))
             return own.criterion(logits, labels) + weight * matching_loss(logits, labels, targets)
 
-        return loss
+        return replace(training, objective=loss)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the mean logits (classes,) of each class that has enough training samples."""
@@ -46,7 +47,7 @@ class FedDistillSite(LocalSite):
             self.silo.train,
             self.silo.task.classes,
             self.compute,
-            lambda inputs: network.classify(network.discretise(network.encode(inputs))),
+            lambda inputs: network.classify(network.features(network.encode(inputs))),
             max(self.settings.class_min_count, self.common.sums_min_count),
         )
         return {f"{LOGITS}{label}": mean for label, mean in means.items()}

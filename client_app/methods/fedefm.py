@@ -5,19 +5,19 @@ Private state as every decentralised method's: ``own/<array>``.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import cast
 
-from flwr.app import RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
+from client_app.methods.base import Answer, plain_training
 from client_app.methods.decentralised import DecentralisedSite
-from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import Objective, steps_of, train_locally
+from client_app.training.loop import LocalTraining, steps_of, train_locally
+from models.contract.array_names import by_site
 from models.contract.errors import SiteError
 from models.contract.messages import TRAINED, measurement
 from models.methods.cross import metric_from
-from models.methods.decentralised import by_site, mixed
+from models.methods.decentralised import mixed
 from models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
@@ -26,40 +26,42 @@ from models.methods.fedefm import (
     FedEFMSettings,
     multishot_loss,
 )
-from models.networks.classifier import TokenClassifier, exchanged_arrays
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class FedEFMSite(DecentralisedSite):
     """Hosts its neighbours' models, and learns from its own as they come back."""
 
-    settings_class = FedEFMSettings
     settings: FedEFMSettings
 
-    def phase_overseas(self) -> RecordDict:
+    def phase_overseas(self) -> Answer:
         """Train each visitor on this silo's data (eq. 1) and send it back."""
-        found: dict[str, Tensor] = {}
-        for owner, arrays in by_site(self.came_below(VISITOR)).items():
+        returned: dict[str, Tensor] = {}
+        for owner, arrays in by_site(self.request.arrays(VISITOR)).items():
             visitor = self.classifier(arrays)
-            self._train_visitor(visitor, owner)
-            trained = exchanged_arrays(cast(nn.Module, visitor))
-            found |= {f"{VISITOR}{owner}/{name}": array for name, array in trained.items()}
-        return self.reply({}, found)
+            train_locally(self._visitor_training(visitor, owner))
+            trained = exchanged_arrays(visitor)
+            returned |= {f"{VISITOR}{owner}/{name}": array for name, array in trained.items()}
+        return Answer(arrays=returned)
 
     def start(self) -> dict[str, Tensor]:
         """Return the student: the silo's own model, or the mean of what came back."""
-        came = by_site(self.came_below(EXPERT))
-        if came and self.settings.student == "experts":
-            return mixed(came, dict.fromkeys(came, 1.0))
+        returned = by_site(self.request.arrays(EXPERT))
+        if returned and self.settings.student == "experts":
+            return mixed(returned, dict.fromkeys(returned, 1.0))
         return self._home_model()
 
-    def objective(self, network: SiteNetwork) -> Objective:
-        """Return the distillation from the experts that came back; without any, plain training."""
-        came = by_site(self.came_below(EXPERT))
-        if not came:
-            return super().objective(network)
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Distil from the experts that came back; without any, train plainly."""
+        training = super().local_training(network)
+        returned = by_site(self.request.arrays(EXPERT))
+        if not returned:
+            return training
         if self.settings.student == "experts":
-            came = {self.silo.name: self._home_model()}
-        experts = {host: self._expert(arrays) for host, arrays in came.items()}
+            returned = {self.silo.name: self._home_model()}
+        experts = {host: self._expert(arrays) for host, arrays in returned.items()}
         seen = dict.fromkeys(experts, (0.0, 0))
 
         def objective(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -69,18 +71,17 @@ class FedEFMSite(DecentralisedSite):
             for host, weight in weights.items():
                 total, count = seen[host][0] + weight, seen[host][1] + 1
                 seen[host] = (total, count)
-                self.told[measurement(TRAINED, "train", metric_from(CLOSENESS, host))] = (
-                    total / count
-                )
+                name = measurement(TRAINED, "train", metric_from(CLOSENESS, host))
+                training.metrics[name] = total / count
             return loss
 
-        return objective
+        return replace(training, objective=objective)
 
-    def dp_reference(self) -> dict[str, Tensor]:
+    def clip_reference(self) -> dict[str, Tensor]:
         """Return what the server knows without this silo: visitors as they came, or Theta."""
         if self.request.instruction.phase == OVERSEAS:
             return self.request.arrays()
-        return super().dp_reference()
+        return super().clip_reference()
 
     def _home_model(self) -> dict[str, Tensor]:
         """Return what the silo goes on from.
@@ -100,17 +101,13 @@ class FedEFMSite(DecentralisedSite):
     def _expert(self, arrays: dict[str, Tensor]) -> TokenClassifier:
         return self.classifier(arrays).eval().requires_grad_(False)
 
-    def _train_visitor(self, visitor: TokenClassifier, owner: str) -> float:
-        steps = self.settings.overseas_steps
-        settings = dataclasses.replace(self.common, local_steps=steps) if steps else self.common
-        round_ = self.request.instruction.round
-        home = steps_of(len(self.training_data()), self.common)
-        return train_locally(
-            visitor,
-            self.training_data(),
-            settings,
-            self.compute,
-            (round_, self.silo.name, OVERSEAS, owner),
-            steps_before=(round_ - 1) * home,
-            pass_begins=lambda number: self.pass_begins(visitor, number),
+    def _visitor_training(self, visitor: TokenClassifier, owner: str) -> LocalTraining:
+        """Return a visitor's training, in which rates and evidence stand where they do at home."""
+        steps, round_ = self.settings.overseas_steps, self.request.instruction.round
+        home = plain_training(self.context, visitor, self.silo.train, self.common)
+        return replace(
+            home,
+            settings=replace(self.common, local_steps=steps) if steps else self.common,
+            key=(round_, self.silo.name, OVERSEAS, owner),
+            steps_before=(round_ - 1) * steps_of(len(self.silo.train), self.common),
         )

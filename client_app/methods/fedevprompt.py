@@ -6,6 +6,7 @@ Prompts, head and optimiser that are not shared stay in the site's own state:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork, over_batches
-from client_app.training.loop import Objective, open_optimiser
+from client_app.training.evaluation import over_batches
+from client_app.training.initial_network import initial_classifier
+from client_app.training.loop import LocalTraining, open_optimiser
 from client_app.training.optimiser_state import moments_of, restore_moments
 from models.contract.errors import SiteError
 from models.contract.seeding import generator
@@ -34,8 +36,9 @@ from models.methods.fedevprompt import (
     most_certain,
     shared_names,
 )
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.prompted_vit import PromptedViT
+from models.networks.site_network import SiteNetwork
 
 _NETWORK, _OPTIMISER = "network/", "optimiser/"
 
@@ -43,32 +46,31 @@ _NETWORK, _OPTIMISER = "network/", "optimiser/"
 class FedEvPromptSite(SiteMethod):
     """Holds prompts, a head and an optimiser of its own."""
 
-    settings_class = FedEvPromptSettings
     settings: FedEvPromptSettings
     _optimiser: Optimizer | None = None
 
     def open_network(self) -> PromptedViT:
         """Build the network from the seed's start, the site's own state and what came."""
-        network = cast(PromptedViT, self.new_classifier())
+        network = cast(PromptedViT, initial_classifier(self.common, self.silo))
         foreign = (MAPS, BUFFER)  # a finished run's model is read with the buffer in it
         shared = {n: a for n, a in self.request.arrays().items() if not n.startswith(foreign)}
-        arrays = exchanged_arrays(network) | self.stored_under(_NETWORK) | shared
+        arrays = exchanged_arrays(network) | self.own_state(_NETWORK) | shared
         load_exchanged(network, arrays)
-        return cast(PromptedViT, self.compute.place(network))
+        return self.compute.place(network)
 
-    def optimiser(self, network: SiteNetwork) -> Optimizer:
-        """Return the optimiser, with its own moments of what stays at the site."""
-        found = open_optimiser(cast(PromptedViT, network), self.common)
-        restore_moments(found, cast(PromptedViT, network), self.stored_under(_OPTIMISER))
-        self._optimiser = found
-        return found
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Train on evidence, with distillation where others have sent maps (eq. 2).
 
-    def objective(self, network: SiteNetwork) -> Objective:
-        """Return the evidential loss, with distillation where others have sent maps (eq. 2)."""
+        The optimiser has the site's own moments of what stays there.
+        """
         vit = cast(PromptedViT, network)
+        optimiser = open_optimiser(vit, self.common)
+        restore_moments(optimiser, vit, self.own_state(_OPTIMISER))
+        self._optimiser = optimiser
+        training = replace(super().local_training(network), optimiser=optimiser)
         moments = self._moments(vit)
         if moments is None:
-            return vit.loss
+            return training
         weight, per_site = self.settings.distillation_weight, self.settings.buffer_maps
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ class FedEvPromptSite(SiteMethod):
             task = vit.criterion(vit.classify(tokens), labels)
             return task + weight * distillation_loss(maps, labels, moments, per_site)
 
-        return loss
+        return replace(training, objective=loss)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the maps of the chosen training samples, and what is averaged."""
@@ -87,11 +89,11 @@ class FedEvPromptSite(SiteMethod):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return what is not averaged, and the optimiser's moments of it."""
-        arrays = exchanged_arrays(cast(PromptedViT, network))
+        arrays = exchanged_arrays(network)
         private = arrays.keys() - set(shared_names(self.settings, list(arrays)))
         found = {f"{_NETWORK}{name}": arrays[name] for name in sorted(private)}
         if self._optimiser:
-            moments = moments_of(self._optimiser, cast(PromptedViT, network), private)
+            moments = moments_of(self._optimiser, network, private)
             found |= {f"{_OPTIMISER}{name}": value for name, value in moments.items()}
         return found
 

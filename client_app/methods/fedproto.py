@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from client_app.methods.base import MeasuredModel
 from client_app.methods.local import LocalSite
-from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, Watch, in_batches
-from client_app.training.loop import Objective
-from datasets.silo.silos import Split
+from client_app.training.class_means import class_means
+from client_app.training.evaluation import Probe
+from client_app.training.loop import LocalTraining
 from models.methods.fedproto import (
     PROTOTYPE,
     ClassTargets,
     FedProtoSettings,
     NearestPrototype,
-    class_sums,
     class_targets,
-    large_classes,
     matching_loss,
 )
-from models.networks.classifier import TokenClassifier, float_inputs
+from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 
 class FedProtoSite(LocalSite):
@@ -33,23 +32,23 @@ class FedProtoSite(LocalSite):
     the round before; where none came, as in round 1, by its head.
     """
 
-    settings_class = FedProtoSettings
     settings: FedProtoSettings
 
-    def objective(self, network: SiteNetwork) -> Objective:
-        """Return the network's loss plus the distance to the labels' prototypes (eq. 7)."""
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Add to the network's loss the distance to the labels' prototypes (eq. 7)."""
+        training = super().local_training(network)
         own = cast(TokenClassifier, network)
         prototypes = self._prototypes(own)
         if prototypes is None:
-            return own.loss
+            return training
         weight = self.settings.prototype_weight
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.discretise(tokens)), labels)
+            task = own.criterion(own.classify(own.features(tokens)), labels)
             return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
 
-        return loss
+        return replace(training, objective=loss)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the prototype (l * c,) of each class that has enough training samples."""
@@ -63,68 +62,21 @@ class FedProtoSite(LocalSite):
         )
         return {f"{PROTOTYPE}{label}": mean for label, mean in means.items()}
 
-    def measured(
-        self, network: SiteNetwork, model: str, splits: tuple[str, ...]
-    ) -> dict[str, float]:
-        """Measure by the nearest prototype where that is wanted and there is one."""
+    def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
+        """Yield the nearest prototype's answers where they are wanted and there is one."""
         own = cast(TokenClassifier, network)
         by_prototype = self.settings.inference == "prototype"
         prototypes = self._prototypes(own) if by_prototype else None
-        if prototypes is None:
-            return super().measured(network, model, splits)
-        return super().measured(NearestPrototype(own, prototypes), model, splits)
+        yield MeasuredModel(network if prototypes is None else NearestPrototype(own, prototypes))
 
-    def watch(self, network: SiteNetwork, split: str) -> Watch | None:
-        """Watch nothing where prototypes answer: distances are no evidence, whatever the head."""
+    def probe(self, network: SiteNetwork, split: str) -> Probe | None:
+        """Probe nothing where prototypes answer: distances are no evidence, whatever the head."""
         if isinstance(network, NearestPrototype):
             return None
-        return super().watch(network, split)
+        return super().probe(network, split)
 
     def _prototypes(self, network: TokenClassifier) -> ClassTargets | None:
         """Return the global prototypes that came, None if none did."""
         size, classes = network.tokens * network.channels, self.silo.task.classes
-        found = class_targets(self.request.arrays(), PROTOTYPE, classes, size)
-        return found and found.to(self.compute.device)
-
-
-def class_means(
-    network: SiteNetwork,
-    split: Split,
-    classes: int,
-    compute: Compute,
-    function: Callable[[Tensor], Tensor],
-    least: int,
-) -> dict[int, Tensor]:
-    """Return the mean of ``function`` over the samples of each class that has enough of them.
-
-    The network is put in eval mode: in training mode batch norm and dropout would make a sample's
-    values depend on its batch and on chance. Batch by batch, so that no split's embeddings are ever
-    held at once; sums are float64 in the order of the samples.
-
-    Args:
-        network: placed on the compute device.
-        split: inputs and labels.
-        classes: how many classes there are.
-        compute: device and precision.
-        function: maps inputs (batch, ...) to rows (batch, d).
-        least: samples that must be behind a mean.
-
-    Returns:
-        Class to mean (d,), float32 on the CPU.
-    """
-    counts = torch.bincount(split.labels, minlength=classes).tolist()
-    large = large_classes(counts, least)
-    if not large:
-        return {}
-    cast(nn.Module, network).eval()
-    parts = in_batches(split.inputs)
-    labels = torch.split(split.labels, [len(part) for part in parts])
-    with torch.no_grad(), compute.autocast():
-        sums = sum(
-            (
-                class_sums(function(float_inputs(compute.bring(part))).float().cpu(), own, classes)
-                for part, own in zip(parts, labels, strict=True)
-            ),
-            start=torch.zeros((), dtype=torch.float64),
-        )
-    return {label: (sums[label] / count).float() for label, count in large.items()}
+        prototypes = class_targets(self.request.arrays(), PROTOTYPE, classes, size)
+        return prototypes and prototypes.to(self.compute.device)

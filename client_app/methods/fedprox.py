@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import Penalty
+from client_app.training.loop import LocalTraining
 from models.methods.fedprox import FedProxSettings, proximal_term
+from models.networks.site_network import SiteNetwork
 
 
 class FedProxSite(FedAvgSite):
     """Trains near the weights that came."""
 
-    settings_class = FedProxSettings
     settings: FedProxSettings
 
-    def penalty(self, network: SiteNetwork) -> Penalty:
-        """Return the proximal term around the weights that ``network`` has now."""
-        trained = cast(nn.Module, network).parameters()
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Add the proximal term around the weights that ``network`` has now."""
+        trained = network.parameters()
         weights = [weight for weight in trained if weight.requires_grad]  # not a ViT's 22 million
         anchors = [weight.detach().clone() for weight in weights]
 
         def term() -> Tensor:
             return proximal_term(self.settings.proximal_mu, weights, anchors)
 
-        return term
+        return replace(super().local_training(network), penalty=term)

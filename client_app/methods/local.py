@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
+from models.networks.site_network import SiteNetwork
 
 
 class LocalSite(SiteMethod):
@@ -16,7 +14,7 @@ class LocalSite(SiteMethod):
 
     def open_network(self) -> SiteNetwork:
         """Build the network from this site's own state."""
-        return self.classifier(self.own_state())
+        return self.classifier(self.own_state() or None)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return nothing: no weights leave the site."""
@@ -24,4 +22,4 @@ class LocalSite(SiteMethod):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the trained weights, kept at the site."""
-        return exchanged_arrays(cast(nn.Module, network))
+        return exchanged_arrays(network)

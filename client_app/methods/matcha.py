@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from client_app.methods.decentralised import DecentralisedSite
-from models.methods.decentralised import MatchaSettings
 
 
 class MatchaSite(DecentralisedSite):
     """As every decentralised silo; which neighbours come is the server's draw."""
-
-    settings_class = MatchaSettings

@@ -8,14 +8,15 @@ place the term would be a constant, log 2, without a gradient.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.methods.fedavg import FedAvgSite
-from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import Objective
+from client_app.training.initial_network import initial_classifier
+from client_app.training.loop import LocalTraining
 from models.contract.messages import EVALUATE
 from models.methods.moon import (
     PROJECTION,
@@ -23,7 +24,9 @@ from models.methods.moon import (
     build_projection,
     contrastive_loss,
 )
-from models.networks.classifier import FrozenPart, TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 
@@ -31,48 +34,48 @@ _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays nam
 class MoonSite(FedAvgSite):
     """Receives and returns the network and, to train, the projection head."""
 
-    settings_class = MoonSettings
     settings: MoonSettings
 
     def open_network(self) -> SiteNetwork:
         """Build the network with the global weights, the head a part of it except to evaluate."""
-        network = self.new_classifier()
+        network = initial_classifier(self.common, self.silo)
         if self.request.instruction.phase != EVALUATE:
             head = build_projection(self.common.seed, network.channels, self.settings)
             network.add_module("projection", head)
         load_exchanged(network, _from_wire(self.request.arrays()))
-        return cast(TokenClassifier, self.compute.place(network))
+        return self.compute.place(network)
 
-    def objective(self, network: SiteNetwork) -> Objective:
-        """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
+        """Add to the network's loss mu times the model-contrastive loss (eq. 4).
 
-        It must be asked for before training: the global model is what ``network`` is now.
+        The global model is what ``network`` is now.
         """
+        training = super().local_training(network)
         own = cast(TokenClassifier, network)
-        stored = self.stored_under(_PREVIOUS)
+        stored = self.own_state(_PREVIOUS)
         if not stored:
-            return own.loss
+            return training
         came, previous = (twin(own).eval().requires_grad_(False) for _ in range(2))
         load_exchanged(previous, stored)
         mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.discretise(tokens)), labels)
+            task = own.criterion(own.classify(own.features(tokens)), labels)
             with torch.no_grad():
                 near, far = (_represented(net, net.encode(inputs)) for net in (came, previous))
             z = _represented(own, tokens)
             return task + mu * contrastive_loss(z, near, far, temperature)
 
-        return loss
+        return replace(training, objective=loss)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return all trained weights, the head's among them."""
-        return _to_wire(exchanged_arrays(cast(nn.Module, network)))
+        return _to_wire(exchanged_arrays(network))
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the trained model, from which the next round keeps away."""
-        arrays = exchanged_arrays(cast(nn.Module, network))
+        arrays = exchanged_arrays(network)
         return {f"{_PREVIOUS}{name}": array for name, array in arrays.items()}
 
 

@@ -6,17 +6,18 @@ or ``router`` (all experts and prototypes came, the router is trained).
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.explain.routing import Explanation, explain_routing
-from client_app.methods.base import SiteMethod
+from client_app.methods.base import SiteMethod, refuse_row
 from client_app.privacy.noise_source import noise_source
-from client_app.training.evaluation import SiteNetwork
+from client_app.training.loop import LocalTraining
 from datasets.silo.silos import Silo
+from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
 from models.methods.picsr import (
@@ -29,17 +30,18 @@ from models.methods.picsr import (
     WARMUP,
     PICSRNetwork,
     PICSRSettings,
-    arrays_below,
     build_router,
     prototype,
     routing_figures,
 )
-from models.networks.classifier import exchanged_arrays, float_inputs, load_exchanged
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import expert_array, open_experts
+from models.networks.site_network import SiteNetwork
 from models.privacy.gaussian_noise import normals
 
 
-class RoutingWatch:
+class RoutingProbe:
     """The router's weights of a split's samples; only their summary is told."""
 
     def __init__(self, sites: list[str], least: int) -> None:
@@ -59,7 +61,6 @@ class RoutingWatch:
 class PICSRSite(SiteMethod):
     """Holds an expert; refuses to send a prototype of too few samples."""
 
-    settings_class = PICSRSettings
     settings: PICSRSettings
 
     @classmethod
@@ -79,12 +80,12 @@ class PICSRSite(SiteMethod):
     def open_network(self) -> SiteNetwork:
         """Build the router with its experts, or this site's expert."""
         if self.stage() == ROUTING_STAGE:
-            return cast(PICSRNetwork, self.compute.place(self._router_network()))
-        return self.classifier(self.request.arrays() or self.own_state())
+            return self.compute.place(self._router_network())
+        return self.classifier(self.request.arrays() or self.own_state() or None)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the stage's weights; with an expert also the prototype."""
-        arrays = exchanged_arrays(cast(nn.Module, network))
+        arrays = exchanged_arrays(network)
         if self.stage() == WARMUP:
             return arrays
         if self.stage() == EXPERTS:
@@ -95,24 +96,25 @@ class PICSRSite(SiteMethod):
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the expert while it trains."""
-        return exchanged_arrays(cast(nn.Module, network)) if self.stage() == EXPERTS else {}
+        return exchanged_arrays(network) if self.stage() == EXPERTS else {}
 
-    def training_settings(self) -> CommonSettings:
+    def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Train the router with a step size of its own."""
+        training = super().local_training(network)
         if self.stage() != ROUTING_STAGE:
-            return self.common
-        own = self.settings
-        return dataclasses.replace(
-            self.common,
-            learning_rate=own.router_learning_rate,
-            weight_decay=own.router_weight_decay,
+            return training
+        settings = replace(
+            training.settings,
+            learning_rate=self.settings.router_learning_rate,
+            weight_decay=self.settings.router_weight_decay,
         )
+        return replace(training, settings=settings)
 
-    def watch(self, network: SiteNetwork, split: str) -> RoutingWatch | None:
-        """Return a watch of the routing, once there is a router."""
+    def probe(self, network: SiteNetwork, split: str) -> RoutingProbe | None:
+        """Return a probe of the routing, once there is a router."""
         if self.stage() != ROUTING_STAGE:
             return None
-        return RoutingWatch(cast(PICSRNetwork, network).sites, self.settings.prototype_min_count)
+        return RoutingProbe(cast(PICSRNetwork, network).sites, self.settings.prototype_min_count)
 
     def explain(self, split: str, row: int) -> Explanation:
         """Say which experts spoke for a patient, and which features made the patient close to whom.
@@ -121,7 +123,7 @@ class PICSRSite(SiteMethod):
             DataError: the split has no such row.
         """
         chosen = self.silo.splits()[split]
-        self.refuse_row(split, row)
+        refuse_row(self.silo, split, row)
         names = self.silo.class_names()
         title = (
             f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}; "

@@ -11,11 +11,11 @@ from typing import cast
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
-from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork, measure, tokens_of
+from client_app.methods.base import Answer, SiteMethod
+from client_app.training.evaluation import measure, tokens_of
+from client_app.training.initial_network import initial_classifier
 from models.contract.messages import INCOMING, measurement
 from models.contract.seeding import derive_seed
 from models.maths.federated_kmeans import Centroids, local_centroids
@@ -28,7 +28,8 @@ from models.methods.uefl import (
     perplexity,
     segment_dimension,
 )
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.site_network import SiteNetwork
 
 
 class CodeUse:
@@ -59,13 +60,12 @@ class CodeUse:
 class UEFLSite(SiteMethod):
     """Sends the network and the books it may use; a book it was not given it never sees."""
 
-    settings_class = UEFLSettings
     settings: UEFLSettings
 
     def open_network(self) -> UEFLNetwork:
         """Build the network from the message and, if they are personal, the site's own books."""
         arrays = self.request.arrays()
-        classifier = self.new_classifier()
+        classifier = initial_classifier(self.common, self.silo)
         books = {
             name.removeprefix(CODEBOOK): arrays.pop(name)
             for name in sorted(arrays)
@@ -75,7 +75,7 @@ class UEFLSite(SiteMethod):
             books = self._own_books(segment_dimension(classifier.channels, self.settings.segments))
         load_exchanged(classifier, arrays)
         network = UEFLNetwork(classifier, books, self.settings)
-        return cast(UEFLNetwork, self.compute.place(network))
+        return self.compute.place(network)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the classifier's weights and, unless personal, the books."""
@@ -87,11 +87,11 @@ class UEFLSite(SiteMethod):
         """Return the personal books."""
         return self._books(cast(UEFLNetwork, network)) if self._personal() else {}
 
-    def watch(self, network: SiteNetwork, split: str) -> CodeUse:
-        """Return a watch of code use."""
+    def probe(self, network: SiteNetwork, split: str) -> CodeUse:
+        """Return a probe of code use."""
         return CodeUse(cast(UEFLNetwork, network))
 
-    def phase_uncertainty(self) -> RecordDict:
+    def phase_uncertainty(self) -> Answer:
         """Answer with the entropy of the incoming model on validation data (eq. 8)."""
         network = self.open_network()
         instruction = self.request.instruction
@@ -102,24 +102,23 @@ class UEFLSite(SiteMethod):
             self.compute,
             (instruction.round, self.silo.name, "uncertainty"),
         )
-        return self.reply({measurement(INCOMING, "val", "entropy"): values["entropy"]})
+        return Answer({measurement(INCOMING, "val", "entropy"): values["entropy"]})
 
-    def phase_centroids(self) -> RecordDict:
+    def phase_centroids(self) -> Answer:
         """Answer with centroids and counts, or add codewords to the personal books."""
         network = self.open_network()
         shared_gaussian = not self._personal() and self.settings.codeword_start == "gaussian"
         if shared_gaussian:  # the server draws the new book: nothing need leave the site
-            return self.reply({NEW_CODEWORDS: self.settings.codes})
-        found = self._new_codewords(network)
-        metrics = {NEW_CODEWORDS: float(len(found.counts))}
+            return Answer({NEW_CODEWORDS: self.settings.codes})
+        added = self._new_codewords(network)
+        metrics = {NEW_CODEWORDS: float(len(added.counts))}
         if not self._personal():
-            centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
-            return self.reply(metrics, {"centroids": centres, "counts": counts})
+            centres, counts = torch.from_numpy(added.centres), torch.from_numpy(added.counts)
+            return Answer(metrics, {"centroids": centres, "counts": counts})
         books = self._books(network)
-        if len(found.counts):
-            books[f"{CODEBOOK}{len(books)}"] = torch.from_numpy(found.centres)
-        self.keep(books)
-        return self.reply(metrics)
+        if len(added.counts):
+            books[f"{CODEBOOK}{len(books)}"] = torch.from_numpy(added.centres)
+        return Answer(metrics, kept=books)
 
     def _new_codewords(self, network: UEFLNetwork) -> Centroids:
         if self.settings.codeword_start == "kmeans":
@@ -143,7 +142,7 @@ class UEFLSite(SiteMethod):
 
     def _own_books(self, dimension: int) -> dict[str, Tensor]:
         own = self.own_state()
-        if own is None:
+        if not own:
             return {"0": gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)}
         return {name.removeprefix(CODEBOOK): book for name, book in own.items()}
 

@@ -10,71 +10,63 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from client_app.privacy.noise_source import noise_source
-from client_app.site.audit_log import RefusedError
+from client_app.site.request import OwnCap, Request
 from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError, SiteError
+from models.contract.errors import CheckpointError, EpsilonSpentError, RefusedError, SiteError
 from models.contract.messages import DP_RELEASES
 from models.contract.settings import CommonSettings
-from models.privacy.gaussian_mechanism import SPENT, clip_and_noise, combined_multiplier, epsilon
-
-if TYPE_CHECKING:
-    from client_app.methods.base import SiteMethod
+from models.privacy.accountant import SPENT, combined_multiplier, epsilon
+from models.privacy.gaussian_mechanism import clip_and_noise
 
 LEDGER = "privacy-ledger.json"
 
 
-@dataclass(frozen=True)
-class OwnCap:
-    """A hospital's own cap: what all its runs together may tell, whatever servers ask.
-
-    Attributes:
-        ledger: counts the noisy messages of all runs, by their noise multiplier.
-        most: the cap on epsilon.
-        delta: at which it holds.
-    """
-
-    ledger: Path
-    most: float
-    delta: float
-
-
 def protect(
-    method: SiteMethod, arrays: Mapping[str, Tensor]
+    arrays: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    settings: CommonSettings,
+    request: Request,
+    site: str,
+    ledger: Path,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return the arrays of a reply as they may leave the site, and what the server is told.
 
     Without 'clip-norm' they leave as they are, but not from a hospital that has a cap of its own.
 
+    Args:
+        arrays: what the method would send, by name.
+        reference: what clipping measures them from, by name.
+        settings: of the run, with the hospital's own limits over them.
+        request: the message that is answered, with the hospital's own cap over all its runs.
+        site: the site's name.
+        ledger: counts the noisy messages of this run.
+
     Raises:
         SiteError: epsilon is spent, the cap means nothing without clipping, or training diverged.
         CheckpointError: a ledger is damaged, or of other noise.
     """
-    common, site = method.common, method.silo.name
-    if not common.clip_norm:
-        if arrays and common.max_epsilon:
+    if not settings.clip_norm:
+        if arrays and settings.max_epsilon:
             raise RefusedError(
                 f"site {site} has a cap on epsilon and the run's 'clip-norm' is 0: without "
                 "clipping there is no epsilon; set 'clip-norm' and 'noise-multiplier', or leave "
                 "the site out"
             )
         return dict(arrays), {}
-    path = method.state.folder / LEDGER
     if not arrays:
-        return {}, {DP_RELEASES: read_ledger(path, common)}
+        return {}, {DP_RELEASES: read_ledger(ledger, settings)}
     refuse_diverged(arrays)
-    releases = spend(path, common, method.request.own_cap)
-    at = method.request.instruction
-    draw = noise_source(method.request, common.seed, "privacy", at.round, at.step, site)
-    clip, z = common.clip_norm, common.noise_multiplier
-    noised = clip_and_noise(arrays, method.dp_reference(), clip, z, draw)
-    return method.presentable(noised), {DP_RELEASES: releases}
+    releases = spend(ledger, settings, request.own_cap)
+    at = request.instruction
+    draw = noise_source(request, settings.seed, "privacy", at.round, at.step, site)
+    noised = clip_and_noise(arrays, reference, settings.clip_norm, settings.noise_multiplier, draw)
+    return noised, {DP_RELEASES: releases}
 
 
 def spend(path: Path, common: CommonSettings, own: OwnCap | None) -> int:
@@ -107,7 +99,7 @@ def spend_own(own: OwnCap, noise_multiplier: float) -> None:
     after = {**known, noise_multiplier: known.get(noise_multiplier, 0) + 1}
     before, then = (epsilon(combined_multiplier(c), 1, own.delta) for c in (known, after))
     if then > own.most:
-        raise RefusedError(
+        raise EpsilonSpentError(
             f"{SPENT}: {sum(known.values())} noisy messages of all runs are {before:.4g} at delta "
             f"{own.delta:g}, one more would make it {then:.4g}, above the hospital's own "
             f"'max-epsilon' {own.most:g}; nothing left the site"
@@ -171,7 +163,7 @@ def refuse_spent(releases: int, common: CommonSettings) -> None:
     z, delta, cap = common.noise_multiplier, common.delta, common.max_epsilon
     if not cap or (after := epsilon(z, releases + 1, delta)) <= cap:
         return
-    raise RefusedError(
+    raise EpsilonSpentError(
         f"{SPENT}: {releases} noisy messages of this run are {epsilon(z, releases, delta):.4g} at "
         f"delta {delta:g}, one more would make it {after:.4g}, above the site's 'max-epsilon' "
         f"{cap:g}; nothing left the site"

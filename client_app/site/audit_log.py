@@ -15,7 +15,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from models.contract.errors import SiteError
+from models.contract.errors import RefusedError
 from models.contract.messages import CONFIG
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, defaults
@@ -25,10 +25,6 @@ ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 
 _LONGEST = 200  # characters of what a server names
 _LONGEST_REASON = 1000
-
-
-class RefusedError(SiteError):
-    """The hospital's own word, not a fault, keeps an answer at the site."""
 
 
 def entry(

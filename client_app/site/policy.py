@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message, RecordDict
 
-from client_app.site.audit_log import RefusedError, check_log, grouped, names_in
-from models.contract.errors import SettingError
+from client_app.site.audit_log import check_log, grouped, names_in
+from client_app.site.identity import own_name
+from models.contract.errors import RefusedError, SettingError
 from models.contract.messages import ARRAYS, CONFIG, METRICS
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, build, key_of, setting, unknown_key, unknown_name
@@ -226,15 +227,6 @@ def audit_log(context: Context) -> Path:
     )
 
 
-def own_name(context: Context) -> str:
-    """Return the site's name as well as it is known, for errors and the audit log."""
-    if "site" in context.node_config:
-        return str(context.node_config["site"])
-    from client_app.opening import who_is
-
-    return who_is(context)
-
-
 def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
     """Refuse a silo of fewer training samples, or of a label, than the hospital's own limits.
 
@@ -316,8 +308,8 @@ def _list(key: str, value: Any) -> tuple[str, ...]:
 
 def _check_names(lists: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse names that nothing has: a misspelt one would refuse, or let pass, unnoticed."""
-    from client_app.methods.registry import METHODS
     from datasets.registry import DATA_SETS
+    from models.contract.methods import METHODS
 
     for what, key, known in (("method", "methods", METHODS), ("data set", "datasets", DATA_SETS)):
         for name in lists[key]:

@@ -22,6 +22,7 @@ from models.contract.messages import Instruction
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping
 
+_DIGEST = "promise"  # its name on disk, from before it had this one: old states must open
 _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
 
 
@@ -29,12 +30,12 @@ _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
 class SiteState:
     """The states of one site in one run, in ``folder``.
 
-    ``promise`` (see ``promise_of``) is stored with each: what was kept under the promise that it
-    stays is not opened under another.
+    ``settings_digest`` (see ``settings_digest_of``) is stored with each: what was kept under some
+    settings, which decide what of it is shared, is not opened under others.
     """
 
     folder: Path
-    promise: str = ""
+    settings_digest: str = ""
 
     def before(self, instruction: Instruction) -> dict[str, Tensor] | None:
         """Return the newest state older than ``instruction``; None if there is none.
@@ -68,7 +69,7 @@ class SiteState:
                 f"private state of site {self.folder.name}: {error}; remove the "
                 "file to go on from the state before it"
             ) from None
-        if facts.get("promise", "") != self.promise:
+        if facts.get(_DIGEST, "") != self.settings_digest:
             raise CheckpointError(
                 f"private state of site {self.folder.name} in {self.folder} was kept under other "
                 "settings (method, what is shared, network or seed): choose another 'run-name'"
@@ -86,7 +87,7 @@ class SiteState:
         facts = {
             "round": instruction.round,
             "step": instruction.step,
-            "promise": self.promise,
+            _DIGEST: self.settings_digest,
         }
         content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
         try:
@@ -122,7 +123,7 @@ _FREE = frozenset(
 )
 
 
-def promise_of(common: CommonSettings, own: Any) -> str:
+def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide what a state means and what of it is shared."""
     values = as_mapping(common) | as_mapping(own)
     chosen = {key: value for key, value in values.items() if key not in _FREE}

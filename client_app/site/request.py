@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from flwr.app import RecordDict
@@ -11,8 +11,20 @@ from torch import Tensor
 
 from models.contract.messages import ARRAYS, Instruction
 
-if TYPE_CHECKING:
-    from client_app.privacy.protection import OwnCap
+
+@dataclass(frozen=True)
+class OwnCap:
+    """A hospital's own cap: what all its runs together may tell, whatever servers ask.
+
+    Attributes:
+        ledger: counts the noisy messages of all runs, by their noise multiplier.
+        most: the cap on epsilon.
+        delta: at which it holds.
+    """
+
+    ledger: Path
+    most: float
+    delta: float
 
 
 @dataclass(frozen=True)
@@ -24,10 +36,14 @@ class Request:
     simulated: bool = False  # by the site's own node config, whatever the server says
     own_cap: OwnCap | None = None  # the hospital's, if its node config has one
 
-    def arrays(self) -> dict[str, Tensor]:
-        """Return the arrays that came, by name; empty if none came."""
+    def arrays(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the arrays that came whose names begin so, without the prefix; maybe none."""
         if ARRAYS not in self.content.array_records:
             return {}
         record = self.content.array_records[ARRAYS]
         # from_numpy shares memory with the message; the copy keeps the message as it came
-        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+        return {
+            name.removeprefix(prefix): torch.from_numpy(array.numpy().copy())
+            for name, array in record.items()
+            if name.startswith(prefix)
+        }

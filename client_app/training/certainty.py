@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from client_app.training.evaluation import SiteNetwork
 from models.maths.classification_metrics import bin_counts
 from models.maths.dirichlet import vacuity
 from models.maths.mc_dropout import only_dropout_active
+from models.networks.site_network import SiteNetwork
 
 BINS = 10
 
 
-class EvidenceWatch:
+class EvidenceProbe:
     """Mean vacuity; with ``binned`` also how accuracy goes with confidence and with vacuity."""
 
     def __init__(self, network: SiteNetwork, labels: Tensor, binned: bool) -> None:
@@ -26,8 +24,8 @@ class EvidenceWatch:
 
     def see(self, tokens: Tensor) -> None:
         """Keep alpha (batch, classes) of a batch, of a pass without dropout: it draws nothing."""
-        with only_dropout_active(cast(nn.Module, self.network), dropout=False):
-            logits = self.network.classify(self.network.discretise(tokens))
+        with only_dropout_active(self.network, dropout=False):
+            logits = self.network.classify(self.network.features(tokens))
         self.alphas.append(logits.float().exp().cpu())
 
     def values(self) -> dict[str, float]:

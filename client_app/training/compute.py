@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from models.contract.errors import SettingError
 
 _HELD = 2**31  # bytes
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Compute:
         """Return the block in which forward passes run; it does nothing in fp32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
-    def place(self, network: nn.Module) -> nn.Module:
+    def place(self, network: M) -> M:
         """Move a network to the device, convolutions in channels_last on a GPU."""
         placed = network.to(self.device)
         if self.device.type == "cuda":

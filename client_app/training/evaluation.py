@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,39 +12,20 @@ from client_app.training.compute import Compute
 from datasets.silo.silos import Split
 from models.contract.seeding import seeded
 from models.contract.settings import CommonSettings
-from models.maths.classification_metrics import classification_evidence
+from models.maths.classification_metrics import classification_metrics
 from models.maths.mc_dropout import (
     mc_dropout_probabilities,
     only_dropout_active,
     predictive_entropy,
 )
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
 
 _BATCH = 500
 _NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
 
 
-class SiteNetwork(Protocol):
-    """What a site trains and measures; an ``nn.Module`` in three steps and a loss."""
-
-    def encode(self, inputs: Tensor) -> Tensor:
-        """Map inputs (batch, *input_shape) to tokens (batch, l, c)."""
-        ...
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        """Map tokens to what the classifier reads."""
-        ...
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features to logits (batch, classes); all dropout is here."""
-        ...
-
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the training loss of a batch."""
-        ...
-
-
-class Watch(Protocol):
+class Probe(Protocol):
     """What a method measures of the tokens beside accuracy, loss and entropy."""
 
     def see(self, tokens: Tensor) -> None:
@@ -62,16 +43,16 @@ def measure(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    watch: Watch | None = None,
+    probe: Probe | None = None,
 ) -> dict[str, float]:
     """Return the measurements of the mean over MC-dropout passes on ``split``.
 
     ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
-    those of ``models.maths.classification_metrics``. ``watch`` sees the tokens of every batch and
+    those of ``models.maths.classification_metrics``. ``probe`` sees the tokens of every batch and
     adds its own values.
     """
-    probabilities = predict(network, split, settings, compute, key, watch)
+    probabilities = predict(network, split, settings, compute, key, probe)
     losses = nn.functional.nll_loss(
         probabilities.clamp_min(1e-12).log(), split.labels, reduction="none"
     )
@@ -81,8 +62,8 @@ def measure(
         "loss": losses.mean().item(),
         "entropy": predictive_entropy(probabilities).mean().item(),
     }
-    evidence = classification_evidence(probabilities, split.labels)
-    return values | evidence | (watch.values() if watch else {})
+    metrics = classification_metrics(probabilities, split.labels)
+    return values | metrics | (probe.values() if probe else {})
 
 
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:
@@ -97,26 +78,25 @@ def predict(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    watch: Watch | None = None,
+    probe: Probe | None = None,
 ) -> Tensor:
     """Return the class probabilities of ``split``, (n, classes) float64 on the CPU.
 
     They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
     dropout.
     """
-    module = cast(nn.Module, network)
     found = []
     with (
         seeded(settings.seed, "mc-dropout", *key, device=compute.device),
         torch.no_grad(),
-        only_dropout_active(module, settings.mc_passes > 0),
+        only_dropout_active(network, settings.mc_passes > 0),
         compute.autocast(),
     ):
         for inputs in in_batches(split.inputs):
             tokens = network.encode(float_inputs(compute.bring(inputs)))
-            if watch:
-                watch.see(tokens)
-            features = network.discretise(tokens)
+            if probe:
+                probe.see(tokens)
+            features = network.features(tokens)
             passes = max(settings.mc_passes, 1)
             found.append(mc_dropout_probabilities(network, features, passes).cpu())
     return torch.cat(found)
@@ -131,7 +111,7 @@ def over_batches(
     network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return ``function`` of all inputs (n, ...), in eval mode, (n, ...) float32 on the CPU."""
-    cast(nn.Module, network).eval()
+    network.eval()
     with torch.no_grad(), compute.autocast():
         parts = [
             function(float_inputs(compute.bring(batch))).float().cpu()

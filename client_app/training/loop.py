@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
 
 Penalty = Callable[[], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -60,7 +62,7 @@ def passes_of(count: int, settings: CommonSettings) -> int:
     return -(-settings.local_steps // len(batches(count, settings.batch_size, order)))
 
 
-def open_optimiser(module: nn.Module, settings: CommonSettings) -> torch.optim.Optimizer:
+def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """Return a fresh optimiser of what ``module`` trains.
 
     A module with ``slow_parameters`` trains those at ``basic-learning-rate``.
@@ -71,7 +73,7 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> torch.optim.O
     if slow:
         rate = settings.basic_learning_rate
         groups.append({"params": [p for p in trained if p in slow], "lr": rate})
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    kinds: dict[str, Callable[..., Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
         "sgd": torch.optim.SGD,
@@ -117,7 +119,7 @@ def add_gradients(
 
 
 def decayed_rates(
-    optimiser: torch.optim.Optimizer, settings: CommonSettings, before: int
+    optimiser: Optimizer, settings: CommonSettings, before: int
 ) -> Callable[[], None]:
     """Return what sets the learning rate of the next step: divided by the root of its number.
 
@@ -143,63 +145,91 @@ def steps_of(count: int, settings: CommonSettings) -> int:
     return sum(map(len, schedule(count, settings, order)))
 
 
-def train_locally(
-    network: SiteNetwork,
-    split: Split,
-    settings: CommonSettings,
-    compute: Compute,
-    key: tuple[int | str, ...],
-    penalty: Penalty | None = None,
-    *,
-    objective: Objective | None = None,
-    optimiser: torch.optim.Optimizer | None = None,
-    pass_begins: Callable[[int], None] = lambda number: None,
-    plan: Iterable[list[Tensor]] | None = None,
-    after_step: Callable[[Tensor], None] | None = None,
-    steps_before: int = 0,
-) -> float:
-    """Train ``network`` in place and return its mean loss over the last pass.
+def _nothing(*_: object) -> None:
+    """Do nothing, where a training has nothing to be told of."""
 
-    Args:
-        network: placed on the compute device.
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What one training of one network at a site takes; ``train_locally`` carries it out.
+
+    ``pass_begins`` and ``steps_before`` count by ``split`` and ``settings``: who changes how many
+    steps there are gives them too.
+
+    Attributes:
+        network: placed on the compute device; it is trained in place.
         split: training inputs and labels.
         settings: how long, in which batches, by which optimiser, and the seed.
         compute: device and precision.
         key: round and site; every random number of the training is keyed on it.
-        penalty: is added to each batch's loss.
         objective: the loss of a batch's inputs and labels; None: the network's own.
+        penalty: is added to each batch's loss.
         optimiser: goes on where it was; None: a fresh one.
-        pass_begins: is told of each pass before it begins, from 0.
         plan: the passes, each a list of batches of sample numbers; None: those of ``schedule``.
-        after_step: is given each batch's inputs after its step.
+        epoch_order: returns the order (n,) of an epoch's samples, where epochs span rounds; asked
+            before an epoch begins, the network being as it came. None: any order.
+        pass_begins: is told of each pass before it begins, from 0.
+        after_step: is given each batch's inputs, and the optimiser, after its step.
+        ended: is told once the last step is taken.
         steps_before: steps that the site has taken before, for 'rate-decay'.
+        only_measured: nothing is trained; the loss on ``split`` of the network as it is will do.
+        metrics: what the training itself measures while it runs, by MetricRecord key.
+    """
+
+    network: SiteNetwork
+    split: Split
+    settings: CommonSettings
+    compute: Compute
+    key: tuple[int | str, ...]
+    objective: Objective | None = None
+    penalty: Penalty | None = None
+    optimiser: Optimizer | None = None
+    plan: Iterable[list[Tensor]] | None = None
+    epoch_order: Callable[[int], Tensor] | None = None
+    pass_begins: Callable[[int], None] = _nothing
+    after_step: Callable[[Tensor, Optimizer], None] = _nothing
+    ended: Callable[[], None] = _nothing
+    steps_before: int = 0
+    only_measured: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> Objective:
+        """The loss of a batch: ``objective``, else the network's own."""
+        return self.objective or self.network.loss
+
+
+def train_locally(training: LocalTraining) -> float:
+    """Train a network in place and return its mean loss over the last pass.
 
     Raises:
         SiteError: the loss is not finite.
     """
-    module = cast(nn.Module, network)
+    settings, compute, split = training.settings, training.compute, training.split
+    module = training.network
     module.train()
-    optimiser = optimiser or open_optimiser(module, settings)
-    objective = objective or network.loss
+    optimiser = training.optimiser or open_optimiser(module, settings)
     inputs, labels = compute.hold(split.inputs), compute.bring(split.labels)
-    order = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
+    order = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *training.key))
     total = torch.zeros((), device=compute.device)
-    set_rates = decayed_rates(optimiser, settings, steps_before)
-    with seeded(settings.seed, "training", *key, device=compute.device):
-        passes = schedule(len(split), settings, order) if plan is None else plan
+    set_rates = decayed_rates(optimiser, settings, training.steps_before)
+    with seeded(settings.seed, "training", *training.key, device=compute.device):
+        passes = schedule(len(split), settings, order) if training.plan is None else training.plan
         for number, chosen_batches in enumerate(passes):
-            pass_begins(number)
+            training.pass_begins(number)
             total.zero_()
             for indices in chosen_batches:
                 batch, truth = compute.pick(inputs, indices), labels[compute.bring(indices)]
                 set_rates()
                 optimiser.zero_grad(set_to_none=True)
-                loss = add_gradients(objective, batch, truth, settings, compute, penalty)
+                loss = add_gradients(
+                    training.loss, batch, truth, settings, compute, training.penalty
+                )
                 optimiser.step()
-                if after_step:
-                    after_step(batch)
+                training.after_step(batch, optimiser)
                 total += loss * len(indices)
     mean = total.item() / sum(map(len, chosen_batches))
     if not torch.isfinite(total):
         raise SiteError(f"training diverged, its loss is {mean}: lower 'learning-rate'")
+    training.ended()
     return mean

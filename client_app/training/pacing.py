@@ -9,14 +9,17 @@ get to when the next epoch begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from client_app.training.loop import LocalTraining, open_optimiser, train_locally
 from client_app.training.optimiser_state import moments_of, restore_moments
+from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
+from models.contract.seeding import generator
 from models.contract.settings import CommonSettings
 from models.maths.pacing import batch_of, begins_epoch, epoch_of
 
@@ -59,6 +62,39 @@ class Pacing:
             f"{PREFIX}{_ORDER}": self.order,
             **{f"{PREFIX}{_OPTIMISER}{name}": value for name, value in moments.items()},
         }
+
+
+def train_paced(
+    training: LocalTraining, stored: Mapping[str, Tensor], round_: int, site: str
+) -> tuple[float, dict[str, Tensor]]:
+    """Take a round's steps of an epoch that spans rounds.
+
+    Args:
+        training: its ``optimiser`` and ``plan`` are those of the site's state instead.
+        stored: the site's state, maybe empty.
+        round_: the round, from 1.
+        site: the site's name; any order of samples is keyed on it.
+
+    Returns:
+        The mean loss over the round's steps, and pacing's part of the site's new state.
+    """
+
+    def any_order(epoch: int) -> Tensor:
+        return shuffled(len(training.split), training.settings, epoch, site)
+
+    module = training.network
+    order = training.epoch_order or any_order
+    pacing = open_pacing(stored, round_, len(training.split), training.settings, order)
+    optimiser = open_optimiser(module, training.settings)
+    restore_optimiser(optimiser, module, stored)
+    loss = train_locally(replace(training, optimiser=optimiser, plan=[pacing.batches()]))
+    return loss, pacing.stored(optimiser, module)
+
+
+def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
+    """Return an order (count,) of an epoch's training samples at a site: any, each sample once."""
+    draw = generator(settings.seed, "epoch-order", epoch, site)
+    return torch.randperm(count, generator=draw)
 
 
 def open_pacing(
@@ -104,6 +140,4 @@ def restore_optimiser(
     optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]
 ) -> None:
     """Let ``optimiser`` go on where the site's state has it."""
-    prefix = f"{PREFIX}{_OPTIMISER}"
-    own = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(prefix)}
-    restore_moments(optimiser, module, own)
+    restore_moments(optimiser, module, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))

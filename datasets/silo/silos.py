@@ -17,9 +17,9 @@ from torch import Tensor
 from datasets.digits.pools import Places, PublicFiles
 from datasets.io.atomic_files import write_atomically
 from models.contract.errors import DataError
+from models.contract.feature_statistics import FeatureStatistics
 from models.contract.settings import CommonSettings
-from models.maths.standardisation import Figures
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 
 SPLITS = ("train", "val", "test")
 
@@ -29,7 +29,7 @@ class Split:
     """``inputs`` (n, *input_shape) and ``labels`` (n,) int64; n may be 0.
 
     Inputs are float32 as networks take them, or images scaled a batch at a time
-    (``models.networks.classifier.float_inputs``): 8-bit ones (uint8), or radiographs of up to 16
+    (``models.networks.encoders.float_inputs``): 8-bit ones (uint8), or radiographs of up to 16
     bits less 32768 (int16).
     """
 
@@ -69,7 +69,7 @@ class Silo:
     features: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     dropped: int = 0
-    declared: Figures | None = None
+    declared: FeatureStatistics | None = None
     schema: str = ""
 
     def splits(self) -> dict[str, Split]:
@@ -186,7 +186,9 @@ def open_silo(folder: Path, classes: int) -> Silo:
         classes=tuple(facts.get("classes", ())),
         dropped=facts.get("dropped", 0),
         schema=facts.get("schema", ""),
-        declared=Figures(**{k: np.array(v) for k, v in declared.items()}) if declared else None,
+        declared=FeatureStatistics(**{k: np.array(v) for k, v in declared.items()})
+        if declared
+        else None,
         **splits,
     )
 

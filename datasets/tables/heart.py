@@ -1,6 +1,6 @@
 """Fed-Heart-Disease: four hospitals of the UCI heart disease data, cut as FLamby cuts them.
 
-740 patients, 13 features, label 0 against 1 to 4 (papers/picsr; du Terrail et al. 2022). The
+740 patients, 13 features, label 0 against 1 to 4 (Enouen et al. 2024; du Terrail et al. 2022). The
 synthetic twin has sites of the same sizes, features and label rates, and no patient in it.
 """
 

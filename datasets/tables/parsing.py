@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.contract.errors import DataError
-from models.maths.standardisation import Figures
+from models.contract.feature_statistics import FeatureStatistics
 
 _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 
@@ -90,7 +90,7 @@ class TableSchema:
         """Tell whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
         return same_text(token) in {same_text(mark) for mark in self.missing}
 
-    def declared(self) -> Figures | None:
+    def declared(self) -> FeatureStatistics | None:
         """Return the declared figures, None if a numeric column has none.
 
         One-hot features are shifted by an equal share of each level, which a missing one gets.
@@ -101,7 +101,9 @@ class TableSchema:
             return None
         for column in self.columns:
             pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
-        return Figures(np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs]))
+        return FeatureStatistics(
+            np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
+        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from datasets.weights.backbones import FOLDER, file_state, timm_state
 from datasets.weights.provenance import refuse_other_cut, run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import exchanged_arrays, load_exchanged
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from models.contract.errors import SiteError
+from models.contract.feature_statistics import Sums
 from models.contract.settings_schema import Value
-
-if TYPE_CHECKING:
-    from models.maths.standardisation import Sums  # imports torch, which the app loads on demand
 
 ARRAYS = "arrays"
 FIGURES = "figures"  # mean and std to standardise a table by, float64

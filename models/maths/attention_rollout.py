@@ -1,6 +1,6 @@
 """Attention rollout (Abnar and Zuidema 2020), differentiable and batched, and its distillation.
 
-FedEvPrompt (papers/fedevprompt), eq. 7: the distance of a sample's map to those of its class in the
+FedEvPrompt (arXiv:2411.10071), eq. 7: the distance of a sample's map to those of its class in the
 buffer, at image resolution. Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and
 the sum over a buffer needs only its mean and its spread around it.
 """

@@ -30,7 +30,7 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
     return found
 
 
-def classification_evidence(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """Return ``calibration-error`` and, where defined, ``balanced-accuracy``, ``auc`` and so on.
 
     Args:

@@ -1,6 +1,6 @@
 """Evidential learning: class probabilities with a Dirichlet distribution over them.
 
-FedEvPrompt (papers/fedevprompt), eq. 3 to 5, after Sensoy et al. 2018, for any number K of classes:
+FedEvPrompt (arXiv:2411.10071), eq. 3 to 5, after Sensoy et al. 2018, for any number K of classes:
 alpha = evidence + prior, expected probabilities alpha / S with S the sum of alpha, vacuity K / S.
 """
 

@@ -8,32 +8,12 @@ With figures of its own for each site, the mean row of every site is exactly zer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Vector = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Per feature, (features,) float64: values that are there, their sum, and that of squares."""
-
-    count: Vector
-    total: Vector
-    squares: Vector
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Per feature, (features,) float64: mean and standard deviation; the latter is above 0."""
-
-    mean: Vector
-    std: Vector
+from models.contract.feature_statistics import FeatureStatistics, Sums
 
 
 def sums_of(rows: Tensor) -> Sums:
@@ -43,8 +23,8 @@ def sums_of(rows: Tensor) -> Sums:
     return Sums((~np.isnan(values)).sum(axis=0), there.sum(axis=0), (there**2).sum(axis=0))
 
 
-def pooled_figures(sums: Sequence[Sums]) -> Figures:
-    """Return the figures of all rows behind ``sums``; added up in the order given.
+def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
+    """Return the statistics of all rows behind ``sums``; added up in the order given.
 
     The standard deviation is that of the rows themselves (divided by n). A feature that never
     varies, or is nowhere known, gets 1: it is only shifted.
@@ -58,13 +38,13 @@ def pooled_figures(sums: Sequence[Sums]) -> Figures:
     variance = squares / known - mean**2
     # Rounding leaves a constant feature a variance of about 1e-16 of its square
     varies = variance > 1e-12 * np.maximum(squares / known, 1e-300)
-    return Figures(mean, np.sqrt(np.where(varies, variance, 1.0)))
+    return FeatureStatistics(mean, np.sqrt(np.where(varies, variance, 1.0)))
 
 
-def standardised(rows: Tensor, figures: Figures) -> Tensor:
+def standardised(rows: Tensor, statistics: FeatureStatistics) -> Tensor:
     """Return ``rows`` (n, features) in standard deviations from the mean, float32.
 
     A missing value becomes 0, the mean: that is how they are imputed.
     """
-    values = (rows.numpy().astype(np.float64) - figures.mean) / figures.std
+    values = (rows.numpy().astype(np.float64) - statistics.mean) / statistics.std
     return torch.from_numpy(np.nan_to_num(values, nan=0.0).astype(np.float32))

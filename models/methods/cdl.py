@@ -1,9 +1,13 @@
-"""CDL, the contrastive divergence loss (Do, Nguyen et al. 2023, arXiv 2303.06305).
+"""CDL, the contrastive divergence loss (Do, Nguyen et al. 2023, arXiv:2303.06305).
 
 "Reducing non-IID effects in federated autonomous driving with contrastive divergence loss": a silo
 has a main model (the paper's backbone), which is mixed with the neighbours', and a support model
 (its sub-network), which never leaves it. The paper takes the divergence of features; here, as in
 the authors' code, it is that of what the two answer, their class probabilities.
+
+Equations (arXiv:2303.06305):
+  (H) divergence -> models.methods.cdl.divergence
+  (objective) contrastive divergence -> models.methods.cdl.contrastive_divergence
 """
 
 from __future__ import annotations

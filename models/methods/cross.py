@@ -1,4 +1,10 @@
-"""Train here, test there: what both sides call a figure of a model that was trained elsewhere."""
+"""Train here, test there: what both sides call a figure of a model that was trained elsewhere.
+
+It is the comparison "Cross" of the Fed-Align-CL paper (Jimenez-Sanchez et al. 2023).
+
+Equations (arXiv:2107.02504):
+  (cross) each site's model at every other -> client_app.methods.cross.CrossSite
+"""
 
 from __future__ import annotations
 

@@ -2,13 +2,20 @@
 
 Mixing: Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?"; each
 silo goes on from the weighted mean of its own and its in-neighbours' models.
+
+Equations (arXiv:1705.09056):
+  (mixing) weighted mean of neighbours -> models.methods.decentralised.mixed
+
+Equations (arXiv:1905.09435):
+  (matchings) decomposition of the graph -> strategies.topology.matcha.decompose
+  (probabilities) how often each is used -> strategies.topology.matcha.activation_probabilities
+  (step size) weight of a neighbour -> strategies.topology.matcha.step_size
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -49,18 +56,6 @@ class TopologySettings(MatchaSettings):
         "who is whose neighbour; graph: the edges of 'silo-set'",
         choices=("complete", "ring", "star", "matcha", "graph"),
     )
-
-
-A = TypeVar("A")
-
-
-def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Return arrays named ``<site>/<array>`` as site -> array -> value, sorted by site."""
-    found: dict[str, dict[str, A]] = {}
-    for key, array in arrays.items():
-        site, _, name = key.partition("/")
-        found.setdefault(site, {})[name] = array
-    return dict(sorted(found.items()))
 
 
 def mixed(

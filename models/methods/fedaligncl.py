@@ -2,6 +2,15 @@
 
 Curriculum: eq. 4 and the permutation drawn by it. Alignment: eq. 2 for the discriminator, and for
 the feature extractor eq. 3 as it looks from one site (see ``alignment_loss``).
+
+Equations (arXiv:2107.02504):
+  (1) classification loss -> models.networks.classifier.TokenClassifier.criterion
+  (2) discriminator's loss -> models.methods.fedaligncl.discriminator_loss
+  (3) alignment loss -> models.methods.fedaligncl.alignment_loss
+  (4) score of a sample -> models.methods.fedaligncl.curriculum_scores
+  (pi) order of the samples -> models.methods.fedaligncl.curriculum_order
+  (Z) noise on what leaves -> models.methods.fedaligncl.perturbed
+  (tau) rounds of an epoch -> models.maths.pacing.epoch_of
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""FedAvg with personal fine-tuning (FedAvg+FT): its settings."""
+"""FedAvg with personal fine-tuning: its settings.
+
+A baseline of PICSR ("FedAvg + Fine-tuning") and of FedEvPrompt ("FedAvgPers").
+
+Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
+  (objective) each site's own last rounds -> client_app.methods.fedavg_ft.FedAvgFTSite
+"""
 
 from __future__ import annotations
 

@@ -4,16 +4,23 @@ Paper: "FedEFM: Federated Endovascular Foundation Model with Unseen Data", part 
 visits its neighbours and is trained there (eq. 1); what comes back are experts, of which the silo's
 model learns on the silo's own data (eq. 2, 11), each weighted by how near its feature map is
 (eq. 3).
+
+Equations (arXiv:2501.16992):
+  (1) training overseas -> client_app.methods.fedefm.FedEFMSite.phase_overseas
+  (2) multishot distillation -> models.methods.fedefm.multishot_loss
+  (3) earth mover's closeness -> models.maths.earth_movers.closeness
+  (c) cost of moving mass -> models.maths.earth_movers.transport_costs
+  (x) optimal flow -> models.maths.earth_movers.optimal_flow
+  (11) distillation loss -> models.methods.fedefm.distillation
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from models.contract.settings_schema import setting
@@ -89,7 +96,7 @@ def map_tokens(
 ) -> int:
     """Return how many tokens of an input of ``input_shape`` are compared, by trying one."""
     with torch.no_grad():
-        cast(nn.Module, network).eval()
+        network.eval()
         _, found = network.encode_with_map(torch.zeros(1, *input_shape))
     return pooled_tokens(found, settings.emd_grid).shape[1]
 
@@ -107,14 +114,14 @@ def multishot_loss(
     criterion of the labels (n,). Experts are in eval mode and get no gradient.
     """
     tokens, own_map = network.encode_with_map(inputs)
-    logits = network.classify(network.discretise(tokens))
+    logits = network.classify(network.features(tokens))
     beta = settings.distillation_beta
     loss = (1 - beta) * network.criterion(logits, labels)
     found: dict[str, float] = {}
     for host, expert in experts.items():
         with torch.no_grad():
             expert_tokens, expert_map = expert.encode_with_map(inputs)
-            taught = expert.classify(expert.discretise(expert_tokens))
+            taught = expert.classify(expert.features(expert_tokens))
         weight = batch_closeness(own_map, expert_map, settings)
         direction = settings.distillation_direction
         term = distillation(logits, taught, settings.temperature, direction)

@@ -1,4 +1,17 @@
-"""FedEvPrompt (papers/fedevprompt): its settings, and what enters the attention buffer (eq. 6)."""
+"""FedEvPrompt (Hendrix et al. 2024): its settings, and what enters the attention buffer.
+
+Equations (arXiv:2411.10071):
+  (1) prefix prompts -> models.networks.prompted_vit.prefix_attention
+  (2) whole loss -> client_app.methods.fedevprompt.FedEvPromptSite.objective
+  (3) prior by class counts -> models.maths.dirichlet.skewed_prior
+  (4) evidential loss -> models.maths.dirichlet.evidential_loss
+  (4, first term) expected squared error -> models.maths.dirichlet.evidential_mse
+  (5) divergence from the prior -> models.maths.dirichlet.dirichlet_kl
+  (6) who enters the buffer -> models.methods.fedevprompt.most_certain
+  (7) distillation -> models.maths.attention_rollout.distillation_loss
+  (belief) belief masses -> models.maths.dirichlet.belief
+  (u) vacuity -> models.maths.dirichlet.vacuity
+"""
 
 from __future__ import annotations
 

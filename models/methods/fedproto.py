@@ -4,6 +4,12 @@ A site's prototype of a class is the mean embedding of its samples of that class
 one the mean of the sites' by their counts of the class (eq. 6). An embedding is all tokens of a
 sample, flattened: (l * c,). On the wire: ``prototype/<class>``. A mean of few samples is nearly one
 of them: ``large_classes`` says, at both ends of the wire, of which classes a mean leaves.
+
+Equations (arXiv:2105.00243):
+  (3) sums behind a site's prototypes -> models.methods.fedproto.class_sums
+  (6) global prototypes -> strategies.methods.fedproto.FedProto.combine
+  (7) distance to the prototypes -> models.methods.fedproto.matching_loss
+  (inference) nearest prototype -> models.methods.fedproto.nearest_logits
 """
 
 from __future__ import annotations
@@ -12,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.contract.errors import SiteError
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 PROTOTYPE = "prototype/"
 
@@ -124,7 +131,7 @@ def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
     return (-torch.stack(distances, dim=1)).masked_fill(~prototypes.known, -torch.inf)
 
 
-class NearestPrototype(nn.Module):
+class NearestPrototype(SiteNetwork):
     """A network that is measured by the nearest prototype in place of its head.
 
     Dropout is in the head, so that all Monte Carlo passes are the same here.
@@ -138,10 +145,6 @@ class NearestPrototype(nn.Module):
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to tokens (batch, l, c)."""
         return self.network.encode(inputs)
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        """Return the tokens as they are."""
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens (batch, l, c) to ``nearest_logits`` (batch, classes)."""

@@ -1,4 +1,8 @@
-"""FedProx (Li et al. 2020): a proximal term that keeps local weights near the global ones."""
+"""FedProx (Li et al. 2020): a proximal term that keeps local weights near the global ones.
+
+Equations (arXiv:1812.06127):
+  (objective) proximal term -> models.methods.fedprox.proximal_term
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,10 @@ own model of its last round (eq. 3, with cosine similarity). A representation is
 output for the mean of the encoder's tokens. In the paper the head stands between encoder and
 classifier. Here it stands beside the classifier, which so is that of every other method, from the
 same initial weights: a comparison compares methods. On the wire it is ``projection/<name>``.
+
+Equations (arXiv:2103.16257):
+  (3) model-contrastive loss -> models.methods.moon.contrastive_loss
+  (4) whole loss -> client_app.methods.moon.MoonSite.objective
 """
 
 from __future__ import annotations

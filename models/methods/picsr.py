@@ -3,6 +3,14 @@
 A prototype is the mean training sample of a silo. The router embeds a sample and all prototypes,
 takes the distances ||f(x) - f(p_i)||_2, inverts them, and maps them by one linear layer and a
 softmax to the experts' weights h(x) of eq. 1.
+
+Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
+  (1) experts mixed -> models.networks.mixture.mixed_log_probabilities
+  (p) prototype of a silo -> models.methods.picsr.prototype
+  (dist) distances to the prototypes -> models.methods.picsr.Router.distances
+  (inversion) similarity of a distance -> models.methods.picsr.inverted
+  (parts) what each feature adds to a distance -> models.methods.picsr.feature_contributions
+  (h) weights of the experts -> models.methods.picsr.Router.log_weights
 """
 
 from __future__ import annotations
@@ -10,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +27,6 @@ from models.contract.seeding import seeded
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
 from models.networks.mixture import Mixture
-
-A = TypeVar("A")
 
 PROTOTYPE = "prototype/"
 ROUTER = "router/"
@@ -60,15 +66,6 @@ class PICSRSettings:
     prototype_noise: float = setting(
         0.0, "standard deviation of Gaussian noise on each prototype feature", minimum=0.0
     )
-
-
-def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Return the arrays whose names begin with ``prefix``, by the rest of their names, sorted."""
-    return {
-        name.removeprefix(prefix): array
-        for name, array in sorted(arrays.items())
-        if name.startswith(prefix)
-    }
 
 
 def prototype(inputs: Tensor) -> Tensor:
@@ -209,8 +206,8 @@ def feature_contributions(
     """Return how much each feature adds to a sample's distance from each prototype.
 
     Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
-    p_i to the sample, midpoint rule: over the features they add up to the distance, exactly so for
-    a linear f.
+    p_i to the sample, midpoint rule, by captum: over the features they add up to the distance,
+    exactly so for a linear f.
 
     Args:
         router: the router whose f it is.
@@ -221,15 +218,18 @@ def feature_contributions(
     Returns:
         (experts, *input_shape).
     """
-    shares = (torch.arange(steps) + 0.5) / steps
-    shares = shares.reshape(-1, *[1] * sample.ndim)
-    found = []
-    for index, start in enumerate(prototypes):
-        line = (start + shares * (sample - start)).requires_grad_()
-        distances = router.distances(line, prototypes[index : index + 1])
-        (gradients,) = torch.autograd.grad(distances.sum(), line)
-        found.append(gradients.mean(dim=0) * (sample - start))
-    return torch.stack(found).detach()
+    from captum.attr import IntegratedGradients  # takes seconds, and only explaining needs it
+
+    count = len(prototypes)
+    gradients = IntegratedGradients(lambda points: router.distances(points, prototypes))
+    contributions: Tensor = gradients.attribute(
+        sample.expand(count, *sample.shape),
+        prototypes,
+        target=torch.arange(count),  # row i is on the line from p_i: its distance from p_i
+        n_steps=steps,
+        method="riemann_middle",
+    )
+    return contributions.detach()
 
 
 def prototype_distances(

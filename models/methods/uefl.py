@@ -1,8 +1,21 @@
-"""UEFL, the uncertainty-based extensible codebook (Zhang, Cao and Liu; papers/uefl).
+"""UEFL, the uncertainty-based extensible codebook (Zhang, Cao and Liu 2025, arXiv:2402.18888).
 
 Encoder -> tokens z (batch, l, c) -> split into s segments -> nearest codeword (eq. 4) ->
 straight-through -> classifier. The loss is eq. 5 to 7, the test for more codewords eq. 9, the
 use of a codebook its perplexity (eq. 11).
+
+Equations (arXiv:2402.18888):
+  (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
+  (2) local training -> client_app.training.loop.train_locally
+  (3) mean weighted by samples -> strategies.loop.averaging.weighted_mean
+  (4) nearest codewords -> models.methods.uefl.nearest_codewords
+  (5) task loss -> models.networks.classifier.TokenClassifier.criterion
+  (6) codebook loss -> models.methods.uefl.codebook_loss
+  (7) whole loss -> models.methods.uefl.UEFLNetwork.loss
+  (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy
+  (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
+  (11) perplexity of code use -> models.methods.uefl.perplexity
+  (section 3.2) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
 """
 
 from __future__ import annotations
@@ -18,6 +31,7 @@ from models.contract.errors import SettingError
 from models.contract.seeding import generator
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many a site has for a new book, in a centroids reply
@@ -105,7 +119,7 @@ def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tenso
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 
-class UEFLNetwork(nn.Module):
+class UEFLNetwork(SiteNetwork):
     """A classifier whose head reads codewords; ``codebooks`` holds the books this site may use."""
 
     def __init__(
@@ -122,9 +136,9 @@ class UEFLNetwork(nn.Module):
         """Return all books below one another, (n, c / s)."""
         return torch.cat([self.codebooks[name] for name in sorted(self.codebooks, key=int)])
 
-    def encode(self, images: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
-        return self.classifier.encode(images)
+        return self.classifier.encode(inputs)
 
     def nearest(self, tokens: Tensor) -> Discretised:
         """Return the nearest codewords of ``tokens`` in this site's books, in float32."""
@@ -132,16 +146,20 @@ class UEFLNetwork(nn.Module):
             return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
 
     def discretise(self, tokens: Tensor) -> Tensor:
-        """Return the codewords that the head reads, (batch, l, c), straight-through."""
+        """Return the codewords in place of ``tokens``, (batch, l, c), straight-through."""
         return straight_through(tokens, self.nearest(tokens).codewords)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, l, c) to the codewords that the head reads, of the same shape."""
+        return self.discretise(tokens)
 
     def classify(self, features: Tensor) -> Tensor:
         """Map codewords (batch, l, c) to logits (batch, classes)."""
         return self.classifier.classify(features)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return eq. 7: cross-entropy and codebook loss of a batch."""
-        tokens = self.encode(images)
+        tokens = self.encode(inputs)
         codewords = self.nearest(tokens).codewords
         logits = self.classify(straight_through(tokens, codewords))
         task = self.classifier.criterion(logits, labels)
@@ -151,10 +169,6 @@ class UEFLNetwork(nn.Module):
             self.settings.codebook_weight,
             self.settings.commitment_weight,
         )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to logits (batch, classes)."""
-        return self.classify(self.discretise(self.encode(images)))
 
 
 def segment_dimension(channels: int, segments: int) -> int:

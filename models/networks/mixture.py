@@ -11,9 +11,13 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from models.contract.array_names import arrays_below, by_site
 from models.contract.settings import CommonSettings
-from models.methods.decentralised import by_site
-from models.networks.classifier import Task, TokenClassifier, build_classifier, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import load_exchanged
+from models.networks.kinds import Task
+from models.networks.site_network import SiteNetwork
 
 EXPERT = "expert/"
 
@@ -27,7 +31,7 @@ def expert_array(site: str, name: str) -> str:
 
 def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Return the experts' arrays: site -> array name -> array, sorted by site."""
-    return by_site({n.removeprefix(EXPERT): a for n, a in arrays.items() if n.startswith(EXPERT)})
+    return by_site(arrays_below(EXPERT, arrays))
 
 
 def open_experts(
@@ -45,7 +49,7 @@ def open_experts(
     return experts
 
 
-class Mixture(nn.Module):
+class Mixture(SiteNetwork):
     """Class probabilities of all experts, mixed by weights: here the same weight for each.
 
     A mixture's tokens, (batch, experts, l * c + 1), are each expert's tokens flattened and, last,
@@ -67,10 +71,6 @@ class Mixture(nn.Module):
         tokens = [expert.encode(inputs).flatten(1) for expert in self._experts()]
         return torch.cat([torch.stack(tokens, dim=1), self.log_weights(inputs)[..., None]], dim=-1)
 
-    def discretise(self, tokens: Tensor) -> Tensor:
-        """Return the tokens as they are."""
-        return tokens
-
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens to the logarithm of the mixed probabilities, (batch, classes)."""
         logits = torch.stack(
@@ -85,10 +85,6 @@ class Mixture(nn.Module):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of the mixture."""
         return nn.functional.nll_loss(self(inputs), labels)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (batch, *input_shape) to log-probabilities (batch, classes)."""
-        return self.classify(self.encode(inputs))
 
     def _experts(self) -> list[TokenClassifier]:
         return cast(list[TokenClassifier], list(self.experts))

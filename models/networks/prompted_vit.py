@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.maths.attention_rollout import head_mean_without_prefix, rollout
-from models.networks.classifier import FrozenPart, Task, TokenClassifier, build_evidence
+from models.networks.classifier import TokenClassifier, build_evidence
+from models.networks.exchanged import FrozenPart
+from models.networks.kinds import Task
 
 RANDOM_WEIGHTS = "random"
 TIMM_WEIGHTS = "timm"

@@ -42,6 +42,7 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
             f"{len(missing)} arrays are missing ({', '.join(missing[:3])}), {len(surplus)} too "
             f"many ({', '.join(surplus[:3])})"
         )
+    # In the order of likely mistakes: no array, grey against colour, another width, a broken file
     for name in needed:
         if not isinstance(found[name], torch.Tensor):
             raise SettingError(f"setting 'backbone-weights': in {where} '{name}' is no array")

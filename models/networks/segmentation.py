@@ -1,7 +1,7 @@
-"""Segmentation: an encoder's maps at several scales, a U-Net's way back up, loss and measures.
+"""Segmentation: an encoder's maps at several scales, a U-Net's way back up, and the loss.
 
 Three encoders, one decoder (Ronneberger et al. 2015, U-Net): ``unet``, the convolutional encoder of
-``models.networks.classifier``; ``vit``, a prompted ViT whose layers stand for scales (Hatamizadeh
+``models.networks.encoders``; ``vit``, a prompted ViT whose layers stand for scales (Hatamizadeh
 et al. 2022, UNETR); ``swin``, a Swin Transformer of timm (Liu et al. 2021), as of the FedEFM
 paper's backbones. The loss is cross-entropy plus soft Dice (Milletari et al. 2016).
 """
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from models.contract.errors import SettingError
 from models.contract.seeding import seeded
 from models.contract.settings import CommonSettings
-from models.networks.classifier import ConvEncoder, ResidualBlock, Task
+from models.networks.encoders import ConvEncoder, ResidualBlock
+from models.networks.kinds import Task
 
 if TYPE_CHECKING:
     from models.networks.prompted_vit import PromptedViT
@@ -231,6 +232,7 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
             f"network 'swin' takes images whose sides are multiples of 8 and at least 16, and "
             f"these are {size[0]}x{size[1]}: set 'image-size', or choose another network"
         )
+    # Halved while both sides can be, and while 4 cells a side are left
     stages = 1
     while stages < len(_SWIN_DEPTHS) and all(s % 2 == 0 and s >= 8 for s in sides):
         sides = [side // 2 for side in sides]
@@ -290,51 +292,3 @@ def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     both = (shares * wanted).sum(dim=(0, 2, 3))
     sizes = shares.sum(dim=(0, 2, 3)) + wanted.sum(dim=(0, 2, 3))
     return entropy + (1 - (2 * both + 1) / (sizes + 1)).mean()
-
-
-def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
-    """Return, per image, pixels hit, falsely marked, rightly unmarked and missed, (n, 4) int64.
-
-    Args:
-        predicted: (n, h, w), 1 on the catheter.
-        masks: the truth, likewise.
-    """
-    # torchmetrics takes seconds to import
-    from torchmetrics.functional.classification import binary_stat_scores
-
-    # One by one: its 'samplewise' fails on a single image
-    pairs = zip(predicted.int(), masks.int(), strict=True)
-    counts = [binary_stat_scores(*pair, validate_args=False)[:4] for pair in pairs]
-    return torch.stack(counts).long()
-
-
-def image_dice(counts: Tensor) -> Tensor:
-    """Return the Dice of each image, (n,) float64, of ``overlaps``; NaN if nothing is on either."""
-    hit, false, _, missed = counts.double().unbind(dim=1)
-    return 2 * hit / (2 * hit + false + missed)
-
-
-def segmentation_figures(predicted: Tensor, masks: Tensor) -> dict[str, float]:
-    """Return ``dice``, ``jaccard``, ``dice-pooled`` and ``miou`` of binary masks (n, h, w).
-
-    ``dice`` is the catheter's 2D Dice 2 |P and T| / (|P| + |T|) of each image, ``jaccard`` its
-    |P and T| / |P or T|, both averaged over the images. An image without a catheter in which none
-    is found has neither and is left out; one in which some is found counts 0. ``dice-pooled`` is
-    the Dice of all pixels of all images taken together. ``miou`` is the mean of the Jaccard of
-    background and catheter, each over all pixels. What is undefined is left out.
-    """
-    counts = overlaps(predicted, masks)
-    dice = image_dice(counts)
-    dice = dice[~dice.isnan()]
-    found: dict[str, float] = {}
-    if len(dice):
-        found["dice"] = dice.mean().item()
-        found["jaccard"] = (dice / (2 - dice)).mean().item()
-    hit, false, empty, missed = counts.sum(dim=0).tolist()
-    wrong = false + missed
-    if hit + wrong:
-        found["dice-pooled"] = 2 * hit / (2 * hit + wrong)
-    unions = [(right, right + wrong) for right in (hit, empty) if right + wrong]
-    if unions:
-        found["miou"] = sum(right / union for right, union in unions) / len(unions)
-    return found

@@ -29,7 +29,7 @@ from models.contract.settings_schema import (
     unknown_name,
 )
 from models.maths.pacing import check_pace
-from models.networks.classifier import check_network_settings
+from models.networks.kinds import check_network_settings
 from models.privacy.gaussian_mechanism import check_privacy_settings
 from strategies.methods.registry import strategy_class
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from client_app.methods.base import SiteMethod
+from client_app.methods.base import SiteContext, SiteMethod
 from client_app.methods.registry import method_class
-from client_app.opening import ready_silo
-from client_app.site.private_state import SiteState, promise_of
+from client_app.site.private_state import SiteState, settings_digest_of
 from client_app.site.request import Request
+from client_app.site.standardised import ready_silo
+from client_app.training.compute import choose_compute
 from datasets.io.atomic_files import load_state, write_atomically
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo
@@ -105,12 +106,14 @@ def finished_site(
     directory, settings = RunDirectory(run_dir), finished_settings(run_dir, data_dir)
     common = settings.common
     folder = state_dir or directory.path / "sites" / site
-    state = SiteState(folder, promise_of(common, settings.own))
+    state = SiteState(folder, settings_digest_of(common, settings.own))
     _refuse_other_backbone(directory, site, common)
     held = load_silo(site, common)
     request = _last_request(directory, settings, state, held)
     silo = ready_silo(held, common, request.content)
-    return method_class(common.method)(request, silo, common, settings.own, state)
+    compute = choose_compute(common.device, common.precision, common.threads)
+    site_context = SiteContext(request, silo, common, settings.own, state, compute)
+    return method_class(common.method)(site_context)
 
 
 def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client_app.explain.gradcam import CamLook, draw_cam, draw_image, look_at_maps
-from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
+from client_app.methods.base import SiteMethod, refuse_row
 from datasets.silo.silos import Silo
 from models.contract.errors import SettingError
+from models.networks.site_network import SiteNetwork
 from server_app.figures.explain import finished_settings
 from server_app.figures.learning_curves import write_picture
 from server_app.figures.style import naming, opened, refuse_shared_state, run_title
@@ -70,7 +70,7 @@ def _looks(
     label = None if wanted is None else names.index(wanted)
     held, looks = method.silo.splits()[split], []
     for row in rows:
-        method.refuse_row(split, row)
+        refuse_row(method.silo, split, row)
         title = f"{split} row {row}\ntruth {names[int(held.labels[row])]}"
         looks.append(look_at_maps(network, held, method.compute, row, title, names, label))
     return looks

@@ -20,7 +20,7 @@ from client_app.training.evaluation import in_batches
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, SettingError
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
 from server_app.figures.explain import finished_settings
 from server_app.figures.learning_curves import write_picture
 from server_app.figures.style import Colour, colours, sites_of

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import SiteNetwork
 from models.contract.errors import FedsiloError, SettingError
 from models.contract.settings_schema import as_mapping, defaults
+from models.networks.site_network import SiteNetwork
 from server_app.config.settings import RunSettings
 from server_app.figures.explain import finished_site
 from server_app.records.run_directory import RunDirectory

@@ -13,7 +13,7 @@ from datasets.registry import data_set, load_silo, silo_names
 from datasets.silo.silos import SPLITS, Silo, Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 
 S = TypeVar("S", Silo, MaskedSilo)
 

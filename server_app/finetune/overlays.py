@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from client_app.explain.gradcam import draw_image
-from models.networks.segmentation import image_dice, overlaps
+from models.maths.segmentation_metrics import image_dice, overlaps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,8 +30,9 @@ from models.contract.errors import DataError, FedsiloError, SettingError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, setting
-from models.maths.classification_metrics import classification_evidence
-from models.networks.classifier import Task, float_inputs
+from models.maths.classification_metrics import classification_metrics
+from models.networks.encoders import float_inputs
+from models.networks.kinds import Task
 from server_app.config.settings import read_section
 from server_app.run.planning import planned, simulation_file
 from server_app.run.progress_bars import make_console
@@ -258,7 +259,7 @@ class _Trainer:
             ]
         probabilities, labels = torch.cat(parts), self.public.labels[self.held]
         accuracy = (probabilities.argmax(1) == labels).float().mean().item()
-        return {"accuracy": accuracy} | classification_evidence(probabilities, labels)
+        return {"accuracy": accuracy} | classification_metrics(probabilities, labels)
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

@@ -14,7 +14,7 @@ from datasets.weights.provenance import PARTITION, refuse_other_cut
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, as_mapping, build, defaults, unknown_key
-from models.networks.classifier import check_network_settings
+from models.networks.kinds import check_network_settings
 from server_app.config.settings import parse_assignment
 from server_app.finetune.weights import Given, Theta
 

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, in_batches, measure
+from client_app.training.evaluation import in_batches, measure
 from client_app.training.loop import Objective
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, TokenClassifier, build_classifier, float_inputs
-from models.networks.segmentation import (
-    SegmentationNetwork,
-    build_segmentation,
-    segmentation_figures,
-    segmentation_loss,
-)
+from models.maths.segmentation_metrics import segmentation_figures
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
+from models.networks.kinds import Task
+from models.networks.segmentation import SegmentationNetwork, build_segmentation, segmentation_loss
+from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
 from server_app.finetune.settings import CLASSIFICATION, SEGMENTATION
 

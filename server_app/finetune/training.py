@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import open_optimiser, train_locally
+from client_app.training.loop import LocalTraining, open_optimiser, train_locally
 from models.contract.errors import SiteError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
+from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled
 from server_app.finetune.tasks import Downstream
 from server_app.finetune.weights import Given, Taken, Theta, take
@@ -120,13 +120,15 @@ def _epochs(study: Study, network: nn.Module, settings: CommonSettings) -> Itera
     )
     for epoch in range(study.epochs):
         yield train_locally(
-            cast(SiteNetwork, network),  # beside the objective only its parameters are used
-            study.data.train,
-            settings,
-            study.compute,
-            ("finetune", epoch),
-            objective=study.downstream.objective(network),
-            optimiser=optimiser,
+            LocalTraining(
+                cast(SiteNetwork, network),  # beside the objective only its parameters are used
+                study.data.train,
+                settings,
+                study.compute,
+                ("finetune", epoch),
+                objective=study.downstream.objective(network),
+                optimiser=optimiser,
+            )
         )
         cosine.step()
 

@@ -9,7 +9,7 @@ from typing import Any
 from models.contract.errors import EpsilonSpentError, SettingError, SiteError
 from models.contract.messages import ARRAYS, DP_RELEASES
 from models.contract.settings import CommonSettings
-from models.privacy.gaussian_mechanism import epsilon, epsilon_of_a_change
+from models.privacy.accountant import epsilon, epsilon_of_a_change
 from server_app.records.summary import NO_PRIVACY
 from strategies.loop.hooks import Hook
 from strategies.loop.reply_checks import TooFewSitesError

@@ -7,7 +7,10 @@ from torch import nn
 from datasets.weights.backbones import load_backbone
 from datasets.weights.initial_weights import load_initial_weights
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 from strategies.wire.records import NDArray
 
 

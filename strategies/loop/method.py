@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from models.contract.messages import TRAIN
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.reporting import MethodReport
 from strategies.loop.roster import Roster

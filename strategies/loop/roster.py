@@ -13,11 +13,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from models.contract.errors import SiteError
+from models.contract.feature_statistics import FeatureStatistics, Sums
 from models.contract.messages import CONFIG, HELLO, SiteFacts
 from models.contract.settings import CommonSettings
 from models.contract.versions import own_versions
-from models.maths.standardisation import Figures, Sums, pooled_figures
-from models.networks.classifier import Task
+from models.maths.standardisation import pooled_statistics
+from models.networks.kinds import Task
 from strategies.loop.messaging import exchange
 from strategies.wire.bundles import record_bytes
 
@@ -95,7 +96,7 @@ class Roster:
                 )
         return tasks[first]
 
-    def figures(self) -> Figures | None:
+    def figures(self) -> FeatureStatistics | None:
         """Return the figures pooled from the sites' sums, None where none were sent.
 
         Raises:
@@ -109,7 +110,7 @@ class Roster:
                 f"{', '.join(silent)} sent no sums to pool: all sites of a run need the same "
                 "'standardise'"
             )
-        return pooled_figures([found for found in sums.values() if found is not None])
+        return pooled_statistics([found for found in sums.values() if found is not None])
 
 
 def refuse_shared_data(facts: Mapping[str, SiteFacts]) -> None:

@@ -17,10 +17,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from datasets.partition.silo_sets import open_silo_set
+from models.contract.array_names import arrays_below, with_prefix
 from models.contract.messages import EVALUATE, SECONDS
 from models.contract.settings_schema import Value
 from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
@@ -178,8 +179,4 @@ class Decentralised(Method):
 
 def below(prefix: str, state: RoundState, new: str = "") -> dict[str, NDArray]:
     """Return the state's arrays whose names begin with ``prefix``, which ``new`` replaces."""
-    return {
-        f"{new}{name.removeprefix(prefix)}": array
-        for name, array in state.arrays.items()
-        if name.startswith(prefix)
-    }
+    return with_prefix(new, arrays_below(prefix, state.arrays))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from models.networks.mixture import expert_array
 from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.state import ArraySpec, SiteReply

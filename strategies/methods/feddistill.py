@@ -17,7 +17,7 @@ import numpy as np
 
 from models.contract.messages import EVALUATE
 from models.methods.feddistill import LOGITS, FedDistillSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply

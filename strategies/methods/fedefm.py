@@ -28,7 +28,7 @@ from models.methods.fedefm import (
     FedEFMSettings,
     map_tokens,
 )
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.initial_arrays import starting_network
 from strategies.loop.reporting import Disclosures
 from strategies.loop.state import ArraySpec, RoundState, SiteReply

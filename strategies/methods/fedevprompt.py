@@ -1,4 +1,4 @@
-"""FedEvPrompt (papers/fedevprompt): sites exchange attention maps, never weights.
+"""FedEvPrompt (arXiv:2411.10071): sites exchange attention maps, never weights.
 
 Messages: ``train`` brings ``maps/<site>/<class>`` (up to M, cells) of every other site, from the
 round before; the reply holds ``maps/<class>`` (min(M, N_k), cells) of the classes that the site has
@@ -23,7 +23,7 @@ from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
 from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import BUFFER, MAPS, FedEvPromptSettings, map_fault, shared_names
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network

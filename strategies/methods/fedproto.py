@@ -20,7 +20,8 @@ import torch
 
 from models.contract.messages import EVALUATE
 from models.methods.fedproto import PROTOTYPE, FedProtoSettings, large_classes
-from models.networks.classifier import Task, build_classifier, network_kind
+from models.networks.build import build_classifier
+from models.networks.kinds import Task, network_kind
 from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.roster import Roster

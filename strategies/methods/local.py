@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.method import Method
 from strategies.loop.reporting import Published

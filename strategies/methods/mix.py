@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
 from models.contract.settings_schema import Value
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply

@@ -13,7 +13,8 @@ import torch
 
 from models.contract.messages import EVALUATE
 from models.methods.moon import PROJECTION, MoonSettings, build_projection
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import RoundState

@@ -1,4 +1,4 @@
-"""PICSR (papers/picsr): experts and prototypes from all silos, a router trained by averaging.
+"""PICSR (Enouen et al. 2024): experts and prototypes from all silos, a router trained by averaging.
 
 Stages, by round: ``warmup`` (only if experts are finetuned: FedAvg), ``experts`` (each site alone;
 in the last of these rounds the reply brings the expert and the prototype), ``router``.
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from datasets.registry import data_set
+from models.contract.array_names import arrays_below
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
 from models.contract.settings import CommonSettings
@@ -32,12 +33,13 @@ from models.methods.picsr import (
     ROUTING_STAGE,
     WARMUP,
     PICSRSettings,
-    arrays_below,
     build_router,
     prototype_distances,
     routing_document,
 )
-from models.networks.classifier import Task, build_classifier, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.exchanged import load_exchanged
+from models.networks.kinds import Task
 from models.networks.mixture import EXPERT
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities

@@ -1,4 +1,4 @@
-"""UEFL (papers/uefl, algorithm 1): FedAvg of the network, books for those who need them.
+"""UEFL (arXiv:2402.18888, algorithm 1): FedAvg of the network, books for those who need them.
 
 Phases of a round: ``train``; in the last round of an iteration also ``uncertainty`` (every site
 measures the new global model on validation data) and ``centroids`` (uncertain sites only).
@@ -28,7 +28,8 @@ from models.methods.uefl import (
     segment_dimension,
     uncertain_sites,
 )
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights

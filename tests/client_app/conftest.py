@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_app.methods.base import SiteMethod
+from client_app.methods.base import SiteContext, SiteMethod
 from client_app.methods.registry import method_class
 from client_app.site.private_state import SiteState
 from client_app.site.request import Request
+from client_app.training.compute import choose_compute
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from models.contract.messages import ARRAYS, CONFIG, Instruction
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.networks.classifier import build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import RunSettings, resolve
 from server_app.run.inline_engine import flower_identity
 from strategies.wire.records import to_record
@@ -97,13 +98,16 @@ def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[...
     ) -> SiteMethod:
         instruction = Instruction(**{"round": 1, "phase": "train", "run_name": "run", **fields})
         settings = resolved(method, **(own or {}))
-        cls = method_class(method)
+        cls, common = method_class(method), settings.common
         return cls(
-            Request(instruction, content_of(instruction, arrays), bool(instruction.run_dir)),
-            load_silo(site, settings.common),
-            settings.common,
-            build(cls.settings_class, settings.as_mapping()),
-            SiteState(tmp_path / "sites" / site),
+            SiteContext(
+                Request(instruction, content_of(instruction, arrays), bool(instruction.run_dir)),
+                load_silo(site, common),
+                common,
+                settings.own,
+                SiteState(tmp_path / "sites" / site),
+                choose_compute(common.device, common.precision, common.threads),
+            )
         )
 
     return make

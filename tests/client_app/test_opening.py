@@ -12,24 +12,16 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.methods.fedavg import FedAvgSite
 from client_app.methods.uefl import UEFLSite
-from client_app.opening import (
-    Site,
-    is_simulated,
-    open_method,
-    open_site,
-    ready_silo,
-    site_name,
-    site_settings,
-    state_folder,
-    who_is,
-)
+from client_app.opening import Site, open_method, open_site, state_folder
+from client_app.site.identity import is_simulated, site_name, site_settings
+from client_app.site.standardised import ready_silo
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, SettingError, SiteError
+from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import FIGURES, TRAIN, Instruction
 from models.contract.settings import CommonSettings
-from models.maths.standardisation import Figures
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from server_app.config.settings import resolve
 from strategies.wire.records import to_record
 
@@ -70,19 +62,6 @@ def test_a_name_that_is_no_silo_is_refused(context: Node) -> None:
         open_site(context({"site": "../s1a"}))
 
 
-def test_the_hospitals_own_folders_and_device_win(context: Node) -> None:
-    node = context(
-        {"site": "s1a", "data-dir": "/mine", "device": "cuda:1", "seed": 99},
-        data_dir="/theirs",
-        cache_dir="/their-cache",
-    )
-    settings = site_settings(node)
-    assert settings.data_dir == "/mine"
-    assert settings.device == "cuda:1"
-    assert settings.cache_dir == "/their-cache"
-    assert settings.seed == 7  # what belongs to the result is the run's alone
-
-
 def test_an_unknown_device_of_a_node_is_refused_when_a_method_is_opened(
     context: Node, message: Callable[..., Message]
 ) -> None:
@@ -116,39 +95,6 @@ def test_a_site_is_simulated_by_its_own_node_config_and_never_by_a_message(
     homed = node if simulated else node | {"state-dir": str(tmp_path)}
     asked = message(TRAIN, run_dir="/server/run")
     assert open_method(asked, context(homed)).request.simulated is simulated
-
-
-@pytest.mark.parametrize(
-    ("node", "name"),
-    [
-        ({"site": "anyone"}, "anyone"),
-        ({"partition-id": 1}, "s2a"),
-        ({"partition-id": 7}, "partition 7"),
-        ({"partition-id": 1, "device": 4}, "s2a"),
-        ({"partition-id": 1, "sums-min-count": "many"}, "partition 1"),
-        ({}, "partition unknown"),
-    ],
-    ids=str,
-)
-def test_a_site_in_an_error_is_named_as_well_as_it_is_known(
-    context: Node, node: dict[str, Any], name: str
-) -> None:
-    assert who_is(context(node)) == name
-
-
-@pytest.mark.parametrize(("own", "floor"), [(20, 20), (10, 10), (3, 10), (1, 10)])
-def test_a_hospital_can_raise_the_floor_of_its_sums_and_never_lower_it(
-    context: Node, own: int, floor: int
-) -> None:
-    assert site_settings(context({"site": "s1a"})).sums_min_count == 10
-    node = context({"site": "s1a", "sums-min-count": own, "device": "cuda:1"})
-    assert (site_settings(node).sums_min_count, site_settings(node).device) == (floor, "cuda:1")
-
-
-@pytest.mark.parametrize("own", ["20", 0, True])
-def test_a_floor_that_is_no_count_is_refused_and_not_passed_over(context: Node, own: Any) -> None:
-    with pytest.raises(SettingError, match=r"'sums-min-count' is .*at least 1"):
-        site_settings(context({"site": "s1a", "sums-min-count": own}))
 
 
 def heart_node(node: dict[str, Any], **changes: Any) -> Context:
@@ -205,7 +151,7 @@ def test_the_run_config_names_the_method_and_its_settings(
     assert isinstance(uefl, UEFLSite)
     assert uefl.settings.codes == 6
     assert uefl.request.instruction.round == 4
-    assert uefl.state.folder == tmp_path / "sites" / "s2a"
+    assert uefl.context.state.folder == tmp_path / "sites" / "s2a"
 
 
 def test_a_real_site_keeps_its_state_in_its_own_folder(context: Node) -> None:
@@ -238,7 +184,7 @@ TABLE = CommonSettings(dataset="table", sums_min_count=2)
 NAN = float("nan")
 
 
-def table_silo(declared: Figures | None = None) -> Silo:
+def table_silo(declared: FeatureStatistics | None = None) -> Silo:
     """Return a hospital of three training rows and a test row; a pulse is missing in each part."""
     return Silo(
         name="north",
@@ -325,7 +271,7 @@ def test_a_sites_own_figures_are_of_its_training_rows_whatever_the_message_holds
 
 def test_declared_figures_are_those_of_the_schema_whatever_the_message_holds() -> None:
     declared = dataclasses.replace(TABLE, standardise="declared")
-    silo = table_silo(Figures(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
+    silo = table_silo(FeatureStatistics(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
     ready = ready_silo(silo, declared, figures_message([0.0, 0.0], [1.0, 1.0]))
     assert ready.train.inputs.tolist() == [[-1.0, -2.0], [-0.5, 0.0], [0.0, 2.0]]
     with pytest.raises(SettingError, match="'standardise' is 'declared', and the schema gives no"):

@@ -171,7 +171,8 @@ def sheet(
 @pytest.fixture
 def of_two(opened: Opened) -> PromptedViT:
     """Return a prompted ViT of two classes."""
-    from models.networks.classifier import Task, build_classifier
+    from models.networks.build import build_classifier
+    from models.networks.kinds import Task
 
     task = Task((1, 16, 16), 2)
     return cast(PromptedViT, build_classifier(opened("fedevprompt").common, task))

@@ -15,7 +15,10 @@ from client_app.training.compute import Compute
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
-from models.networks.classifier import Task, TokenClassifier, build_classifier, float_inputs
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import float_inputs
+from models.networks.kinds import Task
 from models.networks.mixture import Mixture
 
 CPU = Compute(torch.device("cpu"), bf16=False)

@@ -23,20 +23,16 @@ from client_app.explain.gradcam import (
 )
 from client_app.methods.base import SiteMethod
 from client_app.training.compute import Compute
-from client_app.training.loop import train_locally
+from client_app.training.loop import LocalTraining, train_locally
 from datasets.silo.silos import Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
-from models.networks.classifier import (
-    ConvEncoder,
-    ResidualBlock,
-    Task,
-    TokenClassifier,
-    build_classifier,
-    exchanged_arrays,
-    float_inputs,
-)
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.encoders import ConvEncoder, ResidualBlock, float_inputs
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 from models.networks.mixture import Mixture
 from models.networks.resnet22 import ResNet22
 
@@ -142,7 +138,7 @@ def squares(count: int, seed: int) -> tuple[Split, Tensor]:
 def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
     common = settings("conv", width=4, dropout=0.0, **{"learning-rate": 0.01, "local-epochs": 5})
     network = build_classifier(common, Task((1, 32, 32), 2))
-    train_locally(network, squares(256, 1)[0], common, CPU, (1, "site"))
+    train_locally(LocalTraining(network, squares(256, 1)[0], common, CPU, (1, "site")))
     test, quadrants = squares(32, 2)
     maps = grad_cam(network, float_inputs(test.inputs[1::2]), 1)
     parts = maps.reshape(16, 2, 4, 2, 4).sum(dim=(2, 4)).flatten(1)

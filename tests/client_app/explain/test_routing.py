@@ -13,7 +13,8 @@ import torch
 from client_app.explain.routing import DRAWN, LISTED, Explanation, explain_routing
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRNetwork, PICSRSettings, Router
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from client_app.methods.base import SiteMethod, peak_memory_bytes
+from client_app.methods.base import SiteMethod
 from client_app.site.request import Request
+from client_app.site_round import SiteRound, peak_memory_bytes
 from client_app.training.compute import Compute
 from datasets.silo.silos import Split
 from models.contract.errors import SettingError, SiteError
@@ -24,7 +25,7 @@ from models.contract.messages import (
     SECONDS,
     Instruction,
 )
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., SiteMethod]
 ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}
@@ -36,7 +37,7 @@ def test_a_request_without_arrays_has_none() -> None:
 
 def test_training_leaves_the_message_as_it_came(opened: Opened, weights: dict[str, Any]) -> None:
     method = opened("fedavg", weights)
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     for name, array in weights.items():
         came = method.request.content[ARRAYS][name].numpy()
         np.testing.assert_array_equal(came, array)
@@ -45,14 +46,14 @@ def test_training_leaves_the_message_as_it_came(opened: Opened, weights: dict[st
 
 def test_arrays_leave_sorted_and_in_float32(opened: Opened) -> None:
     arrays = {"b": torch.ones(2, dtype=torch.bfloat16), "a": torch.ones(3, 2, dtype=torch.double).T}
-    reply = opened("fedavg").reply({}, arrays)
+    reply = SiteRound(opened("fedavg")).reply({}, arrays)
     assert list(reply[ARRAYS]) == ["a", "b"]
     assert {array.dtype for array in reply[ARRAYS].values()} == {"float32"}
     assert reply[ARRAYS]["a"].numpy().shape == (2, 3)
 
 
 def test_every_reply_tells_examples_time_and_memory(opened: Opened) -> None:
-    metrics = opened("fedavg").reply({"x": 0.5})[METRICS]
+    metrics = SiteRound(opened("fedavg")).reply({"x": 0.5})[METRICS]
     assert set(metrics) == {"x", *ALWAYS}
     assert metrics[NUM_EXAMPLES] == 36
     assert 0 < float(str(metrics[SECONDS])) < 60
@@ -69,7 +70,9 @@ def test_peak_memory_never_falls() -> None:
 def test_a_site_measures_when_it_is_told_to(
     opened: Opened, weights: dict[str, Any], evaluate: bool
 ) -> None:
-    metrics = set(opened("fedavg", weights, evaluate=evaluate).answer()[METRICS]) - ALWAYS
+    metrics = (
+        set(SiteRound(opened("fedavg", weights, evaluate=evaluate)).answer()[METRICS]) - ALWAYS
+    )
     measured = {
         f"{where}.{metric}"
         for where in ("incoming.val", "incoming.test", "trained.val")
@@ -91,7 +94,7 @@ def test_a_split_without_samples_is_not_measured_and_the_other_is(
     method = opened("fedavg", weights)
     empty = Split(torch.empty(0, 1, 16, 16), torch.empty(0, dtype=torch.int64))
     method.silo = dataclasses.replace(method.silo, **{split: empty})  # type: ignore[arg-type]
-    for records in (method.answer(), method.measure_only()):
+    for records in (SiteRound(method).answer(), SiteRound(method).measure_only()):
         measured = {key.rpartition(".")[0] for key in records[METRICS] if "." in key}
         assert not [place for place in measured if place.endswith(split)]
         assert f"incoming.{'test' if split == 'val' else 'val'}" in measured
@@ -100,13 +103,13 @@ def test_a_split_without_samples_is_not_measured_and_the_other_is(
 def test_weights_stay_at_the_site_where_the_server_wants_none(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    assert ARRAYS not in opened("fedavg", weights, returns=False).answer()
-    assert ARRAYS in opened("fedavg", weights, returns=True).answer()
+    assert ARRAYS not in SiteRound(opened("fedavg", weights, returns=False)).answer()
+    assert ARRAYS in SiteRound(opened("fedavg", weights, returns=True)).answer()
 
 
 def test_measuring_does_not_change_what_is_trained(opened: Opened, weights: dict[str, Any]) -> None:
-    measured = opened("fedavg", weights, evaluate=True).answer()[ARRAYS]
-    silent = opened("fedavg", weights, evaluate=False).answer()[ARRAYS]
+    measured = SiteRound(opened("fedavg", weights, evaluate=True)).answer()[ARRAYS]
+    silent = SiteRound(opened("fedavg", weights, evaluate=False)).answer()[ARRAYS]
     for name in weights:
         assert measured[name].numpy().tobytes() == silent[name].numpy().tobytes()
 
@@ -114,8 +117,8 @@ def test_measuring_does_not_change_what_is_trained(opened: Opened, weights: dict
 def test_the_incoming_model_is_measured_before_it_is_trained(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    trained = opened("fedavg", weights).answer()[METRICS]
-    untouched = opened("fedavg", weights).measure_only()[METRICS]
+    trained = SiteRound(opened("fedavg", weights)).answer()[METRICS]
+    untouched = SiteRound(opened("fedavg", weights)).measure_only()[METRICS]
     for key in ("incoming.val.loss", "incoming.test.loss", "incoming.test.entropy"):
         assert trained[key] == untouched[key]
     assert trained["trained.val.loss"] != trained["incoming.val.loss"]
@@ -125,22 +128,23 @@ def test_a_phase_that_the_method_does_not_know_names_site_method_and_phase(
     opened: Opened,
 ) -> None:
     with pytest.raises(SiteError, match="site s2a: method 'local' has no phase 'centroids'"):
-        opened("local", site="s2a", phase="centroids").answer()
+        SiteRound(opened("local", site="s2a", phase="centroids")).answer()
 
 
 def test_a_method_that_keeps_nothing_stores_nothing(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("fedavg", weights)
-    assert method.answer()[METRICS][KEPT_STATE] == 0
-    assert not method.state.folder.exists()
+    assert SiteRound(method).answer()[METRICS][KEPT_STATE] == 0
+    assert not method.context.state.folder.exists()
 
 
 def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> None:
     method = opened("fedavg")
-    method.keep({"w": torch.ones(2)})
-    assert method.reply({})[METRICS][KEPT_STATE] == 1
-    kept = method.state.before(Instruction(2, "train"))
+    round_ = SiteRound(method)
+    round_.keep({"w": torch.ones(2)})
+    assert round_.reply({})[METRICS][KEPT_STATE] == 1
+    kept = method.context.state.before(Instruction(2, "train"))
     assert kept is not None
     assert kept["w"].tolist() == [1, 1]
 
@@ -148,8 +152,10 @@ def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> N
 def test_sites_train_differently_from_the_same_weights(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    first = opened("fedavg", weights, site="s1a").answer()[ARRAYS]["head.4.bias"].numpy()
-    second = opened("fedavg", weights, site="s2a").answer()[ARRAYS]["head.4.bias"].numpy()
+    first = SiteRound(opened("fedavg", weights, site="s1a")).answer()[ARRAYS]["head.4.bias"].numpy()
+    second = (
+        SiteRound(opened("fedavg", weights, site="s2a")).answer()[ARRAYS]["head.4.bias"].numpy()
+    )
     assert not np.array_equal(first, second)
 
 

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from client_app.methods.cdl import CDLSite
 from client_app.methods.moon import twin
+from client_app.site_round import SiteRound
 from models.contract.messages import ARRAYS, METRICS
 from models.methods.cdl import contrastive_divergence
-from models.networks.classifier import (
-    TokenClassifier,
-    build_classifier,
-    exchanged_arrays,
-    load_exchanged,
-)
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 
 Opened = Callable[..., CDLSite]
 MIXING = {"mixing": json.dumps({"s1a": 0.5, "s2a": 0.5})}
@@ -52,7 +50,7 @@ def neighbour(weights: Mapping[str, Any], scale: float = 0.05) -> dict[str, Any]
 
 def second(opened: Opened, weights: Mapping[str, Any], scale: float = 0.05, **own: Any) -> CDLSite:
     """Return the site in round 2, after it took part in round 1."""
-    opened("cdl", theta(weights), own=own).answer()
+    SiteRound(opened("cdl", theta(weights), own=own)).answer()
     came = neighbour(weights, scale)
     return opened("cdl", came, own=own, round=2, notes=MIXING, evaluate=False)
 
@@ -60,8 +58,8 @@ def second(opened: Opened, weights: Mapping[str, Any], scale: float = 0.05, **ow
 def fitted(site: CDLSite) -> tuple[TokenClassifier, dict[str, Tensor]]:
     """Train, and return the main model and how the support model's arrays moved."""
     network = cast(TokenClassifier, site.open_network())
-    before = site.stored_under("support/")
-    site.fit(network)
+    before = site.own_state("support/")
+    SiteRound(site).fit(site.local_training(network))
     kept = site.kept(network)
     return network, {name: kept[f"support/{name}"] - array for name, array in before.items()}
 
@@ -73,7 +71,7 @@ def vit_weights(resolved: Callable[..., Any], silo: Any) -> dict[str, Any]:
 
 
 def test_the_first_round_is_that_of_plain_mixing(opened: Opened, weights: dict[str, Any]) -> None:
-    reply, ring = (opened(name, theta(weights)).answer() for name in ("cdl", "ring"))
+    reply, ring = (SiteRound(opened(name, theta(weights))).answer() for name in ("cdl", "ring"))
     assert set(reply[ARRAYS]) == set(weights)
     for name, array in ring[ARRAYS].items():
         np.testing.assert_array_equal(reply[ARRAYS][name].numpy(), array.numpy())
@@ -83,11 +81,11 @@ def test_the_first_round_is_that_of_plain_mixing(opened: Opened, weights: dict[s
 def test_the_support_model_starts_as_what_the_first_round_made_of_the_main_one(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    reply = opened("cdl", theta(weights)).answer()
+    reply = SiteRound(opened("cdl", theta(weights))).answer()
     later = opened("cdl", round=2)
-    support, own = later.stored_under("support/"), later.stored_under("own/")
+    support, own = later.own_state("support/"), later.own_state("own/")
     assert set(support) == set(own) == set(weights)
-    assert len(later.stored) == 2 * len(weights)
+    assert len(later.context.stored) == 2 * len(weights)
     for name, array in reply[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), support[name].numpy())
         assert torch.equal(support[name], own[name])
@@ -101,9 +99,9 @@ def test_the_loss_is_the_main_models_plus_the_divergence_of_both(
     main = cast(TokenClassifier, site.open_network())
     load_exchanged(main, site.start())
     support = twin(main).train()
-    load_exchanged(support, site.stored_under("support/"))
+    load_exchanged(support, site.own_state("support/"))
     inputs, labels = site.silo.train.inputs[:9], site.silo.train.labels[:9]
-    objective = site.objective(main.eval())  # as measuring leaves it
+    objective = site.local_training(main.eval()).loss  # as measuring leaves it
     main.train()
     found = objective(inputs, labels).item()
     with torch.no_grad():
@@ -116,16 +114,16 @@ def test_the_main_model_starts_from_the_mixed_one_and_alone_leaves_the_site(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     site = second(opened, weights)
-    own, other = site.stored_under("own/"), neighbour(weights)
+    own, other = site.own_state("own/"), neighbour(weights)
     for name, array in site.start().items():
         mean = (own[name].double().numpy() + other[f"neighbour/s2a/{name}"]) / 2
         np.testing.assert_allclose(array.numpy(), mean, rtol=1e-5, atol=1e-6)
-    reply = site.answer()
+    reply = SiteRound(site).answer()
     assert set(reply[ARRAYS]) == set(weights)
     kept = opened("cdl", round=3)
     for name, array in reply[ARRAYS].items():
-        np.testing.assert_array_equal(array.numpy(), kept.stored_under("own/")[name].numpy())
-    before, after = site.stored_under("support/"), kept.stored_under("support/")
+        np.testing.assert_array_equal(array.numpy(), kept.own_state("own/")[name].numpy())
+    before, after = site.own_state("support/"), kept.own_state("support/")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert {"encoder.stages.0.weight", "head.4.weight"} < moved
     assert {name for name in before if "running_mean" in name} < moved
@@ -147,7 +145,7 @@ def test_the_divergence_pulls_the_main_model_to_the_support_model(
         site = second(opened, weights, **own)
         network, _ = fitted(site)
         support = twin(network)
-        load_exchanged(support, site.stored_under("support/"))
+        load_exchanged(support, site.own_state("support/"))
         inputs = site.silo.train.inputs
         with torch.no_grad():
             return contrastive_divergence(network(inputs), support(inputs), 1.0).item()
@@ -160,13 +158,13 @@ def test_the_support_models_rate_decays_as_the_main_models(
     opened: Opened, vit_weights: dict[str, Any], decay: str, factor: float
 ) -> None:
     own = VIT | {"optimiser": "sgd", "learning_rate": 0.1, "local_steps": 1}
-    opened("cdl", theta(vit_weights), own=own).answer()
-    stored = opened("cdl", own=own, round=2).stored
+    SiteRound(opened("cdl", theta(vit_weights), own=own)).answer()
+    stored = opened("cdl", own=own, round=2).context.stored
 
     def move(rate_decay: str) -> Tensor:
         came = neighbour(vit_weights, 1.0)
         site = opened("cdl", came, own=own | {"rate_decay": rate_decay}, round=2, notes=MIXING)
-        site.__dict__["stored"] = stored
+        site.context.__dict__["stored"] = stored
         return fitted(site)[1]["head.1.weight"]
 
     usual, found = move("none"), move(decay)
@@ -203,9 +201,9 @@ def test_a_round_that_is_asked_for_again_gives_the_same_bits(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     first = second(opened, weights)
-    replies = [first.answer()]
+    replies = [SiteRound(first).answer()]
     again = opened("cdl", neighbour(weights), round=2, notes=MIXING, evaluate=False)
-    replies.append(again.answer())
+    replies.append(SiteRound(again).answer())
     for name, array in replies[0][ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), replies[1][ARRAYS][name].numpy())
 
@@ -213,8 +211,8 @@ def test_a_round_that_is_asked_for_again_gives_the_same_bits(
 def test_at_the_end_the_plain_main_model_is_measured(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    opened("cdl", theta(weights)).answer()
+    SiteRound(opened("cdl", theta(weights))).answer()
     site = opened("cdl", theta(weights), round=2, phase="evaluate")
     assert set(exchanged_arrays(cast(nn.Module, site.open_network()))) == set(weights)
-    found = site.measure_only()[METRICS]
+    found = SiteRound(site).measure_only()[METRICS]
     assert {"incoming.test.accuracy", "incoming.test.own-accuracy"} <= set(found)

@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from client_app.methods.cross import CrossSite
+from client_app.site_round import SiteRound
+from client_app.training.initial_network import initial_classifier
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, METRICS, measurements
 from models.methods.cross import CROSSED
-from models.networks.classifier import TokenClassifier, exchanged_arrays, load_exchanged
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import expert_array
 
 Opened = Callable[..., CrossSite]
@@ -53,14 +56,14 @@ def usual(method: str, reply: Any) -> dict[str, Any]:
 def test_a_site_trains_and_measures_its_own_model_as_local_does_to_the_bit(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    crossed = opened("cross", returns=False).answer()
-    alone = opened("local").answer()
+    crossed = SiteRound(opened("cross", returns=False)).answer()
+    alone = SiteRound(opened("local")).answer()
     assert ARRAYS not in crossed
     assert usual("cross", crossed) == usual("local", alone)
     last = {"round": 2, "phase": "evaluate"}
     others = sent({"s2a": weights, "s3a": always(weights, 1)})
-    assert usual("cross", opened("cross", others, **last).measure_only()) == usual(
-        "local", opened("local", **last).measure_only()
+    assert usual("cross", SiteRound(opened("cross", others, **last)).measure_only()) == usual(
+        "local", SiteRound(opened("local", **last)).measure_only()
     )
 
 
@@ -68,7 +71,7 @@ def test_the_model_leaves_the_site_when_it_is_asked_for(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("cross")
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert set(reply[ARRAYS]) == set(weights)
     kept = exchanged_arrays(cast(nn.Module, opened("cross", round=2).open_network()))
     for name, array in reply[ARRAYS].items():
@@ -78,7 +81,7 @@ def test_the_model_leaves_the_site_when_it_is_asked_for(
 def test_every_model_that_came_is_measured_on_the_sites_own_samples(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    opened("cross", own=PLAIN, returns=False).answer()
+    SiteRound(opened("cross", own=PLAIN, returns=False)).answer()
     labels = opened("cross").silo.test.labels
     first, last = int(labels[0]), int(labels[-1])
     other = {name: array + np.float32(0.01) for name, array in weights.items()}
@@ -91,17 +94,17 @@ def test_every_model_that_came_is_measured_on_the_sites_own_samples(
         }
     )
     method = opened("cross", came, round=2, phase="evaluate", own=PLAIN)
-    found = figures(method.measure_only())
+    found = figures(SiteRound(method).measure_only())
     for site, label in (("s2a", first), ("s4a", last)):
         share = (labels == label).double().mean().item()
         assert found[f"accuracy-from-{site}"] == pytest.approx(share)
         assert found[f"balanced-accuracy-from-{site}"] == pytest.approx(1 / len(labels.unique()))
-    network = method.new_classifier()
+    network = initial_classifier(method.common, method.silo)
     load_exchanged(network, {name: torch.from_numpy(array) for name, array in other.items()})
     with torch.no_grad():
         said = network.eval()(method.silo.test.inputs).argmax(dim=1)
     assert found["accuracy-from-s3a"] == pytest.approx((said == labels).double().mean().item())
-    assert "accuracy-from-s2a" in figures(method.measure_only(), "val")
+    assert "accuracy-from-s2a" in figures(SiteRound(method).measure_only(), "val")
     assert not {m for m in found if m.startswith(("loss-from", "entropy-from"))}
 
 
@@ -109,15 +112,19 @@ def test_what_came_of_the_site_itself_has_its_own_figures_and_noised_ones_if_it_
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     last: dict[str, Any] = {"round": 2, "phase": "evaluate"}
-    reply = opened("cross").answer()
+    reply = SiteRound(opened("cross")).answer()
     own = {name: array.numpy() for name, array in reply[ARRAYS].items()}
     first = always(weights, int(opened("cross").silo.test.labels[0]))
-    found = figures(opened("cross", sent({"a": first, "s1a": own}), **last).measure_only())
+    found = figures(
+        SiteRound(opened("cross", sent({"a": first, "s1a": own}), **last)).measure_only()
+    )
     assert {m for m in CROSSED if m in found} == {"accuracy", "balanced-accuracy"}
     for metric in ("accuracy", "balanced-accuracy"):
         assert found[f"{metric}-from-s1a"] == found[metric]
     noised = {name: array + np.float32(1) for name, array in own.items()}
-    after = figures(opened("cross", sent({"a": noised, "s1a": noised}), **last).measure_only())
+    after = figures(
+        SiteRound(opened("cross", sent({"a": noised, "s1a": noised}), **last)).measure_only()
+    )
     assert after["accuracy-from-s1a"] == after["accuracy-from-a"]
     assert after["accuracy"] == found["accuracy"]
 
@@ -127,7 +134,7 @@ def test_a_sites_name_may_hold_any_character(
     opened: Opened, weights: dict[str, Any], name: str
 ) -> None:
     came = sent({name: always(weights, 1)})
-    found = figures(opened("cross", came, phase="evaluate", own=PLAIN).measure_only())
+    found = figures(SiteRound(opened("cross", came, phase="evaluate", own=PLAIN)).measure_only())
     assert {m for m in found if "-from-" in m} >= {
         f"accuracy-from-{name}",
         f"balanced-accuracy-from-{name}",
@@ -138,7 +145,7 @@ def test_a_site_whose_own_model_did_not_come_is_measured_but_not_in_the_matrix(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     came = sent({"s2a": weights})
-    found = figures(opened("cross", came, phase="evaluate", own=PLAIN).measure_only())
+    found = figures(SiteRound(opened("cross", came, phase="evaluate", own=PLAIN)).measure_only())
     assert "accuracy" in found
     assert "accuracy-from-s1a" not in found
     # It has no state, so its own model is the initial one, as what came here is
@@ -149,22 +156,22 @@ def test_one_foreign_model_is_open_at_a_time_and_nothing_is_stored(
     opened: Opened, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[TokenClassifier] = []
-    whole = CrossSite.new_classifier
     monkeypatch.setattr(
-        CrossSite, "new_classifier", lambda self: built.append(whole(self)) or built[-1]
+        "client_app.methods.base.initial_classifier",
+        lambda *site: built.append(initial_classifier(*site)) or built[-1],
     )
     came = sent(dict.fromkeys(("s1a", "s2a", "s3a"), weights))
     method = opened("cross", came, phase="evaluate", own=PLAIN)
-    assert method.measure_only()[METRICS]["kept-state"] == 0
+    assert SiteRound(method).measure_only()[METRICS]["kept-state"] == 0
     assert len(built) == 1
-    assert not method.state.folder.exists()
+    assert not method.context.state.folder.exists()
 
 
 def test_a_model_that_does_not_fit_is_refused(opened: Opened, weights: dict[str, Any]) -> None:
     came = sent({"s2a": weights})
     del came[expert_array("s2a", "head.4.bias")]
     with pytest.raises(SettingError, match=r"missing \['head.4.bias'\]"):
-        opened("cross", came, phase="evaluate").measure_only()
+        SiteRound(opened("cross", came, phase="evaluate")).measure_only()
 
 
 def test_an_evidential_model_is_measured_with_the_prior_of_the_site_that_tests(
@@ -173,7 +180,7 @@ def test_an_evidential_model_is_measured_with_the_prior_of_the_site_that_tests(
     zeros = {name: np.zeros_like(array) for name, array in weights.items()}
     own = PLAIN | {"loss": "evidential"}
     method = opened("cross", sent({"s2a": zeros}), phase="evaluate", own=own)
-    found = figures(method.measure_only())
+    found = figures(SiteRound(method).measure_only())
     # Equal evidence for all classes: it answers the rarest of this site's training samples
     counts = torch.bincount(method.silo.train.labels, minlength=10)
     right = (method.silo.test.labels == counts.argmin()).double().mean().item()

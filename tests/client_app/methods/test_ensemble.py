@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from client_app.methods.ensemble import EnsembleSite
+from client_app.site_round import SiteRound
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.classifier import TokenClassifier, build_classifier, load_exchanged
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import load_exchanged
 from models.networks.mixture import Mixture, expert_array
 
 Opened = Callable[..., EnsembleSite]
@@ -29,8 +32,8 @@ def experts(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_site_trains_alone_as_local_does(opened: Opened) -> None:
-    reply = opened("ensemble", returns=False).answer()
-    alone = opened("local").answer()
+    reply = SiteRound(opened("ensemble", returns=False)).answer()
+    alone = SiteRound(opened("local")).answer()
     assert ARRAYS not in reply
     for key in ("incoming.test.loss", "trained.train.loss", "trained.val.entropy"):
         assert reply[METRICS][key] == alone[METRICS][key]
@@ -38,8 +41,8 @@ def test_a_site_trains_alone_as_local_does(opened: Opened) -> None:
 
 def test_a_site_goes_on_from_its_own_model(opened: Opened) -> None:
     first = opened("ensemble", returns=False)
-    assert first.answer()[METRICS]["kept-state"] == 1
-    kept = first.state.before(Instruction(2, "train"))
+    assert SiteRound(first).answer()[METRICS]["kept-state"] == 1
+    kept = first.context.state.before(Instruction(2, "train"))
     assert kept is not None
     network = cast(TokenClassifier, opened("ensemble", round=2, returns=False).open_network())
     assert torch.equal(network.state_dict()["head.4.bias"], kept["head.4.bias"])
@@ -49,9 +52,9 @@ def test_the_model_leaves_the_site_when_it_is_asked_for(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("ensemble")
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert set(reply[ARRAYS]) == set(weights)
-    kept = method.state.before(Instruction(2, "train"))
+    kept = method.context.state.before(Instruction(2, "train"))
     assert kept is not None
     for name, array in reply[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), kept[name])
@@ -81,21 +84,21 @@ def test_the_ensemble_is_measured_at_the_end_and_nothing_is_stored(
     opened: Opened, experts: dict[str, Any]
 ) -> None:
     method = opened("ensemble", experts, phase="evaluate", own={"mc_passes": 0})
-    found = method.measure_only()
+    found = SiteRound(method).measure_only()
     labels, inputs = method.silo.test.labels, method.silo.test.inputs
     with torch.no_grad():
         logs = cast(Mixture, method.open_network()).eval()(inputs)
     expected = -logs[torch.arange(len(labels)), labels].mean().item()
     assert found[METRICS]["incoming.test.loss"] == pytest.approx(expected, rel=1e-4)
     assert found[METRICS]["kept-state"] == 0
-    assert not method.state.folder.exists()
+    assert not method.context.state.folder.exists()
 
 
 def test_an_ensemble_of_one_is_that_expert(opened: Opened, weights: dict[str, Any]) -> None:
     one = {expert_array("s1a", name): array for name, array in weights.items()}
     own = {"mc_passes": 0}
-    found = opened("ensemble", one, phase="evaluate", own=own).measure_only()[METRICS]
-    alone = opened("fedavg", weights, phase="evaluate", own=own).measure_only()[METRICS]
+    found = SiteRound(opened("ensemble", one, phase="evaluate", own=own)).measure_only()[METRICS]
+    alone = SiteRound(opened("fedavg", weights, phase="evaluate", own=own)).measure_only()[METRICS]
     for key in ("accuracy", "loss", "entropy"):
         assert found[f"incoming.test.{key}"] == pytest.approx(alone[f"incoming.test.{key}"])
 
@@ -103,4 +106,4 @@ def test_an_ensemble_of_one_is_that_expert(opened: Opened, weights: dict[str, An
 def test_an_expert_that_does_not_fit_is_refused(opened: Opened, experts: dict[str, Any]) -> None:
     del experts[expert_array("s2a", "head.4.bias")]
     with pytest.raises(SettingError, match=r"missing \['head.4.bias'\]"):
-        opened("ensemble", experts, phase="evaluate").measure_only()
+        SiteRound(opened("ensemble", experts, phase="evaluate")).measure_only()

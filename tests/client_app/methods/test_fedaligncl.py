@@ -13,13 +13,18 @@ from torch import nn
 from client_app.methods.adversarial_alignment import Aligner, embedded
 from client_app.methods.fedaligncl import FedAlignCLSite
 from client_app.opening import admit, open_site
+from client_app.site_round import SiteRound
 from client_app.training.compute import choose_compute
+from client_app.training.pacing import shuffled
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings
 from models.methods.fedaligncl import Discriminator
-from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 
 Opened = Callable[..., FedAlignCLSite]
 WIDTH = 16  # channels of the tiny conv network: 4 times its width
@@ -30,6 +35,10 @@ def _network() -> TokenClassifier:
     return build_classifier(CommonSettings(width=4, dropout=0.0), Task((1, 16, 16), 2))
 
 
+def _adam(network: TokenClassifier) -> torch.optim.Optimizer:
+    return torch.optim.Adam(network.parameters(), lr=0.01)
+
+
 def _aligner(network: TokenClassifier, micro_batch: int = 0, weight: float = 1.0) -> Aligner:
     torch.manual_seed(1)
     discriminator = Discriminator(WIDTH)
@@ -37,7 +46,6 @@ def _aligner(network: TokenClassifier, micro_batch: int = 0, weight: float = 1.0
     return Aligner(
         network=network,
         discriminator=discriminator,
-        optimiser=torch.optim.Adam(network.parameters(), lr=0.01),
         discriminator_optimiser=torch.optim.Adam(discriminator.parameters(), lr=0.01),
         others={"a": torch.randn(9, WIDTH, generator=draw)},
         weight=weight,
@@ -52,7 +60,7 @@ def test_a_batchs_alignment_moves_extractor_and_discriminator_and_nothing_else()
     aligner = _aligner(network)
     before = {name: array.clone() for name, array in exchanged_arrays(network).items()}
     teacher = {n: a.clone() for n, a in aligner.discriminator.state_dict().items()}
-    aligner(torch.randn(6, 1, 16, 16))
+    aligner(torch.randn(6, 1, 16, 16), _adam(network))
     after = exchanged_arrays(network)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert any(name.startswith("encoder") for name in moved)
@@ -69,7 +77,7 @@ def test_parts_of_a_batch_add_up_to_the_whole_where_batch_norm_plays_no_part() -
     for size in (0, 2):
         torch.manual_seed(0)
         network = _network().eval()  # batch norm by its running figures
-        _aligner(network, size)(images)
+        _aligner(network, size)(images, _adam(network))
         found.append(exchanged_arrays(network))
     for name, array in found[0].items():
         assert torch.allclose(array, found[1][name], atol=1e-5), name
@@ -84,7 +92,7 @@ def test_what_leaves_has_the_noise_and_batch_norms_figures_have_none(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     quiet, noisy = (
-        _site(opened, weights, own={"noise_variance": variance}).answer()[ARRAYS]
+        SiteRound(_site(opened, weights, own={"noise_variance": variance})).answer()[ARRAYS]
         for variance in (0.0, 0.01)
     )
     parameters = dict(_network().named_parameters())
@@ -103,13 +111,16 @@ def test_embeddings_leave_when_they_are_asked_for_and_never_without_alignment(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     asked = {"notes": {"embeddings": 5}}
-    found = _site(opened, weights, **asked).answer()[ARRAYS]["embeddings"].numpy()
+    found = SiteRound(_site(opened, weights, **asked)).answer()[ARRAYS]["embeddings"].numpy()
     assert found.shape == (5, WIDTH)
     assert (
-        "embeddings" not in _site(opened, weights, own={"align": False}, **asked).answer()[ARRAYS]
+        "embeddings"
+        not in SiteRound(_site(opened, weights, own={"align": False}, **asked)).answer()[ARRAYS]
     )
-    assert "embeddings" not in _site(opened, weights).answer()[ARRAYS]
-    greedy = _site(opened, weights, notes={"embeddings": 36}).answer()[ARRAYS]["embeddings"]
+    assert "embeddings" not in SiteRound(_site(opened, weights)).answer()[ARRAYS]
+    greedy = SiteRound(_site(opened, weights, notes={"embeddings": 36})).answer()[ARRAYS][
+        "embeddings"
+    ]
     assert greedy.shape == (8, WIDTH)  # the tiny run's 'shared-embeddings'
 
 
@@ -131,7 +142,7 @@ def test_embeddings_are_those_of_training_mode_and_count_no_batch_twice(
 
 def _after_a_round(opened: Opened, weights: dict[str, Any], **own: Any) -> FedAlignCLSite:
     """Train round 1, and return the site as it opens round 2."""
-    _site(opened, weights, own=own).answer()
+    SiteRound(_site(opened, weights, own=own)).answer()
     return _site(opened, weights, round=2, own=own)
 
 
@@ -140,28 +151,29 @@ def test_forgotten_samples_are_told_and_come_earlier(
 ) -> None:
     own = {"learning_rate": 0.01, "epoch_steps": 12, "pace": 12, "forgotten_weight": 1e9}
     site = _after_a_round(opened, weights, **own)
-    local = site.stored["right"].bool()
+    local = site.context.stored["right"].bool()
     network = site.open_network()  # the initial weights: what was learned is forgotten
     now = site._right(network)
     forgotten = set(torch.nonzero(local & ~now).flatten().tolist())
     assert forgotten
-    order = site.epoch_order(network, 1).tolist()
+    training = site.local_training(network)
+    assert training.epoch_order is not None
+    order = training.epoch_order(1).tolist()
     assert set(order[: len(forgotten)]) == forgotten
     assert sorted(order) == list(range(36))
-    assert site.told["incoming.train.forgotten"] == pytest.approx(len(forgotten) / 36)
+    assert training.metrics["incoming.train.forgotten"] == pytest.approx(len(forgotten) / 36)
 
 
 def test_without_curriculum_nothing_is_counted_unless_it_is_asked_for(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    assert "right" not in _after_a_round(opened, weights, curriculum=False).stored
+    assert "right" not in _after_a_round(opened, weights, curriculum=False).context.stored
     counted = _after_a_round(opened, weights, curriculum=False, count_forgotten=True)
-    plain = opened(
-        "fedavg", weights, own={"epoch_steps": 2, "pace": 2, "local_epochs": 2, "batch_size": 32}
-    )
-    order = counted.epoch_order(counted.open_network(), 1)
-    assert order.tolist() == plain.epoch_order(plain.open_network(), 1).tolist()
-    assert "incoming.train.forgotten" in counted.told
+    training = counted.local_training(counted.open_network())
+    assert training.epoch_order is not None
+    order = training.epoch_order(1)
+    assert order.tolist() == shuffled(36, counted.common, 1, "s1a").tolist()
+    assert "incoming.train.forgotten" in training.metrics
 
 
 def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(
@@ -169,9 +181,9 @@ def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(
 ) -> None:
     others = {"embeddings/b": np.zeros((4, WIDTH), np.float32)}
     site = _site(opened, weights | others, own={"warmup_epochs": 1})
-    assert site.after_step(site.open_network(), cast(Any, object())) is None
+    assert not isinstance(site.local_training(site.open_network()).after_step, Aligner)
     late = _site(opened, weights | others, round=2, own={"warmup_epochs": 1})
-    assert late.after_step(late.open_network(), cast(Any, object())) is not None
+    assert isinstance(late.local_training(late.open_network()).after_step, Aligner)
 
 
 def test_the_discriminator_stays_at_the_site_and_goes_on(
@@ -179,10 +191,10 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
 ) -> None:
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     site = _site(opened, weights | others)
-    reply = site.answer()
+    reply = SiteRound(site).answer()
     assert not any("discriminator" in name for name in reply[ARRAYS])
     second = _site(opened, weights | others, round=2)
-    kept = {n for n in second.stored if n.startswith("discriminator/")}
+    kept = {n for n in second.context.stored if n.startswith("discriminator/")}
     assert kept == {
         f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
     }
@@ -190,7 +202,7 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
     optimiser = second._open_optimiser(discriminator)
     assert torch.equal(
         discriminator.state_dict()["layers.0.weight"],
-        second.stored["discriminator/layers.0.weight"],
+        second.context.stored["discriminator/layers.0.weight"],
     )
     steps = [optimiser.state[p]["step"].item() for p in discriminator.parameters()]
     assert steps == [2.0] * 4  # one other site, two batches
@@ -198,10 +210,12 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
 
 def test_alignment_changes_what_leaves(opened: Opened, weights: dict[str, Any]) -> None:
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
-    with_others = _site(opened, weights | others, site="s1a").answer()[ARRAYS]
-    alone = _site(opened, weights, site="s2a").answer()[ARRAYS]
+    with_others = SiteRound(_site(opened, weights | others, site="s1a")).answer()[ARRAYS]
+    alone = SiteRound(_site(opened, weights, site="s2a")).answer()[ARRAYS]
     assert set(with_others) == set(alone) == set(weights)
-    off = _site(opened, weights | others, site="s1a", own={"align": False}).answer()[ARRAYS]
+    off = SiteRound(_site(opened, weights | others, site="s1a", own={"align": False})).answer()[
+        ARRAYS
+    ]
     assert any((off[n].numpy() != with_others[n].numpy()).any() for n in off)
 
 
@@ -218,7 +232,7 @@ def test_embeddings_of_another_width_or_its_own_are_refused(
     opened: Opened, weights: dict[str, Any], name: str, array: Any, told: str
 ) -> None:
     with pytest.raises(SiteError, match=told):
-        _site(opened, weights | {name: array}).answer()
+        SiteRound(_site(opened, weights | {name: array})).answer()
 
 
 def test_the_classifier_is_untouched_by_alignment_alone(
@@ -265,9 +279,9 @@ def test_embeddings_are_not_sent_before_they_are_of_use(
 ) -> None:
     own = {"warmup_epochs": 2, "rounds": 4}
     early = _site(opened, weights, own=own, notes={"embeddings": 5}, round=1)
-    assert "embeddings" not in early.answer()[ARRAYS]
+    assert "embeddings" not in SiteRound(early).answer()[ARRAYS]
     late = _site(opened, weights, own={"warmup_epochs": 1}, notes={"embeddings": 5}, round=1)
-    assert "embeddings" in late.answer()[ARRAYS]
+    assert "embeddings" in SiteRound(late).answer()[ARRAYS]
 
 
 def test_other_data_than_the_sites_state_is_of_are_told(
@@ -277,4 +291,4 @@ def test_other_data_than_the_sites_state_is_of_are_told(
     fewer = Split(site.silo.train.inputs[:30], site.silo.train.labels[:30])
     site.silo = dataclasses.replace(site.silo, train=fewer)
     with pytest.raises(SiteError, match=r"training data changed during the run: 36 .* 30 now"):
-        site.answer()
+        SiteRound(site).answer()

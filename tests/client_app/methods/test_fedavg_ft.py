@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from client_app.methods.fedavg_ft import FedAvgFTSite
+from client_app.site_round import SiteRound
 from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., FedAvgFTSite]
 RATES = {"learning_rate": 0.5, "finetune_learning_rate": 0.25}
@@ -23,12 +24,12 @@ def state_of(method: FedAvgFTSite) -> dict[str, torch.Tensor]:
 
 def test_before_fine_tuning_a_round_is_fedavgs(opened: Opened, weights: dict[str, Any]) -> None:
     method = opened("fedavg-ft", weights, own={"finetune_learning_rate": 0.25})
-    found, fedavg = method.answer(), opened("fedavg", weights).answer()
+    found, fedavg = SiteRound(method).answer(), SiteRound(opened("fedavg", weights)).answer()
     assert set(found[ARRAYS]) == set(weights)
     for name, array in fedavg[ARRAYS].items():
         np.testing.assert_array_equal(found[ARRAYS][name].numpy(), array.numpy())
     assert found[METRICS]["kept-state"] == 0
-    assert not method.state.folder.exists()
+    assert not method.context.state.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,10 @@ def test_before_fine_tuning_a_round_is_fedavgs(opened: Opened, weights: dict[str
     [({"returns": True}, 0.5), ({"returns": False}, 0.25)],
 )
 def test_fine_tuning_has_a_step_size_of_its_own(
-    opened: Opened, fields: dict[str, Any], rate: float
+    opened: Opened, weights: dict[str, Any], fields: dict[str, Any], rate: float
 ) -> None:
-    settings = opened("fedavg-ft", own=RATES, **fields).training_settings()
+    site = opened("fedavg-ft", weights, own=RATES, **fields)
+    settings = site.local_training(site.open_network()).settings
     assert settings.learning_rate == rate
     assert settings.batch_size == 16
 
@@ -49,8 +51,8 @@ def test_the_step_size_of_fine_tuning_is_the_one_that_trains(
     moved = {}
     for rate in (1e-6, 1e-2):
         method = opened("fedavg-ft", weights, own={"finetune_learning_rate": rate}, returns=False)
-        method.answer()
-        kept = method.state.before(Instruction(2, "train"))
+        SiteRound(method).answer()
+        kept = method.context.state.before(Instruction(2, "train"))
         assert kept is not None
         moved[rate] = np.abs(kept["head.4.weight"].numpy() - weights["head.4.weight"]).max()
     assert 0 < moved[1e-6] < 1e-4 < moved[1e-2]
@@ -62,7 +64,7 @@ def test_fine_tuning_starts_from_the_global_weights_and_sends_none(
     method = opened("fedavg-ft", weights, returns=False)
     for name, tensor in state_of(method).items():
         np.testing.assert_array_equal(tensor, weights[name])
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 1
 
@@ -71,15 +73,15 @@ def test_fine_tuning_goes_on_from_the_sites_own_weights(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     first = opened("fedavg-ft", weights, returns=False)
-    first.answer()
-    kept = first.state.before(Instruction(2, "train"))
+    SiteRound(first).answer()
+    kept = first.context.state.before(Instruction(2, "train"))
     assert kept is not None
     assert set(kept) == set(weights)
     second = opened("fedavg-ft", round=2, returns=False)
     for name, tensor in state_of(second).items():
         assert torch.equal(tensor, kept[name])
-    second.answer()
-    later = second.state.before(Instruction(3, "train"))
+    SiteRound(second).answer()
+    later = second.context.state.before(Instruction(3, "train"))
     assert later is not None
     assert not torch.equal(later["head.4.bias"], kept["head.4.bias"])
 
@@ -88,14 +90,14 @@ def test_the_final_evaluation_measures_the_personal_model_and_stores_nothing(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     trained = opened("fedavg-ft", weights, returns=False)
-    expected = trained.answer()[METRICS]["trained.val.loss"]
-    before = sorted(path.name for path in trained.state.folder.iterdir())
+    expected = SiteRound(trained).answer()[METRICS]["trained.val.loss"]
+    before = sorted(path.name for path in trained.context.state.folder.iterdir())
     method = opened("fedavg-ft", round=2, phase="evaluate", returns=False)
-    found = method.measure_only()[METRICS]
+    found = SiteRound(method).measure_only()[METRICS]
     # the same weights, other dropout draws
     assert found["incoming.val.loss"] == pytest.approx(expected, rel=0.05)
     assert found["kept-state"] == 0
-    assert sorted(path.name for path in method.state.folder.iterdir()) == before
+    assert sorted(path.name for path in method.context.state.folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("phase", ["train", "evaluate"])
@@ -107,4 +109,4 @@ def test_a_site_with_neither_own_nor_global_weights_is_told_so(opened: Opened, p
 
 def test_a_personal_model_that_is_gone_is_an_error(opened: Opened) -> None:
     with pytest.raises(CheckpointError, match="site s1a is gone from"):
-        opened("fedavg-ft", round=2, returns=False, expects_state=True).answer()
+        SiteRound(opened("fedavg-ft", round=2, returns=False, expects_state=True)).answer()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from client_app.methods.feddistill import FedDistillSite
+from client_app.site_round import SiteRound
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, METRICS
@@ -36,14 +37,17 @@ def vit(tiny: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_without_others_a_round_is_locals(opened: Opened) -> None:
-    first, alone = opened("feddistill").answer()[METRICS], opened("local").answer()[METRICS]
+    first, alone = (
+        SiteRound(opened("feddistill")).answer()[METRICS],
+        SiteRound(opened("local")).answer()[METRICS],
+    )
     for key in ("incoming.test.loss", "trained.train.loss", "trained.val.entropy"):
         assert first[key] == alone[key]
 
 
 def test_mean_logits_of_each_class_leave_the_site_and_no_weight(opened: Opened) -> None:
     site = opened("feddistill")
-    reply = site.answer()
+    reply = SiteRound(site).answer()
     classes = torch.unique(site.silo.train.labels).tolist()
     assert set(reply[ARRAYS]) == {f"logits/{label}" for label in classes}
     for array in reply[ARRAYS].values():
@@ -57,7 +61,7 @@ def test_they_are_means_after_training_without_dropout(
 ) -> None:
     own = (vit if changes else {}) | {"dropout": 0.5}
     site = opened("feddistill", own=own)
-    sent = site.answer()[ARRAYS]
+    sent = SiteRound(site).answer()[ARRAYS]
     trained = network_of(opened("feddistill", own=own, round=2))
     inputs, labels = site.silo.train.inputs, site.silo.train.labels
     with torch.no_grad():
@@ -94,7 +98,7 @@ def test_a_class_that_the_site_has_no_sample_of_has_no_logits(opened: Opened) ->
     assert not rest.all()
     fewer = Split(train.inputs[rest], train.labels[rest])
     site.silo = dataclasses.replace(site.silo, train=fewer)
-    sent = site.answer()[ARRAYS]
+    sent = SiteRound(site).answer()[ARRAYS]
     assert "logits/3" not in sent
     assert len(sent) == len(torch.unique(fewer.labels))
 
@@ -107,7 +111,7 @@ def test_of_a_class_of_fewer_samples_than_either_floor_no_logits_leave(
     counts = torch.bincount(site.silo.train.labels, minlength=10).tolist()
     large = {f"logits/{label}" for label, count in enumerate(counts) if count >= 5}
     assert 0 < len(large) < sum(1 for count in counts if count)
-    assert set(site.answer()[ARRAYS]) == large
+    assert set(SiteRound(site).answer()[ARRAYS]) == large
 
 
 @pytest.mark.parametrize("kind", ["conv", "vit"])
@@ -121,7 +125,7 @@ def test_the_loss_is_the_criterion_plus_lambda_times_the_mse_to_the_others_logit
     site = opened("feddistill", logits(**{f"c{labels[0]}": 3.0}), own=own)
     network = network_of(site).eval()
     with torch.no_grad():
-        found = site.objective(network)(inputs, labels).item()
+        found = site.local_training(network).loss(inputs, labels).item()
         own_logits = network(inputs)
         criterion = network.criterion(own_logits, labels).item()
     distance = ((own_logits[0] - 3.0) ** 2).sum().item() / 20  # the second sample's class: nothing
@@ -134,7 +138,7 @@ def test_training_draws_logits_to_the_others(opened: Opened) -> None:
 
     def distance(weight: float) -> float:
         own = {"logit_weight": weight, "local_epochs": 5, "learning_rate": 0.01}
-        sent = opened("feddistill", came, own=own).answer()[ARRAYS]
+        sent = SiteRound(opened("feddistill", came, own=own)).answer()[ARRAYS]
         return float(np.mean([np.square(array.numpy() - 4.0).mean() for array in sent.values()]))
 
     assert distance(10.0) < 0.7 * distance(1e-9)
@@ -152,4 +156,4 @@ def test_logits_that_cannot_be_some_stop_the_site(
     opened: Opened, came: Mapping[str, Any], fault: str
 ) -> None:
     with pytest.raises(SiteError, match=fault):
-        opened("feddistill", came).answer()
+        SiteRound(opened("feddistill", came)).answer()

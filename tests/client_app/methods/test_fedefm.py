@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import nn
 
+from client_app.methods.base import SiteContext
 from client_app.methods.fedefm import FedEFMSite
-from client_app.training.loop import steps_of, train_locally
+from client_app.site_round import SiteRound
+from client_app.training.loop import LocalTraining, steps_of, train_locally
 from datasets.io.atomic_files import load_state
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS
 from models.methods.fedefm import multishot_loss
-from models.networks.classifier import TokenClassifier, exchanged_arrays
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
 from server_app.run.inline_engine import run_inline
 
@@ -44,7 +47,7 @@ def below(prefix: str, arrays: Arrays) -> Arrays:
 
 def after_round_1(opened: Opened, weights: Arrays, **own: Any) -> Arrays:
     """Let s1a train alone in round 1, and return its model."""
-    reply = opened("fedefm", below("model/", weights), own=own).answer()
+    reply = SiteRound(opened("fedefm", below("model/", weights), own=own)).answer()
     return {name: array.numpy() for name, array in reply.array_records[ARRAYS].items()}
 
 
@@ -55,17 +58,19 @@ def test_a_host_trains_its_visitor_on_its_own_data_for_so_many_steps(
     own = {"overseas_steps": steps, "local_steps": 2, "rate_decay": "inverse-sqrt"}
     visitor = other(weights, 1)
     site = opened("fedefm", below("visitor/s2a/", visitor), own=own, **NAMED)
-    back = site.answer().array_records[ARRAYS]
+    back = SiteRound(site).answer().array_records[ARRAYS]
     again = opened("fedefm", below("visitor/s2a/", visitor), own=own, **NAMED)
     common = resolve_steps(again, steps)
     expected = again.classifier({name: torch.from_numpy(a) for name, a in visitor.items()})
     train_locally(
-        expected,
-        again.training_data(),
-        common,
-        again.compute,
-        (2, "s1a", "overseas", "s2a"),
-        steps_before=steps_of(len(again.training_data()), again.common),
+        LocalTraining(
+            expected,
+            again.silo.train,
+            common,
+            again.compute,
+            (2, "s1a", "overseas", "s2a"),
+            steps_before=steps_of(len(again.silo.train), again.common),
+        )
     )
     wanted = exchanged_arrays(cast(nn.Module, expected))
     assert set(back) == {f"visitor/s2a/{name}" for name in wanted}
@@ -122,13 +127,14 @@ def test_who_learns_and_who_teaches(student: str, opened: Opened, weights: Array
     }
     for expert in experts.values():
         cast(nn.Module, expert).eval()
-    cast(nn.Module, network).eval()
     inputs, labels = site.silo.train.inputs[:8], site.silo.train.labels[:8]
-    found = site.objective(network)(inputs, labels)
+    training = site.local_training(network)
+    network.eval()
+    found = training.loss(inputs, labels)
     expected, weighed = multishot_loss(network, experts, inputs, labels, site.settings)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     told = {f"trained.train.closeness-from-{host}" for host in weighed}
-    assert told <= site.told.keys()
+    assert told <= training.metrics.keys()
 
 
 def test_theta_is_sent_each_round_where_silos_go_on_from_it(
@@ -149,16 +155,18 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
     tiny: Callable[..., dict[str, Any]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any exchange a silo's model knows its own images alone."""
-    training = FedEFMSite.training_data
+    usual = FedEFMSite.__init__
 
     def sent(altered: str) -> dict[str, Any]:
-        def data(site: FedEFMSite) -> Any:
-            found = training(site)
-            inputs = 1 - found.inputs if site.silo.name == altered else found.inputs
-            return type(found)(inputs, found.labels)
+        def opened(site: FedEFMSite, context: SiteContext) -> None:
+            usual(site, context)
+            if site.silo.name == altered:
+                train = site.silo.train
+                inverted = dataclasses.replace(train, inputs=1 - train.inputs)
+                site.silo = dataclasses.replace(site.silo, train=inverted)
 
         with monkeypatch.context() as patch:
-            patch.setattr(FedEFMSite, "training_data", data)
+            patch.setattr(FedEFMSite, "__init__", opened)
             name = {"run-name": altered or "plain", "out": str(tmp_path)}
             values = tiny("fedefm", topology="ring", silos=5, rounds=1) | name
             path = run_inline(resolve(values), 5, draw=False).path

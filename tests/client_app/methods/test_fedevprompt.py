@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,13 +15,14 @@ from torch import Tensor
 
 import client_app.methods.fedevprompt as site_side
 from client_app.methods.fedevprompt import FedEvPromptSite
-from client_app.training.evaluation import SiteNetwork
-from client_app.training.loop import open_optimiser
+from client_app.site_round import SiteRound
+from client_app.training.loop import LocalTraining, open_optimiser
 from datasets.io.atomic_files import load_state, save_state
 from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.prompted_vit import PromptedViT
+from models.networks.site_network import SiteNetwork
 from strategies.loop.initial_arrays import initial_weights, starting_network
 
 Opened = Callable[..., FedEvPromptSite]
@@ -35,7 +37,7 @@ def arrays_of(reply: RecordDict) -> dict[str, Any]:
 
 
 def kept_by(method: FedEvPromptSite, round_: int = 1) -> dict[str, Tensor]:
-    arrays, _ = load_state(method.state.folder / f"round-{round_:06d}-00.safetensors")
+    arrays, _ = load_state(method.context.state.folder / f"round-{round_:06d}-00.safetensors")
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -59,7 +61,7 @@ def buffer() -> dict[str, Any]:
 
 def test_a_reply_holds_maps_of_the_sites_own_classes_and_no_weights(opened: Opened) -> None:
     method = opened(METHOD)
-    found = arrays_of(method.answer())
+    found = arrays_of(SiteRound(method).answer())
     counts = counts_of(method)
     assert set(found) == {f"maps/{label}" for label, count in enumerate(counts) if count}
     for name, maps in found.items():
@@ -71,7 +73,7 @@ def test_a_reply_holds_maps_of_the_sites_own_classes_and_no_weights(opened: Open
 
 def test_prompts_head_and_the_optimisers_moments_stay_at_the_site(opened: Opened) -> None:
     method = opened(METHOD)
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert reply[METRICS]["kept-state"] == 1
     kept = kept_by(method)
     moments = {f"optimiser/{n}/{m}" for n in OWN for m in ("step", "exp_avg", "exp_avg_sq")}
@@ -79,7 +81,7 @@ def test_prompts_head_and_the_optimisers_moments_stay_at_the_site(opened: Opened
     for name in OWN:
         assert kept[f"optimiser/{name}/step"].item() == STEPS
         assert kept[f"optimiser/{name}/exp_avg"].shape == kept[f"network/{name}"].shape
-    (path,) = method.state.folder.iterdir()
+    (path,) = method.context.state.folder.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -89,7 +91,7 @@ def test_a_site_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: O
     seeds = initial_weights(starting_network(first.common, first.silo.task))
     for name in OWN:
         np.testing.assert_array_equal(start[name], seeds[name])
-    first.answer()
+    SiteRound(first).answer()
     kept = kept_by(first)
     later = exchanged_arrays(cast(PromptedViT, opened(METHOD, round=2).open_network()))
     for name in OWN:
@@ -98,16 +100,17 @@ def test_a_site_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: O
 
 
 def test_the_optimiser_goes_on_counting_where_it_was(opened: Opened) -> None:
-    opened(METHOD).answer()
+    SiteRound(opened(METHOD)).answer()
     second = opened(METHOD, round=2)
-    optimiser = second.optimiser(network := second.open_network())
+    optimiser = second.local_training(network := second.open_network()).optimiser
+    assert optimiser is not None
     before, named = kept_by(second), dict(cast(PromptedViT, network).named_parameters())
     for name in OWN:
         state = optimiser.state[named[name]]
         assert state["step"].item() == STEPS
         assert torch.equal(state["exp_avg"], before[f"optimiser/{name}/exp_avg"])
         assert torch.equal(state["exp_avg_sq"], before[f"optimiser/{name}/exp_avg_sq"])
-    second.answer()
+    SiteRound(second).answer()
     after = kept_by(second, 2)
     for name in OWN:
         assert after[f"optimiser/{name}/step"].item() == 2 * STEPS
@@ -120,16 +123,17 @@ def test_two_rounds_are_as_many_steps_of_one_optimiser(
 ) -> None:
     """What is kept on disk is all that a round hands on: one optimiser in memory ends the same."""
     own = {"distillation_weight": 0.0, "dropout": 0.0}
-    opened(METHOD, own=own).answer()
+    SiteRound(opened(METHOD, own=own)).answer()
     second = opened(METHOD, own=own, round=2)
-    second.answer()
+    SiteRound(second).answer()
     by_disk = kept_by(second, 2)
     both = [opened(METHOD, own=own, round=round_, expects_state=False) for round_ in (1, 2)]
     network = both[0].classifier(None)
     optimiser = open_optimiser(network, both[0].common)
-    monkeypatch.setattr(FedEvPromptSite, "optimiser", lambda *_: optimiser)
+    monkeypatch.setattr(site_side, "open_optimiser", lambda *_: optimiser)
+    monkeypatch.setattr(site_side, "restore_moments", lambda *_: None)
     for method in both:
-        method.fit(cast(SiteNetwork, network))
+        SiteRound(method).fit(method.local_training(cast(SiteNetwork, network)))
     for name, tensor in exchanged_arrays(network).items():
         assert torch.equal(tensor, by_disk[f"network/{name}"])
 
@@ -137,7 +141,9 @@ def test_two_rounds_are_as_many_steps_of_one_optimiser(
 def test_b_prompts_have_a_step_size_of_their_own(opened: Opened) -> None:
     method = opened(METHOD, own={"learning_rate": 0.5, "basic_learning_rate": 0.25})
     network = cast(PromptedViT, method.open_network())
-    groups = method.optimiser(network).param_groups
+    optimiser = method.local_training(network).optimiser
+    assert optimiser is not None
+    groups = optimiser.param_groups
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     named = dict(network.named_parameters())
     assert {name: rates[id(named[name])] for name in OWN} == {
@@ -153,7 +159,7 @@ def test_b_prompts_have_a_step_size_of_their_own(opened: Opened) -> None:
 def test_any_optimiser_keeps_what_it_has(opened: Opened, optimiser: str) -> None:
     for round_ in (1, 2):
         method = opened(METHOD, own={"optimiser": optimiser}, round=round_)
-        method.answer()
+        SiteRound(method).answer()
         kept = kept_by(method, round_)
         assert {name for name in kept if name.startswith("network/")} == {
             f"network/{name}" for name in OWN
@@ -167,11 +173,11 @@ def test_what_is_averaged_is_sent_and_the_rest_kept_with_its_moments(
     opened: Opened, shared: str, sent: list[str]
 ) -> None:
     method = opened(METHOD, own={"shared_prompts": shared})
-    found = arrays_of(method.answer())
+    found = arrays_of(SiteRound(method).answer())
     assert sorted(name for name in found if not name.startswith("maps/")) == sent
     private = [name for name in OWN if name not in sent]
     if not private:
-        assert not method.state.folder.exists()
+        assert not method.context.state.folder.exists()
         return
     kept = kept_by(method)
     assert {name.removeprefix("network/") for name in kept if name.startswith("network/")} == set(
@@ -182,7 +188,7 @@ def test_what_is_averaged_is_sent_and_the_rest_kept_with_its_moments(
 
 def test_what_comes_averaged_replaces_the_sites_own_and_the_rest_is_kept(opened: Opened) -> None:
     own = {"shared_prompts": "b"}
-    opened(METHOD, own=own).answer()
+    SiteRound(opened(METHOD, own=own)).answer()
     came = {"prompts.b": np.full((1, 2, 3, 16), 0.5, np.float32)}
     second = opened(METHOD, came, own=own, round=2)
     arrays = exchanged_arrays(cast(PromptedViT, second.open_network()))
@@ -193,7 +199,7 @@ def test_what_comes_averaged_replaces_the_sites_own_and_the_rest_is_kept(opened:
 
 
 def test_without_distillation_no_map_leaves_the_site(opened: Opened) -> None:
-    reply = opened(METHOD, own={"distillation_weight": 0.0}).answer()
+    reply = SiteRound(opened(METHOD, own={"distillation_weight": 0.0})).answer()
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 1
 
@@ -209,7 +215,7 @@ def vacuities_by_hand(method: FedEvPromptSite, network: PromptedViT) -> Tensor:
 
 def test_the_maps_are_those_of_the_training_samples_of_the_lowest_vacuity(opened: Opened) -> None:
     method = opened(METHOD, own={"local_epochs": 3, "learning_rate": 0.05})
-    sent = arrays_of(method.answer())
+    sent = arrays_of(SiteRound(method).answer())
     network = cast(PromptedViT, opened(METHOD, round=2).open_network()).eval()
     vacuities, labels = vacuities_by_hand(method, network), method.silo.train.labels
     assert len(sent) > 1
@@ -225,8 +231,8 @@ def test_the_maps_are_those_of_the_training_samples_of_the_lowest_vacuity(opened
 
 def test_a_random_choice_is_keyed_on_the_round(opened: Opened) -> None:
     own = {"buffer_selection": "random", "buffer_maps": 1}
-    first, again = (arrays_of(opened(METHOD, own=own).answer()) for _ in range(2))
-    certain = arrays_of(opened(METHOD, own={"buffer_maps": 1}).answer())
+    first, again = (arrays_of(SiteRound(opened(METHOD, own=own)).answer()) for _ in range(2))
+    certain = arrays_of(SiteRound(opened(METHOD, own={"buffer_maps": 1})).answer())
     assert all(np.array_equal(first[name], again[name]) for name in first)
     assert not all(np.array_equal(first[name], certain[name]) for name in first)
     network = opened(METHOD, own=own, round=2).open_network()
@@ -240,12 +246,12 @@ def test_others_maps_pull_the_sites_own_and_a_larger_weight_pulls_harder(
     losses, ends = [], []
     for weight in (0.001, 1.0):
         method = opened(METHOD, buffer, own={"distillation_weight": weight, "dropout": 0.0})
-        objective = method.objective(network := method.open_network())
+        objective = method.local_training(network := method.open_network()).loss
         inputs, labels = method.silo.train.inputs, method.silo.train.labels
         vit = cast(PromptedViT, network)
         task = vit.loss(inputs, labels).item()
         losses.append((objective(inputs, labels).item() - task) / weight)
-        method.answer()
+        SiteRound(method).answer()
         ends.append(kept_by(method)["network/prompts.b"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
     assert losses[1] > 0.01
@@ -265,7 +271,7 @@ def test_the_objective_is_eq_7_over_all_the_maps_that_came(
         )
 
     with torch.no_grad():
-        found = method.objective(vit)(inputs, labels) - vit.loss(inputs, labels)
+        found = method.local_training(vit).loss(inputs, labels) - vit.loss(inputs, labels)
         total = 0.0
         for own, label in zip(vit.encode_with_rollout(inputs)[1], labels.tolist(), strict=True):
             came = [a for n, a in buffer.items() if n.endswith(f"/{label}")]
@@ -278,7 +284,7 @@ def test_the_objective_is_eq_7_over_all_the_maps_that_came(
 def test_without_others_maps_the_objective_is_the_networks_own(opened: Opened) -> None:
     method = opened(METHOD)
     network = method.open_network()
-    assert method.objective(network) == network.loss
+    assert method.local_training(network).loss == network.loss
 
 
 @pytest.mark.parametrize(
@@ -296,8 +302,8 @@ def test_a_map_that_cannot_be_one_is_refused_before_training(
 ) -> None:
     method = opened(METHOD, buffer | {"maps/s3a/3": came}, round=2)
     with pytest.raises(SiteError, match=rf"buffer's entry of site s3a, class 3: {said}"):
-        method.answer()
-    assert not method.state.folder.exists()
+        SiteRound(method).answer()
+    assert not method.context.state.folder.exists()
 
 
 def stored(method: FedEvPromptSite, value: float, *names: str) -> Path:
@@ -307,7 +313,7 @@ def stored(method: FedEvPromptSite, value: float, *names: str) -> Path:
         f"network/{name}": np.full_like(array, value) if name in names else array
         for name, array in start.items()
     }
-    path = method.state.folder / "round-000001-00.safetensors"
+    path = method.context.state.folder / "round-000001-00.safetensors"
     save_state(path, arrays, {"round": 1, "step": 0})
     return path
 
@@ -321,44 +327,49 @@ def test_a_network_that_is_not_finite_is_told_of_and_nothing_is_kept(
     before = path.read_bytes()
     method = opened(METHOD, round=2, evaluate=evaluate)
     with pytest.raises(SiteError, match="training diverged, its loss is nan"):
-        method.answer()
-    assert [p.name for p in method.state.folder.iterdir()] == [path.name]
+        SiteRound(method).answer()
+    assert [p.name for p in method.context.state.folder.iterdir()] == [path.name]
     assert path.read_bytes() == before
 
 
 def test_a_state_that_is_cut_short_or_altered_names_the_site(opened: Opened) -> None:
-    opened(METHOD, site="s2a").answer()
+    SiteRound(opened(METHOD, site="s2a")).answer()
     second = opened(METHOD, site="s2a", round=2)
-    (path,) = second.state.folder.iterdir()
+    (path,) = second.context.state.folder.iterdir()
     whole = path.read_bytes()
     for content in (whole[:-7], whole[: len(whole) // 2], b"", whole[:-1] + b"\x55"):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"private state of site s2a: .*remove the file"):
-            opened(METHOD, site="s2a", round=2, expects_state=True).answer()
+            SiteRound(opened(METHOD, site="s2a", round=2, expects_state=True)).answer()
     path.write_bytes(whole)
-    opened(METHOD, site="s2a", round=2, expects_state=True).answer()
+    SiteRound(opened(METHOD, site="s2a", round=2, expects_state=True)).answer()
 
 
 def test_a_state_that_is_gone_is_no_fresh_start(opened: Opened) -> None:
     with pytest.raises(CheckpointError, match="private state of site s1a is gone from"):
-        opened(METHOD, round=2, expects_state=True).answer()
+        SiteRound(opened(METHOD, round=2, expects_state=True)).answer()
 
 
 def test_epochs_of_all_rounds_weigh_the_divergence_in(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    usual = FedEvPromptSite.pass_begins
+    usual = FedEvPromptSite.local_training
 
-    def watched(self: FedEvPromptSite, network: SiteNetwork, number: int) -> None:
-        usual(self, network, number)
-        evidence = cast(PromptedViT, network).evidence
-        assert evidence is not None
-        seen.append(evidence.kl_weight)
+    def watched(self: FedEvPromptSite, network: SiteNetwork) -> LocalTraining:
+        training = usual(self, network)
 
-    monkeypatch.setattr(FedEvPromptSite, "pass_begins", watched)
+        def begins(number: int) -> None:
+            training.pass_begins(number)
+            evidence = cast(PromptedViT, network).evidence
+            assert evidence is not None
+            seen.append(evidence.kl_weight)
+
+        return replace(training, pass_begins=begins)
+
+    monkeypatch.setattr(FedEvPromptSite, "local_training", watched)
     for round_ in (1, 2, 4, 9):
-        opened(METHOD, own={"local_epochs": 3}, round=round_).answer()
+        SiteRound(opened(METHOD, own={"local_epochs": 3}, round=round_)).answer()
     assert seen == [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 1, 1, 1, 1, 1]
 
 
@@ -383,6 +394,6 @@ def test_maps_are_taken_after_training_and_in_eval_mode(
         return found
 
     monkeypatch.setattr(site_side, "over_batches", watched)
-    opened(METHOD, evaluate=False, own={"dropout": 0.5}).answer()
+    SiteRound(opened(METHOD, evaluate=False, own={"dropout": 0.5})).answer()
     assert modes
     assert not any(modes)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from client_app.methods.fedprox import FedProxSite
+from client_app.site_round import SiteRound
 from models.contract.messages import ARRAYS
 
 Opened = Callable[..., FedProxSite]
@@ -17,7 +18,7 @@ Opened = Callable[..., FedProxSite]
 def moved(opened: Opened, weights: dict[str, Any], method: str, **own: Any) -> float:
     """Return how far a round carries the parameters from the global ones."""
     site = opened(method, weights, own={"optimiser": "sgd", "learning_rate": 0.01, **own})
-    reply = site.answer()[ARRAYS]
+    reply = SiteRound(site).answer()[ARRAYS]
     parameters = dict(cast(nn.Module, site.open_network()).named_parameters())
     return sum(float(((reply[n].numpy() - weights[n]) ** 2).sum()) for n in parameters) ** 0.5
 
@@ -27,9 +28,10 @@ def test_the_penalty_is_nothing_before_a_step_and_more_after_it(
 ) -> None:
     method = opened("fedprox", weights)
     network = method.open_network()
-    penalty = method.penalty(network)
+    penalty = method.local_training(network).penalty
+    assert penalty is not None
     assert penalty().item() == 0
-    method.fit(network)
+    SiteRound(method).fit(method.local_training(network))
     assert penalty().item() > 0
 
 
@@ -38,7 +40,8 @@ def test_the_penalty_is_half_mu_times_the_squared_distance_from_what_came(
 ) -> None:
     method = opened("fedprox", weights, own={"proximal_mu": 0.5})
     network = method.open_network()
-    penalty = method.penalty(network)
+    penalty = method.local_training(network).penalty
+    assert penalty is not None
     with torch.no_grad():
         bias = dict(cast(nn.Module, network).named_parameters())["head.4.bias"]
         bias += 2.0
@@ -50,7 +53,8 @@ def test_batch_norms_running_figures_are_free_of_the_penalty(
 ) -> None:
     method = opened("fedprox", weights)
     network = method.open_network()
-    penalty = method.penalty(network)
+    penalty = method.local_training(network).penalty
+    assert penalty is not None
     buffers = dict(cast(nn.Module, network).named_buffers())
     running = [buffer for name, buffer in buffers.items() if "running_mean" in name]
     assert running
@@ -72,8 +76,10 @@ def test_a_large_mu_keeps_the_weights_near_the_global_ones(
 
 def test_a_mu_of_nearly_nothing_is_fedavg(opened: Opened, weights: dict[str, Any]) -> None:
     own = {"optimiser": "sgd", "learning_rate": 0.01}
-    found = opened("fedprox", weights, own={**own, "proximal_mu": 1e-12}).answer()[ARRAYS]
-    fedavg = opened("fedavg", weights, own=own).answer()[ARRAYS]
+    found = SiteRound(opened("fedprox", weights, own={**own, "proximal_mu": 1e-12})).answer()[
+        ARRAYS
+    ]
+    fedavg = SiteRound(opened("fedavg", weights, own=own)).answer()[ARRAYS]
     assert set(found) == set(fedavg)
     for name in fedavg:
         np.testing.assert_allclose(found[name].numpy(), fedavg[name].numpy(), atol=1e-5)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from client_app.methods.base import SiteMethod
+from client_app.site_round import SiteRound
 from models.contract.errors import CheckpointError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., SiteMethod]
 
@@ -30,17 +31,20 @@ def test_the_first_round_starts_from_the_seeds_weights_as_in_every_method(
 
 
 def test_the_first_round_is_fedavgs_first_round(opened: Opened, weights: dict[str, Any]) -> None:
-    alone, federated = opened("local").answer(), opened("fedavg", weights).answer()
+    alone, federated = (
+        SiteRound(opened("local")).answer(),
+        SiteRound(opened("fedavg", weights)).answer(),
+    )
     for key in ("incoming.test.loss", "trained.train.loss", "trained.val.entropy"):
         assert alone[METRICS][key] == federated[METRICS][key]
 
 
 def test_a_site_goes_on_from_its_own_weights_and_sends_none(opened: Opened) -> None:
     first = opened("local", round=1)
-    reply = first.answer()
+    reply = SiteRound(first).answer()
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 1
-    kept = first.state.before(Instruction(2, "train"))
+    kept = first.context.state.before(Instruction(2, "train"))
     assert kept is not None
     second = state_of(opened("local", round=2))
     for name, tensor in kept.items():
@@ -49,8 +53,8 @@ def test_a_site_goes_on_from_its_own_weights_and_sends_none(opened: Opened) -> N
 
 
 def test_the_trained_model_is_what_the_next_round_measures(opened: Opened) -> None:
-    trained = opened("local", round=1).answer()[METRICS]
-    later = opened("local", round=2, phase="evaluate").measure_only()[METRICS]
+    trained = SiteRound(opened("local", round=1)).answer()[METRICS]
+    later = SiteRound(opened("local", round=2, phase="evaluate")).measure_only()[METRICS]
     # Same weights, other dropout draws: accuracy-like numbers stay close, not equal.
     assert later["incoming.val.loss"] == pytest.approx(trained["trained.val.loss"], rel=0.05)
     assert later["incoming.val.loss"] != trained["incoming.val.loss"]
@@ -58,21 +62,21 @@ def test_the_trained_model_is_what_the_next_round_measures(opened: Opened) -> No
 
 def test_an_evaluation_stores_nothing(opened: Opened) -> None:
     method = opened("local", round=1, phase="evaluate")
-    assert method.measure_only()[METRICS]["kept-state"] == 0
-    assert not method.state.folder.exists()
+    assert SiteRound(method).measure_only()[METRICS]["kept-state"] == 0
+    assert not method.context.state.folder.exists()
 
 
 def test_a_round_done_again_gives_the_same_weights(opened: Opened) -> None:
-    opened("local", round=1).answer()
-    opened("local", round=2).answer()
+    SiteRound(opened("local", round=1)).answer()
+    SiteRound(opened("local", round=2)).answer()
     first = state_of(opened("local", round=3))
-    opened("local", round=2).answer()
+    SiteRound(opened("local", round=2)).answer()
     again = state_of(opened("local", round=3))
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 def test_a_sites_state_is_no_other_sites(opened: Opened, weights: dict[str, Any]) -> None:
-    opened("local", site="s1a", round=1).answer()
+    SiteRound(opened("local", site="s1a", round=1)).answer()
     other = state_of(opened("local", site="s2a", round=2))
     assert torch.equal(other["head.4.bias"], torch.from_numpy(weights["head.4.bias"]))
 
@@ -81,13 +85,13 @@ def test_a_state_that_is_gone_stops_the_site_and_is_not_replaced_by_the_first(
     opened: Opened,
 ) -> None:
     with pytest.raises(CheckpointError, match="site s1a is gone from"):
-        opened("local", round=2, expects_state=True).answer()
+        SiteRound(opened("local", round=2, expects_state=True)).answer()
 
 
 def test_a_damaged_state_stops_the_site_and_names_it(opened: Opened) -> None:
     method = opened("local", round=1)
-    method.answer()
-    (path,) = method.state.folder.iterdir()
+    SiteRound(method).answer()
+    (path,) = method.context.state.folder.iterdir()
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="private state of site s1a"):
-        opened("local", round=2).answer()
+        SiteRound(opened("local", round=2)).answer()

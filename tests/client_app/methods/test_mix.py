@@ -9,16 +9,20 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
+from client_app.methods.base import SiteContext
 from client_app.methods.mix import MixSite
 from client_app.methods.registry import method_class
 from client_app.site.private_state import SiteState
 from client_app.site.request import Request
+from client_app.site_round import SiteRound
+from client_app.training.compute import choose_compute
 from datasets.registry import load_silo
 from models.contract.errors import SiteError
+from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
 from models.contract.settings import NoSettings
-from models.maths.standardisation import Figures
-from models.networks.classifier import build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
 from strategies.wire.records import to_record
 
 Opened = Callable[..., MixSite]
@@ -31,7 +35,7 @@ def trainer(sites: str = "s1a s2a s3a", **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("sites", ["s1a s2a s3a", "s1a s3a", "s2a"])
 def test_the_trainer_pools_exactly_the_named_sites_rows(opened: Opened, sites: str) -> None:
     method = opened("mix", **trainer(sites))
-    pooled = method.training_data()
+    pooled = method.pooled()
     silos = [load_silo(name, method.common) for name in sites.split()]
     assert len(pooled) == 36 * len(silos)
     assert torch.equal(pooled.inputs, torch.cat([silo.train.inputs for silo in silos]))
@@ -40,7 +44,7 @@ def test_the_trainer_pools_exactly_the_named_sites_rows(opened: Opened, sites: s
 
 def test_no_validation_or_test_sample_is_pooled(opened: Opened) -> None:
     method = opened("mix", **trainer())
-    pooled = {row.numpy().tobytes() for row in method.training_data().inputs}
+    pooled = {row.numpy().tobytes() for row in method.pooled().inputs}
     for name in ("s1a", "s2a", "s3a"):
         silo = load_silo(name, method.common)
         for split in (silo.val, silo.test):
@@ -52,15 +56,15 @@ def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
 ) -> None:
     own = {"dataset": "heart-synthetic", "silo_train_size": 0, "silo_test_size": 0, "silos": 9}
     settings = resolved("mix", **own)
-    figures = Figures(np.full(13, 2.0), np.full(13, 4.0))
+    figures = FeatureStatistics(np.full(13, 2.0), np.full(13, 4.0))
     content = RecordDict({FIGURES: to_record(vars(figures))})
     note = {"sites": "cleveland\nva"}
     instruction = Instruction(1, "train", run_name="run", run_dir="/somewhere", notes=note)
     silos = [load_silo(name, settings.common) for name in ("cleveland", "va")]
-    state = SiteState(tmp_path)
+    common, state, compute = settings.common, SiteState(tmp_path), choose_compute("cpu", "fp32", 1)
     request = Request(instruction, content, simulated=True)
-    method = MixSite(request, silos[0], settings.common, NoSettings(), state)
-    found = method.training_data().inputs
+    method = MixSite(SiteContext(request, silos[0], common, NoSettings(), state, compute))
+    found = method.pooled().inputs
     raw = torch.cat([silo.train.inputs for silo in silos])
     assert torch.allclose(found, (raw - 2) / 4)
 
@@ -68,7 +72,7 @@ def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
 def test_a_real_site_refuses_to_pool(opened: Opened, weights: dict[str, Any]) -> None:
     method = opened("mix", weights, **trainer(run_dir=""))
     with pytest.raises(SiteError, match=r"s1a: method 'mix' pools .* which only a simulation can"):
-        method.answer()
+        SiteRound(method).answer()
 
 
 def test_a_servers_run_directory_makes_no_simulation_of_a_real_site(
@@ -78,11 +82,11 @@ def test_a_servers_run_directory_makes_no_simulation_of_a_real_site(
     assert method.request.instruction.run_dir
     method.request = dataclasses.replace(method.request, simulated=False)
     with pytest.raises(SiteError, match="which only a simulation can"):
-        method.training_data()
+        method.pooled()
 
 
 def test_the_trainer_returns_all_weights(opened: Opened, weights: dict[str, Any]) -> None:
-    reply = opened("mix", weights, **trainer()).answer()
+    reply = SiteRound(opened("mix", weights, **trainer())).answer()
     assert set(reply[ARRAYS]) == set(weights)
     assert "trained.val.loss" in reply[METRICS]
     assert reply[METRICS]["trained.val.loss"] != reply[METRICS]["incoming.val.loss"]
@@ -92,8 +96,11 @@ def test_the_trainer_returns_all_weights(opened: Opened, weights: dict[str, Any]
 def test_a_pool_of_one_site_is_that_sites_own_training(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    alone, fedavg = opened("mix", weights, **trainer("s1a")).answer(), opened("fedavg", weights)
-    for name, array in fedavg.answer()[ARRAYS].items():
+    alone, fedavg = (
+        SiteRound(opened("mix", weights, **trainer("s1a"))).answer(),
+        opened("fedavg", weights),
+    )
+    for name, array in SiteRound(fedavg).answer()[ARRAYS].items():
         np.testing.assert_array_equal(alone[ARRAYS][name].numpy(), array.numpy())
 
 
@@ -101,7 +108,7 @@ def test_a_site_that_is_not_the_trainer_only_measures(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("mix", weights, site="s2a", own={"mc_passes": 0}, **trainer(returns=False))
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 0
     network = build_classifier(method.common, method.silo.task).eval()
@@ -117,7 +124,7 @@ def test_a_site_that_is_not_the_trainer_leaves_the_network_as_it_came(
 ) -> None:
     method = opened("mix", weights, site="s2a", **trainer(returns=False))
     network = method.open_network()
-    method.fit(network)
+    SiteRound(method).fit(method.local_training(network))
     for name, tensor in exchanged_arrays(network).items():  # type: ignore[arg-type]  # a Module
         np.testing.assert_array_equal(tensor, weights[name])
 
@@ -126,10 +133,10 @@ def test_a_site_that_is_not_the_trainer_leaves_the_network_as_it_came(
     ("steps", "sites", "expected"), [(0, "s1a s2a", 0), (5, "s1a", 5), (5, "s1a s2a s3a", 15)]
 )
 def test_the_oracle_takes_as_many_steps_as_all_sites_together(
-    opened: Opened, steps: int, sites: str, expected: int
+    opened: Opened, weights: dict[str, Any], steps: int, sites: str, expected: int
 ) -> None:
-    method = opened("mix", own={"local_steps": steps}, **trainer(sites))
-    found = method.training_settings()
+    method = opened("mix", weights, own={"local_steps": steps}, **trainer(sites))
+    found = method.local_training(method.open_network()).settings
     assert found.local_steps == expected
     assert found.local_epochs == 1
     assert method_class("mix") is MixSite

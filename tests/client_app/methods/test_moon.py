@@ -11,11 +11,15 @@ from torch import Tensor, nn
 
 import client_app.methods.moon
 from client_app.methods.moon import MoonSite, twin
+from client_app.site_round import SiteRound
 from datasets.silo.silos import Split
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, METRICS
 from models.methods.moon import build_projection, contrastive_loss
-from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 
 Opened = Callable[..., MoonSite]
 Weights = Callable[..., dict[str, Any]]
@@ -65,7 +69,7 @@ def represent(network: TokenClassifier, inputs: Tensor) -> Tensor:
 
 def trained_once(opened: Opened, came: Mapping[str, Any], **own: Any) -> dict[str, Any]:
     """Let the site take part in round 1 and return other arrays for round 2, as others' would."""
-    opened("moon", came, own=own).answer()
+    SiteRound(opened("moon", came, own=own)).answer()
     draw = np.random.default_rng(0)
     return {
         name: (array + 0.05 * draw.standard_normal(array.shape)).astype(np.float32)
@@ -80,7 +84,10 @@ def test_the_first_round_is_fedavgs_and_the_head_comes_back_as_it_was(
 ) -> None:
     sent = came()
     plain = {name: array for name, array in sent.items() if not name.startswith("projection/")}
-    reply, fedavg = opened("moon", sent).answer(), opened("fedavg", plain).answer()
+    reply, fedavg = (
+        SiteRound(opened("moon", sent)).answer(),
+        SiteRound(opened("fedavg", plain)).answer(),
+    )
     assert set(reply[ARRAYS]) == set(sent)
     for name, array in reply[ARRAYS].items():
         expected = sent[name] if name.startswith("projection/") else fedavg[ARRAYS][name].numpy()
@@ -91,8 +98,8 @@ def test_the_first_round_is_fedavgs_and_the_head_comes_back_as_it_was(
 
 
 def test_the_site_keeps_the_model_that_it_sent(opened: Opened, came: Weights) -> None:
-    reply = opened("moon", came()).answer()
-    stored = opened("moon", round=2).stored
+    reply = SiteRound(opened("moon", came())).answer()
+    stored = opened("moon", round=2).context.stored
     assert all(name.startswith("previous/") for name in stored)
     assert len(stored) == len(reply[ARRAYS])
     for name, array in reply[ARRAYS].items():
@@ -108,12 +115,12 @@ def test_the_loss_is_the_networks_plus_mu_times_the_contrast_of_global_and_previ
     others = trained_once(opened, came(), **own)
     site = opened("moon", others, own=own, round=2)
     network = cast(TokenClassifier, site.open_network())
-    objective = site.objective(network)
+    objective = site.local_training(network).loss
     inputs, labels = site.silo.train.inputs[:9], site.silo.train.labels[:9]
     previous = twin(network).eval()
     for name, array in previous.state_dict().items():
         if name in exchanged_arrays(previous):
-            array.copy_(site.stored[f"previous/{name}"])
+            array.copy_(site.context.stored[f"previous/{name}"])
     with torch.no_grad():
         for array in exchanged_arrays(network).values():
             array *= 1.1  # as if it had been trained since
@@ -140,11 +147,11 @@ def test_the_fixed_models_stay_in_eval_mode_and_get_no_gradient(
     site = opened("moon", others, round=2)
     network = cast(TokenClassifier, site.open_network())
     start = arrays_of(network)
-    site.fit(network)
+    SiteRound(site).fit(site.local_training(network))
     came_as, previous = twins
     assert all(torch.equal(array, start[n]) for n, array in exchanged_arrays(came_as).items())
     for name, array in exchanged_arrays(previous).items():
-        assert torch.equal(array, site.stored[f"previous/{name}"])
+        assert torch.equal(array, site.context.stored[f"previous/{name}"])
     for fixed in twins:
         assert not any(part.training for part in fixed.modules())
         assert all(p.grad is None and not p.requires_grad for p in fixed.parameters())
@@ -164,7 +171,7 @@ def test_the_gradient_of_the_contrast_reaches_encoder_and_head_but_not_the_class
         others = trained_once(opened, came(), contrast_mu=mu)
         site = opened("moon", others, own={"contrast_mu": mu, "dropout": 0.1}, round=2)
         network = cast(TokenClassifier, site.open_network())
-        objective = site.objective(network)
+        objective = site.local_training(network).loss
         network.eval()
         objective(site.silo.train.inputs[:8], site.silo.train.labels[:8]).backward()
         found[mu] = {n: cast(Tensor, p.grad) for n, p in network.named_parameters()}
@@ -184,8 +191,8 @@ def test_a_large_mu_keeps_nearer_to_the_global_than_to_the_previous_model(
         others = trained_once(opened, came(), **own)
         site = opened("moon", others, own=own, round=2)
         network = cast(TokenClassifier, site.open_network())
-        objective, train = site.objective(network), site.silo.train
-        site.fit(network)
+        objective, train = site.local_training(network).loss, site.silo.train
+        SiteRound(site).fit(site.local_training(network))
         with torch.no_grad():
             whole = objective(train.inputs, train.labels).item()
             return (whole - network.loss(train.inputs, train.labels).item()) / mu
@@ -198,17 +205,17 @@ def test_the_previous_model_is_of_the_last_round_that_the_site_took_part_in(
 ) -> None:
     others = trained_once(opened, came())
     second = opened("moon", others, round=2)
-    second.answer()
+    SiteRound(second).answer()
     later = opened("moon", others, round=5)  # it missed rounds 3 and 4
-    kept = opened("moon", round=3).stored
-    assert all(torch.equal(array, kept[name]) for name, array in later.stored.items())
-    first = opened("moon", round=2).stored
+    kept = opened("moon", round=3).context.stored
+    assert all(torch.equal(array, kept[name]) for name, array in later.context.stored.items())
+    first = opened("moon", round=2).context.stored
     assert not torch.equal(first["previous/head.4.weight"], kept["previous/head.4.weight"])
 
 
 def test_a_round_that_is_asked_for_again_gives_the_same_bits(opened: Opened, came: Weights) -> None:
     others = trained_once(opened, came())
-    first, again = (opened("moon", others, round=2).answer() for _ in range(2))
+    first, again = (SiteRound(opened("moon", others, round=2)).answer() for _ in range(2))
     for name, array in first[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), again[ARRAYS][name].numpy())
 
@@ -226,8 +233,8 @@ def test_every_image_network_trains_between_the_two_models(
     site.silo = dataclasses.replace(site.silo, task=task, train=few)
     network = site.open_network()
     own_model = {f"previous/{name}": 0.9 * array for name, array in arrays_of(network).items()}
-    site.__dict__["stored"] = own_model
-    assert site.fit(network) > 0
+    site.context.__dict__["stored"] = own_model
+    assert SiteRound(site).fit(site.local_training(network))[0] > 0
     sent = site.outgoing(network)
     assert set(sent) == set(arrays)
     moved = {n for n, array in sent.items() if (array.numpy() != arrays[n]).any()}
@@ -254,8 +261,8 @@ def test_to_evaluate_the_plain_network_is_loaded_as_fedavg_loads_it(
     site = opened("moon", weights, phase="evaluate")
     network = cast(nn.Module, site.open_network())
     assert set(exchanged_arrays(network)) == set(weights)
-    found = site.measure_only()[METRICS]
-    other = opened("fedavg", weights, phase="evaluate").measure_only()[METRICS]
+    found = SiteRound(site).measure_only()[METRICS]
+    other = SiteRound(opened("fedavg", weights, phase="evaluate")).measure_only()[METRICS]
     key = "incoming.test.loss"
     assert found[key] == other[key]
 
@@ -264,14 +271,14 @@ def test_training_without_the_head_is_refused_by_name(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     with pytest.raises(SettingError, match=r"missing \['projection.layers.0.bias'"):
-        opened("moon", weights).answer()
+        SiteRound(opened("moon", weights)).answer()
 
 
 def test_epochs_that_span_rounds_keep_the_heads_moments_too(opened: Opened, came: Weights) -> None:
     own = {"epoch_steps": 4, "pace": 2, "local_epochs": 2, "batch_size": 32}  # those of TINY
-    opened("moon", came(), own=own).answer()
-    opened("moon", came(), own=own, round=2).answer()
-    stored = opened("moon", own=own, round=3).stored
+    SiteRound(opened("moon", came(), own=own)).answer()
+    SiteRound(opened("moon", came(), own=own, round=2)).answer()
+    stored = opened("moon", own=own, round=3).context.stored
     names = {name for name in stored if name.startswith("pace/optimiser/projection.")}
     assert "pace/optimiser/projection.layers.2.weight/exp_avg" in names
     assert {name for name in stored if name.startswith("previous/")}
@@ -283,7 +290,7 @@ def test_micro_batches_add_up_to_the_whole_batch(opened: Opened, came: Weights) 
     others = trained_once(opened, came())
     site = opened("moon", others, round=2)
     network = cast(TokenClassifier, site.open_network())
-    objective = site.objective(network)
+    objective = site.local_training(network).loss
     network.eval()
     inputs, labels = site.silo.train.inputs[:6], site.silo.train.labels[:6]
     parts = [objective(inputs[i : i + 2], labels[i : i + 2]).item() for i in (0, 2, 4)]

@@ -11,14 +11,15 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from client_app.methods.picsr import PICSRSite, RoutingWatch
+from client_app.methods.picsr import PICSRSite, RoutingProbe
 from client_app.opening import admit, open_method, open_site
+from client_app.site_round import SiteRound
 from datasets.silo.silos import Silo
 from models.contract.errors import CheckpointError, DataError, SettingError, SiteError
 from models.contract.messages import ARRAYS, METRICS, Instruction
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRNetwork, PICSRSettings, build_router
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.mixture import expert_array
 
 Opened = Callable[..., PICSRSite]
@@ -51,23 +52,25 @@ def routed(weights: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_warm_up_round_is_a_round_of_fedavg(opened: Opened, weights: dict[str, Any]) -> None:
     method = opened("picsr", weights, **stage("warmup"))
-    found, fedavg = method.answer(), opened("fedavg", weights).answer()
+    found, fedavg = SiteRound(method).answer(), SiteRound(opened("fedavg", weights)).answer()
     assert set(found[ARRAYS]) == set(weights)
     for name, array in arrays_of(fedavg).items():
         np.testing.assert_array_equal(arrays_of(found)[name], array)
     assert found[METRICS]["kept-state"] == 0
-    assert not method.state.folder.exists()
+    assert not method.context.state.folder.exists()
 
 
 def test_an_expert_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: Opened) -> None:
     first = opened("picsr", **stage("experts", returns=False))
-    reply = first.answer()
+    reply = SiteRound(first).answer()
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 1
     assert "incoming.val.accuracy" in reply[METRICS]
-    alone = opened("local", site="s1a").answer()[METRICS]  # the same weights, batches and draws
+    alone = SiteRound(opened("local", site="s1a")).answer()[
+        METRICS
+    ]  # the same weights, batches and draws
     assert reply[METRICS]["trained.train.loss"] == alone["trained.train.loss"]
-    kept = first.state.before(Instruction(2, "train"))
+    kept = first.context.state.before(Instruction(2, "train"))
     assert kept is not None
     later = opened("picsr", **stage("experts", round=2)).open_network()
     for name, tensor in exchanged_arrays(cast(torch.nn.Module, later)).items():
@@ -85,16 +88,16 @@ def test_an_expert_may_start_from_the_global_weights(
 
 def test_an_expert_that_is_gone_is_an_error_and_not_a_fresh_start(opened: Opened) -> None:
     with pytest.raises(CheckpointError, match="site s1a is gone from"):
-        opened("picsr", **stage("experts", round=2, expects_state=True)).answer()
+        SiteRound(opened("picsr", **stage("experts", round=2, expects_state=True))).answer()
 
 
 def test_the_last_expert_round_brings_the_trained_expert_and_the_mean_sample(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("picsr", **stage("experts"))
-    found = arrays_of(method.answer())
+    found = arrays_of(SiteRound(method).answer())
     assert set(found) == {f"expert/{name}" for name in weights} | {"prototype"}
-    kept = method.state.before(Instruction(2, "train"))
+    kept = method.context.state.before(Instruction(2, "train"))
     assert kept is not None
     for name in weights:
         np.testing.assert_array_equal(found[f"expert/{name}"], kept[name])
@@ -149,7 +152,7 @@ def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
 
 
 def test_a_site_of_just_enough_samples_sends_its_prototype(opened: Opened) -> None:
-    found = opened("picsr", own={"prototype_min_count": 36}, **stage("experts")).answer()
+    found = SiteRound(opened("picsr", own={"prototype_min_count": 36}, **stage("experts"))).answer()
     assert "prototype" in found[ARRAYS]
 
 
@@ -200,7 +203,7 @@ def test_noise_is_what_leaves_the_site(opened: Opened, tmp_path: Any) -> None:
     own, run_dir = {"prototype_noise": 0.5}, str(tmp_path)
     method = opened("picsr", own=own, **stage("experts", run_dir=run_dir))
     mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-    sent = arrays_of(method.answer())["prototype"]
+    sent = arrays_of(SiteRound(method).answer())["prototype"]
     np.testing.assert_allclose(sent - mean, noisy(opened, run_dir=run_dir), atol=1e-5)
 
 
@@ -208,16 +211,18 @@ def test_a_router_round_returns_the_trained_router_and_nothing_else(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
     method = opened("picsr", routed, **stage("router", round=2))
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     found = arrays_of(reply)
     assert set(found) == {name for name in routed if name.startswith("router/")}
     assert any(not np.array_equal(found[name], routed[name]) for name in found)
     assert reply[METRICS]["kept-state"] == 0
-    assert not method.state.folder.exists()
+    assert not method.context.state.folder.exists()
 
 
 def test_experts_come_back_too_if_they_are_trained(opened: Opened, routed: dict[str, Any]) -> None:
-    reply = opened("picsr", routed, own={"train_experts": True}, **stage("router")).answer()
+    reply = SiteRound(
+        opened("picsr", routed, own={"train_experts": True}, **stage("router"))
+    ).answer()
     found = arrays_of(reply)
     assert set(found) == {name for name in routed if not name.startswith("prototype/")}
     for site in SITES:
@@ -231,7 +236,7 @@ def test_router_training_leaves_frozen_experts_as_they_came(
 ) -> None:
     method = opened("picsr", routed, own={"train_experts": train_experts}, **stage("router"))
     network = cast(PICSRNetwork, method.open_network())
-    method.fit(network)
+    SiteRound(method).fit(method.local_training(network))
     for site, expert in zip(network.sites, network.experts, strict=True):
         same = {
             name: np.array_equal(tensor, routed[expert_array(site, name)])
@@ -244,7 +249,8 @@ def test_router_training_leaves_frozen_experts_as_they_came(
 def test_the_router_has_a_step_size_and_a_penalty_of_its_own(opened: Opened) -> None:
     own = {"router_learning_rate": 0.25, "router_weight_decay": 0.125, "learning_rate": 0.5}
     for name in STAGES:
-        found = opened("picsr", own=own, **stage(name)).training_settings()
+        method = opened("picsr", own=own, **stage(name))
+        found = method.local_training(method.classifier(None)).settings
         expected = (0.25, 0.125) if name == "router" else (0.5, 0.0)
         assert (found.learning_rate, found.weight_decay) == expected
 
@@ -252,22 +258,22 @@ def test_the_router_has_a_step_size_and_a_penalty_of_its_own(opened: Opened) -> 
 def test_routing_is_told_beside_every_measurement_of_a_router(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
-    metrics = opened("picsr", routed, own=few(4), **stage("router")).answer()[METRICS]
+    metrics = SiteRound(opened("picsr", routed, own=few(4), **stage("router"))).answer()[METRICS]
     for where in ("incoming.test", "incoming.val", "trained.val"):
         told = [float(str(metrics[f"{where}.routing.{site}.mean"])) for site in SITES]
         assert sum(told) == pytest.approx(1, abs=1e-5)
         assert f"{where}.routing.s2a.q95" in metrics
     # with the usual least of 10 the ten test samples are told of, the four validation samples not
-    usual = opened("picsr", routed, **stage("router")).answer()[METRICS]
+    usual = SiteRound(opened("picsr", routed, **stage("router"))).answer()[METRICS]
     assert {key.partition(".routing")[0] for key in usual if "routing" in key} == {"incoming.test"}
     assert len([key for key in usual if "routing" in key]) == 3 * 6
     assert "incoming.val.accuracy" in usual
-    before = opened("picsr", **stage("experts")).answer()[METRICS]
+    before = SiteRound(opened("picsr", **stage("experts"))).answer()[METRICS]
     assert not [key for key in before if "routing" in key]
 
 
 def test_routing_is_summed_up_over_all_batches() -> None:
-    watch = RoutingWatch(["a", "b"], least=3)
+    watch = RoutingProbe(["a", "b"], least=3)
     for weights in ([[0.25, 0.75], [0.5, 0.5]], [[0.75, 0.25]]):
         tokens = torch.tensor(weights).log()[..., None]
         watch.see(torch.cat([torch.full_like(tokens, 9.0), tokens], dim=-1))
@@ -282,7 +288,7 @@ def test_a_router_that_does_not_fit_its_experts_is_refused(
 ) -> None:
     routed["router/importance.bias"] = np.zeros(2, np.float32)
     with pytest.raises(SettingError, match=r"'importance.bias' is \(2,\), not \(3,\)"):
-        opened("picsr", routed, **stage("router")).answer()
+        SiteRound(opened("picsr", routed, **stage("router"))).answer()
 
 
 def test_a_patient_is_explained_by_weights_answers_and_distances(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from client_app.methods.uefl import CodeUse, UEFLSite
+from client_app.site_round import SiteRound
 from client_app.training.evaluation import tokens_of
 from models.contract.errors import CheckpointError, SettingError
 from models.contract.messages import ARRAYS, METRICS, Instruction
@@ -35,7 +36,7 @@ def test_a_site_uses_only_the_books_that_came(opened: Opened, shared: dict[str, 
 
 
 def test_a_site_sends_back_what_it_was_sent_trained(opened: Opened, shared: dict[str, Any]) -> None:
-    reply = opened("uefl", shared).answer()
+    reply = SiteRound(opened("uefl", shared)).answer()
     assert set(reply[ARRAYS]) == set(shared)
     assert not np.array_equal(reply[ARRAYS]["codebook.0"].numpy(), BOOK)
     assert reply[ARRAYS]["codebook.0"].numpy().shape == BOOK.shape
@@ -50,7 +51,7 @@ def test_weights_that_do_not_fit_are_refused(
     else:
         shared["odd"] = BOOK
     with pytest.raises(SettingError, match=rf"do not fit the network: .*{change} \['"):
-        opened("uefl", shared).answer()
+        SiteRound(opened("uefl", shared)).answer()
 
 
 def test_one_codeword_has_perplexity_one_and_the_tokens_own_mean_square(
@@ -58,7 +59,7 @@ def test_one_codeword_has_perplexity_one_and_the_tokens_own_mean_square(
 ) -> None:
     method = opened("uefl", {**weights, "codebook.0": np.zeros((1, WIDTH), np.float32)})
     network = method.open_network()
-    found = method.measured(network, "incoming", ("val",))
+    found = SiteRound(method).measured(network, "incoming", ("val",))
     tokens = tokens_of(network, method.silo.val, method.compute)
     assert tokens.shape == (4, 4, WIDTH)
     assert found["incoming.val.perplexity"] == 1.0
@@ -80,7 +81,7 @@ def test_code_use_is_counted_over_all_batches(opened: Opened, shared: dict[str, 
 def test_perplexity_and_distance_stand_beside_every_measurement(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
-    metrics = opened("uefl", shared).answer()[METRICS]
+    metrics = SiteRound(opened("uefl", shared)).answer()[METRICS]
     for where in ("incoming.val", "incoming.test", "trained.val"):
         assert 1 <= float(str(metrics[f"{where}.perplexity"])) <= 4
         assert float(str(metrics[f"{where}.codeword-distance"])) > 0
@@ -89,7 +90,7 @@ def test_perplexity_and_distance_stand_beside_every_measurement(
 def test_the_uncertainty_phase_answers_with_an_entropy_and_trains_nothing(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
-    reply = opened("uefl", shared, phase="uncertainty", step=1).answer()
+    reply = SiteRound(opened("uefl", shared, phase="uncertainty", step=1)).answer()
     assert ARRAYS not in reply
     measured = [key for key in reply[METRICS] if "." in key]
     assert measured == ["incoming.val.entropy"]
@@ -97,7 +98,7 @@ def test_the_uncertainty_phase_answers_with_an_entropy_and_trains_nothing(
 
 
 def centroids_of(method: UEFLSite) -> tuple[Any, Any]:
-    arrays = method.answer()[ARRAYS]
+    arrays = SiteRound(method).answer()[ARRAYS]
     return arrays["centroids"].numpy(), arrays["counts"].numpy()
 
 
@@ -128,7 +129,7 @@ def test_centroids_of_few_features_stay_at_the_site(opened: Opened, shared: dict
     own = {"centroid_min_count": 36 * 4 + 1}
     method = opened("uefl", shared, own=own, phase="centroids")
     centres, counts = centroids_of(method)
-    assert method.answer()[METRICS]["new-codewords"] == 0
+    assert SiteRound(method).answer()[METRICS]["new-codewords"] == 0
     assert centres.shape == (0, WIDTH)
     assert counts.shape == (0,)
 
@@ -140,17 +141,17 @@ def test_a_gaussian_start_of_a_shared_book_takes_nothing_from_any_site(
 ) -> None:
     own = {"codeword_start": "gaussian"}
     method = opened("uefl", {**shared, **extra}, site=site, own=own, phase="centroids", step=2)
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert set(reply) == {METRICS}
     always = {"num-examples", "seconds", "peak-memory-bytes", "kept-state"}
     assert set(reply[METRICS]) == {*always, "new-codewords"}
     assert reply[METRICS]["new-codewords"] == 4
     assert reply[METRICS]["kept-state"] == 0
-    assert method.state.before(Instruction(2, "train")) is None
+    assert method.context.state.before(Instruction(2, "train")) is None
 
 
 def own_books(method: UEFLSite, round_: int, step: int = 0) -> dict[str, torch.Tensor]:
-    found = method.state.before(Instruction(round_, "train", step))
+    found = method.context.state.before(Instruction(round_, "train", step))
     assert found is not None
     return found
 
@@ -160,7 +161,7 @@ def test_personal_books_start_gaussian_and_are_kept_at_the_site(
 ) -> None:
     method = opened("uefl", weights, own=PERSONAL)
     assert torch.equal(method.open_network().codebook(), torch.from_numpy(BOOK))
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert set(reply[ARRAYS]) == set(weights)
     kept = own_books(method, 2)
     assert set(kept) == {"codebook.0"}
@@ -172,10 +173,10 @@ def test_personal_books_start_gaussian_and_are_kept_at_the_site(
 def test_a_personal_extension_stays_at_the_site_and_is_used_in_the_next_round(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    opened("uefl", weights, own=PERSONAL).answer()
+    SiteRound(opened("uefl", weights, own=PERSONAL)).answer()
     method = opened("uefl", weights, own=PERSONAL, phase="centroids", step=2)
     before = method.open_network().codebook()
-    reply = method.answer()
+    reply = SiteRound(method).answer()
     assert ARRAYS not in reply
     assert reply[METRICS]["new-codewords"] == 4
     assert reply[METRICS]["kept-state"] == 1
@@ -191,9 +192,9 @@ def test_a_personal_site_without_a_large_enough_cluster_adds_no_book(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     own = {**PERSONAL, "centroid_min_count": 36 * 4 + 1}
-    opened("uefl", weights, own=own).answer()
+    SiteRound(opened("uefl", weights, own=own)).answer()
     method = opened("uefl", weights, own=own, phase="centroids", step=2)
-    assert method.answer()[METRICS]["new-codewords"] == 0
+    assert SiteRound(method).answer()[METRICS]["new-codewords"] == 0
     assert set(own_books(method, 2)) == {"codebook.0"}
 
 
@@ -201,15 +202,15 @@ def test_personal_books_that_are_gone_are_an_error_and_not_a_fresh_start(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     with pytest.raises(CheckpointError, match="site s1a is gone from"):
-        opened("uefl", weights, own=PERSONAL, round=2, expects_state=True).answer()
+        SiteRound(opened("uefl", weights, own=PERSONAL, round=2, expects_state=True)).answer()
 
 
 def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     own = {**PERSONAL, "codeword_start": "gaussian"}
-    opened("uefl", weights, own=own).answer()
-    reply = opened("uefl", weights, own=own, phase="centroids", step=2).answer()
+    SiteRound(opened("uefl", weights, own=own)).answer()
+    reply = SiteRound(opened("uefl", weights, own=own, phase="centroids", step=2)).answer()
     assert ARRAYS not in reply
     drawn = own_books(opened("uefl", weights, own=own), 2)["codebook.1"]
     assert torch.equal(drawn, gaussian_codebook(4, WIDTH, 7, 1))

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from client_app.site.audit_log import (
     ANSWERED,
     FAILED,
-    RefusedError,
     append_line,
     check_log,
     entry,
@@ -27,6 +26,7 @@ from client_app.site.audit_log import (
     names_in,
 )
 from client_app.site.policy import matches
+from models.contract.errors import RefusedError
 from models.contract.messages import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
 from strategies.wire.bundles import record_bytes
 from strategies.wire.records import to_record

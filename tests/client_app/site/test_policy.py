@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from client_app.app import app
 from client_app.methods.registry import method_class
-from client_app.site.audit_log import RefusedError, grouped, names_in
+from client_app.site.audit_log import grouped, names_in
 from client_app.site.policy import SiteFile, audit_log, matches, read_site_file
-from models.contract.errors import SiteError
+from models.contract.errors import RefusedError, SiteError
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from models.contract.methods import METHODS
+from models.contract.methods import METHODS, settings_class
 from models.contract.settings_schema import key_of
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
@@ -347,7 +347,7 @@ def test_a_method_that_asks_for_consent_may_get_it_from_the_file(hospital: Hospi
 
 def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file() -> None:
     known = {key_of(name) for name in SiteFile.__dataclass_fields__}
-    asked = [cls.consent(cls.settings_class()) for cls in map(method_class, METHODS)]
+    asked = [method_class(name).consent(settings_class(name)()) for name in METHODS]
     assert {consent[0] for consent in asked if consent} <= known
 
 

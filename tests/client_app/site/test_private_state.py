@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.site.private_state import SiteState, promise_of
+from client_app.site.private_state import SiteState, settings_digest_of
 from models.contract.errors import CheckpointError
 from models.contract.messages import Instruction
 from models.contract.methods import METHODS
@@ -208,10 +208,10 @@ def test_a_promise_is_of_all_settings_that_a_hospital_does_not_change(
 ) -> None:
     first = resolve(tiny("fedevprompt"))
     other = resolve(tiny("fedevprompt") | changes)
-    promises = [promise_of(settings.common, settings.own) for settings in (first, other)]
+    promises = [settings_digest_of(settings.common, settings.own) for settings in (first, other)]
     assert (promises[0] == promises[1]) is same
 
 
 def test_no_method_has_the_promise_of_another(tiny: Callable[..., dict[str, Value]]) -> None:
     settings = [resolve(tiny(method)) for method in sorted(METHODS)]
-    assert len({promise_of(one.common, one.own) for one in settings}) == len(METHODS)
+    assert len({settings_digest_of(one.common, one.own) for one in settings}) == len(METHODS)

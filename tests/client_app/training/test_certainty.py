@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from client_app.methods.base import SiteMethod
-from client_app.training.certainty import BINS, EvidenceWatch
+from client_app.site_round import SiteRound
+from client_app.training.certainty import BINS, EvidenceProbe
 from client_app.training.compute import Compute
-from client_app.training.evaluation import SiteNetwork, measure
+from client_app.training.evaluation import measure
 from datasets.silo.silos import Silo
 from models.contract.messages import METRICS
 from models.contract.settings import CommonSettings
-from models.networks.classifier import build_classifier
+from models.networks.build import build_classifier
+from models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 # Sums 4.2, 2 and 25: confidences 0.714, 0.85, 0.96 and vacuities 0.476, 1, 0.08
@@ -26,7 +28,7 @@ LABELS = torch.tensor([0, 1, 0])  # predicted 0, 1, 1: right, right, wrong
 Opened = Callable[..., SiteMethod]
 
 
-class LogAlpha(nn.Module):
+class LogAlpha(SiteNetwork):
     """A network whose tokens are log alpha; its dropout would take all of them away."""
 
     def __init__(self) -> None:
@@ -35,9 +37,6 @@ class LogAlpha(nn.Module):
 
     def encode(self, inputs: Tensor) -> Tensor:
         return inputs
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         dropped: Tensor = self.drop(features)
@@ -48,7 +47,7 @@ class LogAlpha(nn.Module):
 
 
 def watched(binned: bool) -> dict[str, float]:
-    watch = EvidenceWatch(LogAlpha(), LABELS, binned)
+    watch = EvidenceProbe(LogAlpha(), LABELS, binned)
     tokens = torch.tensor(ALPHAS).log()
     watch.see(tokens[:2])
     watch.see(tokens[2:])
@@ -85,7 +84,7 @@ def test_the_watch_draws_no_random_number_and_leaves_dropout_as_it_was(
     network = cast(SiteNetwork, build_classifier(settings, silo.task))
     key = (1, "s1a", "incoming", "test")
     plain = measure(network, silo.test, settings, CPU, key)
-    watch = EvidenceWatch(network, silo.test.labels, binned=True)
+    watch = EvidenceProbe(network, silo.test.labels, binned=True)
     told = measure(network, silo.test, settings, CPU, key, watch)
     assert {name: told[name] for name in plain} == plain
     assert 0 < told["vacuity"] <= 1
@@ -99,7 +98,7 @@ def test_the_watch_sees_the_network_without_dropout_however_many_passes(
 ) -> None:
     settings = dataclasses.replace(evidential(common), mc_passes=passes)
     network = build_classifier(settings, silo.task)
-    watch = EvidenceWatch(network, silo.test.labels, binned=False)
+    watch = EvidenceProbe(network, silo.test.labels, binned=False)
     found = measure(network, silo.test, settings, CPU, (1, "s1a"), watch)
     with torch.no_grad():
         strength = network.eval()(silo.test.inputs).exp().sum(dim=1)
@@ -107,7 +106,7 @@ def test_the_watch_sees_the_network_without_dropout_however_many_passes(
 
 
 def told_by(method: SiteMethod) -> dict[str, Any]:
-    return dict(method.measure_only()[METRICS])
+    return dict(SiteRound(method).measure_only()[METRICS])
 
 
 def has_bins(metrics: dict[str, Any], split: str) -> bool:

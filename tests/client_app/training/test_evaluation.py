@@ -11,13 +11,14 @@ from client_app.training.compute import Compute
 from client_app.training.evaluation import in_batches, measure, over_batches, predict, tokens_of
 from datasets.silo.silos import Split
 from models.contract.settings import CommonSettings
+from models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SETTINGS = CommonSettings(mc_passes=3, seed=7)
 KEY = (1, "s1a", "test")
 
 
-class FixedLogits(nn.Module):
+class FixedLogits(SiteNetwork):
     """A network whose images are its logits: (batch, 1, 1, classes)."""
 
     def __init__(self) -> None:
@@ -27,9 +28,6 @@ class FixedLogits(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         self.batches.append(len(images))
         return images.flatten(1)
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         return features

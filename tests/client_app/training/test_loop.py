@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.loop import batches, open_optimiser, passes_of, train_locally
+from client_app.training.loop import (
+    LocalTraining,
+    batches,
+    open_optimiser,
+    passes_of,
+    train_locally,
+)
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 
@@ -46,7 +54,7 @@ def test_the_order_follows_the_generator() -> None:
     assert not torch.equal(first, other)
 
 
-class Counting(nn.Module):
+class Counting(SiteNetwork):
     """A network whose loss is the mean of its images, times one plus nothing."""
 
     def __init__(self, factor: float = 1.0) -> None:
@@ -57,9 +65,6 @@ class Counting(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         return images
-
-    def discretise(self, tokens: Tensor) -> Tensor:
-        return tokens
 
     def classify(self, features: Tensor) -> Tensor:
         return features
@@ -78,14 +83,14 @@ def test_the_loss_is_the_mean_over_samples_not_over_batches(common: CommonSettin
     # 21 samples in batches of 16 and 5: a mean over batches would depend on their order.
     for epochs in (1, 3):
         settings = dataclasses.replace(common, local_epochs=epochs)
-        loss = train_locally(Counting(), split_of(21), settings, CPU, (1, "s1a"))
+        loss = train_locally(LocalTraining(Counting(), split_of(21), settings, CPU, (1, "s1a")))
         assert loss == pytest.approx(10.0)
 
 
 def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings) -> None:
     def seen(*key: int | str) -> list[int]:
         network = Counting()
-        train_locally(network, split_of(20), common, CPU, key)
+        train_locally(LocalTraining(network, split_of(20), common, CPU, key))
         return network.seen
 
     assert seen(1, "s1a") == seen(1, "s1a")
@@ -95,7 +100,11 @@ def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings)
 
 def test_each_epoch_shows_each_sample_once_in_another_order(common: CommonSettings) -> None:
     network = Counting()
-    train_locally(network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a"))
+    train_locally(
+        LocalTraining(
+            network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a")
+        )
+    )
     epochs = [network.seen[i : i + 20] for i in range(0, 60, 20)]
     assert len(network.seen) == 60
     assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
@@ -107,19 +116,19 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
     # The server adds site and round.
     said = r"^training diverged, its loss is (nan|inf): lower 'learning-rate'$"
     with pytest.raises(SiteError, match=said):
-        train_locally(Counting(factor), split_of(20), common, CPU, (17, "s2b"))
+        train_locally(LocalTraining(Counting(factor), split_of(20), common, CPU, (17, "s2b")))
 
 
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
     network = build_classifier(common, silo.task)
     with pytest.raises(SiteError, match=r"^training diverged, its loss is .*'learning-rate'"):
-        train_locally(network, silo.train, wild, CPU, (2, "s1a"))
+        train_locally(LocalTraining(network, silo.train, wild, CPU, (2, "s1a")))
 
 
 def trained(common: CommonSettings, silo: Silo, key: tuple[Any, ...]) -> tuple[float, bytes]:
     network: TokenClassifier = build_classifier(common, silo.task)
-    loss = train_locally(network, silo.train, common, CPU, key)
+    loss = train_locally(LocalTraining(network, silo.train, common, CPU, key))
     state = network.state_dict()
     return loss, b"".join(state[name].numpy().tobytes() for name in sorted(state))
 
@@ -150,7 +159,8 @@ def test_training_leaves_the_processes_random_numbers_alone(
 def test_training_lowers_the_loss(common: CommonSettings, silo: Silo) -> None:
     network = build_classifier(common, silo.task)
     losses = [
-        train_locally(network, silo.train, common, CPU, (round_, "s1a")) for round_ in range(6)
+        train_locally(LocalTraining(network, silo.train, common, CPU, (round_, "s1a")))
+        for round_ in range(6)
     ]
     assert losses[-1] < losses[0]
 
@@ -233,7 +243,9 @@ def test_passes_of_a_round_by_hand_and_each_is_told_before_it_begins(
     def begins(number: int) -> None:
         told.append((number, len(network.seen)))
 
-    train_locally(network, split_of(count), settings, CPU, (1, "s1a"), pass_begins=begins)
+    train_locally(
+        LocalTraining(network, split_of(count), settings, CPU, (1, "s1a"), pass_begins=begins)
+    )
     assert told == [(number, number * count) for number in range(passes)]
 
 
@@ -243,7 +255,9 @@ def test_an_objective_replaces_the_networks_own_loss(common: CommonSettings) -> 
     def objective(inputs: Tensor, labels: Tensor) -> Tensor:
         return (labels.float() + inputs.flatten()).mean() + 0 * network.weight.sum()
 
-    loss = train_locally(network, split_of(21), common, CPU, (1, "s1a"), objective=objective)
+    loss = train_locally(
+        LocalTraining(network, split_of(21), common, CPU, (1, "s1a"), objective=objective)
+    )
     assert loss == pytest.approx(20.0)  # twice the mean of 0..20
     assert network.seen == []
 
@@ -257,7 +271,11 @@ def test_a_penalty_is_no_part_of_an_objective_and_is_added_to_it(common: CommonS
     def penalty() -> Tensor:
         return torch.tensor(0.5)
 
-    loss = train_locally(network, split_of(20), common, CPU, (1, "a"), penalty, objective=objective)
+    loss = train_locally(
+        LocalTraining(
+            network, split_of(20), common, CPU, (1, "a"), penalty=penalty, objective=objective
+        )
+    )
     assert loss == pytest.approx(2.5)
 
 
@@ -271,13 +289,15 @@ def test_an_optimiser_that_is_given_goes_on_and_else_it_is_a_fresh_one(
         kept = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9) if own else None
         for round_ in (1, 2):
             train_locally(
-                network,
-                split_of(2),
-                settings,
-                CPU,
-                (round_, "s1a"),
-                objective=lambda inputs, labels: network.weight.sum(),
-                optimiser=kept,
+                LocalTraining(
+                    network,
+                    split_of(2),
+                    settings,
+                    CPU,
+                    (round_, "s1a"),
+                    objective=lambda inputs, labels: network.weight.sum(),
+                    optimiser=kept,
+                )
             )
         return network.weight.item()
 
@@ -296,5 +316,5 @@ def test_images_of_8_bits_train_as_their_float_version_does(
     for inputs in (bytes_, floats):
         network = build_classifier(common, silo.task)
         split = Split(inputs, silo.train.labels[:36])
-        losses.append(train_locally(network, split, common, CPU, (1, "s1a")))
+        losses.append(train_locally(LocalTraining(network, split, common, CPU, (1, "s1a"))))
     assert losses[0] == losses[1]

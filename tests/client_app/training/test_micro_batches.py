@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute, choose_compute
-from client_app.training.loop import add_gradients, micro_batches, train_locally
+from client_app.training.loop import LocalTraining, add_gradients, micro_batches, train_locally
 from datasets.silo.silos import Silo, Split
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 
@@ -52,7 +54,7 @@ def test_micro_batches_of_a_whole_batch_change_no_bit(common: CommonSettings, si
     for size in (0, 16):
         settings = dataclasses.replace(common, micro_batch=size)
         network = build_classifier(settings, silo.task)
-        train_locally(network, silo.train, settings, CPU, (1, "s1a"))
+        train_locally(LocalTraining(network, silo.train, settings, CPU, (1, "s1a")))
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -62,8 +64,14 @@ def test_after_each_step_the_batch_is_handed_on_and_a_plan_is_kept_to(
 ) -> None:
     seen: list[Tensor] = []
     network = build_classifier(common, silo.task)
+
+    def see(inputs: Tensor, optimiser: torch.optim.Optimizer) -> None:
+        seen.append(inputs)
+
     plan = [[torch.tensor([3, 4]), torch.tensor([0, 35])]]
-    train_locally(network, silo.train, common, CPU, (1, "a"), plan=plan, after_step=seen.append)
+    train_locally(
+        LocalTraining(network, silo.train, common, CPU, (1, "a"), plan=plan, after_step=see)
+    )
     assert len(seen) == 2
     assert torch.equal(seen[0], silo.train.inputs[[3, 4]])
     assert torch.equal(seen[1], silo.train.inputs[[0, 35]])
@@ -78,7 +86,7 @@ def test_radiographs_train_as_their_standardised_version_does(common: CommonSett
     found = []
     for inputs in (raw, (pixels - mean) / spread):
         network = build_classifier(common, Task((1, 16, 16), 10))
-        train_locally(network, Split(inputs, labels), common, CPU, (1, "a"))
+        train_locally(LocalTraining(network, Split(inputs, labels), common, CPU, (1, "a")))
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 

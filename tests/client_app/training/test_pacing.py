@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from client_app.methods.base import SiteMethod
+from client_app.site_round import SiteRound
 from client_app.training.optimiser_state import moments_of, restore_moments
-from client_app.training.pacing import open_pacing
+from client_app.training.pacing import open_pacing, shuffled
 from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings
 
@@ -86,7 +87,7 @@ def _rounds(opened: Opened, weights: dict[str, Any], pace: int, count: int) -> d
     for round_ in range(1, count + 1):
         own = PACED | {"pace": pace, "dropout": 0.0}
         site = opened("fedavg", arrays, own=own, round=round_, evaluate=False, run_dir="x")
-        reply = site.answer()
+        reply = SiteRound(site).answer()
         arrays = {name: array.numpy() for name, array in reply[ARRAYS].items()}
     return arrays
 
@@ -104,18 +105,17 @@ def test_two_rounds_of_half_an_epoch_are_one_of_a_whole(
 
 def test_the_loss_told_is_of_the_rounds_steps(opened: Opened, weights: dict[str, Any]) -> None:
     site = opened("fedavg", weights, own=PACED, evaluate=False)
-    loss = site.answer()["metrics"]["trained.train.loss"]
+    loss = SiteRound(site).answer()["metrics"]["trained.train.loss"]
     assert 1.5 < cast(float, loss) < 4
-    assert site.stored == {}
+    assert site.context.stored == {}
     after = opened("fedavg", weights, own=PACED, round=2)
-    assert int(after.stored["pace/position"]) == 2
-    assert after.own_state() is None
+    assert int(after.context.stored["pace/position"]) == 2
+    assert after.own_state() == {}
 
 
 def test_an_order_of_another_epoch_is_another_one(opened: Opened, weights: dict[str, Any]) -> None:
-    site = opened("fedavg", weights, own=PACED)
-    network = site.open_network()
-    first, second = site.epoch_order(network, 0), site.epoch_order(network, 1)
+    common = opened("fedavg", weights, own=PACED).common
+    first, second = (shuffled(36, common, epoch, "s1a") for epoch in (0, 1))
     assert sorted(first.tolist()) == list(range(36)) == sorted(second.tolist())
     assert first.tolist() != second.tolist()
-    assert pytest.approx(first.tolist()) == site.epoch_order(network, 0).tolist()
+    assert pytest.approx(first.tolist()) == shuffled(36, common, 0, "s1a").tolist()

@@ -16,7 +16,7 @@ from datasets.silo.silos import SPLITS, DataSet, Silo, Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, build
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 
 SMALL = CommonSettings(
     dataset="mnist",

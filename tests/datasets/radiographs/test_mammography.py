@@ -21,7 +21,7 @@ from datasets.registry import check_data_settings, load_silo, silo_names
 from datasets.silo.silos import Silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
 
 OWN = CommonSettings(dataset="mammography")
 DECLARATION = """\

@@ -18,7 +18,7 @@ from datasets.radiographs.masks import (
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 
 
 def split(count: int) -> Split:

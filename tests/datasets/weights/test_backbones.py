@@ -33,7 +33,8 @@ from datasets.weights.backbones import (
 )
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from models.networks.prompted_vit import PromptedViT
 
 SIZES: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
@@ -345,7 +346,8 @@ import json, sys, time
 from safetensors.torch import save_file
 from datasets.weights.backbones import load_backbone
 from models.contract.errors import SettingError
-from models.networks.classifier import Task, build_classifier
+from models.networks.kinds import Task
+from models.networks.build import build_classifier
 from models.contract.settings import CommonSettings
 
 told = {}

@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 from datasets.weights.initial_weights import load_initial_weights
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 
 TASK = Task((1, 16, 16), 3)
 CONV = CommonSettings(network="conv", width=4, seed=1)

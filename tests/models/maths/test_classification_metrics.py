@@ -11,12 +11,12 @@ from torch import Tensor
 from models.maths.classification_metrics import (
     CALIBRATION_BINS,
     bin_counts,
-    classification_evidence,
+    classification_metrics,
 )
 
 
 def of(rows: list[list[float]], labels: list[int]) -> dict[str, float]:
-    return classification_evidence(torch.tensor(rows, dtype=torch.float64), torch.tensor(labels))
+    return classification_metrics(torch.tensor(rows, dtype=torch.float64), torch.tensor(labels))
 
 
 def of_second(shares: list[float], labels: list[int]) -> dict[str, float]:
@@ -91,7 +91,7 @@ def test_three_classes_of_which_one_does_not_occur_have_no_auc_and_recalls_of_th
     assert found["balanced-accuracy"] == pytest.approx((1 / 2 + 2 / 3) / 2)
 
 
-def test_one_sample_has_evidence_too() -> None:
+def test_one_sample_has_metrics_too() -> None:
     found = of_second([0.3], [0])
     assert found == {"calibration-error": pytest.approx(0.3)}
 
@@ -108,17 +108,17 @@ def predictions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 @settings(max_examples=30, deadline=None)
 @given(predictions(), st.randoms(use_true_random=False))
-def test_evidence_is_a_share_and_does_not_depend_on_the_order_of_samples(
+def test_metrics_are_shares_and_do_not_depend_on_the_order_of_samples(
     case: tuple[Tensor, Tensor], random: Random
 ) -> None:
     probabilities, labels = case
-    found = classification_evidence(probabilities, labels)
+    found = classification_metrics(probabilities, labels)
     assert all(0 <= value <= 1 + 1e-9 for value in found.values())
     assert ("auc" in found) == (len(labels.unique()) == probabilities.shape[1])
     assert ("balanced-accuracy" in found) == (len(labels.unique()) > 1)
     order = list(range(len(labels)))
     random.shuffle(order)
-    again = classification_evidence(probabilities[order], labels[order])
+    again = classification_metrics(probabilities[order], labels[order])
     assert again == pytest.approx(found, abs=1e-6)
 
 

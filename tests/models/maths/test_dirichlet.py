@@ -25,7 +25,9 @@ from models.maths.dirichlet import (
     skewed_prior,
     vacuity,
 )
-from models.networks.classifier import Task, TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.kinds import Task
 
 PARAMETER = st.floats(0.02, 80)
 

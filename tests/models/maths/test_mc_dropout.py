@@ -13,7 +13,9 @@ from models.maths.mc_dropout import (
     only_dropout_active,
     predictive_entropy,
 )
-from models.networks.classifier import Task, TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.kinds import Task
 
 
 def _network() -> TokenClassifier:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.maths.standardisation import Figures, pooled_figures, standardised, sums_of
+from models.contract.feature_statistics import FeatureStatistics
+from models.maths.standardisation import pooled_statistics, standardised, sums_of
 
 NAN = math.nan
 # Two hospitals: an age that both know, a pulse that one row lacks, a constant, and an unknown.
@@ -44,7 +45,7 @@ def test_sums_are_added_up_in_double_precision() -> None:
 
 
 def test_pooled_figures_of_two_hospitals_by_hand() -> None:
-    figures = pooled_figures([sums_of(FIRST), sums_of(SECOND)])
+    figures = pooled_statistics([sums_of(FIRST), sums_of(SECOND)])
     assert figures.mean.tolist() == pytest.approx([3, 15, 7, 0])
     # Variances (4 + 0 + 4) / 3 and 25; what never varies or is nowhere known is only shifted.
     assert figures.std.tolist() == pytest.approx([math.sqrt(8 / 3), 5, 1, 1])
@@ -53,7 +54,7 @@ def test_pooled_figures_of_two_hospitals_by_hand() -> None:
 @settings(max_examples=50, deadline=None)
 @given(hospitals())
 def test_pooled_figures_are_those_of_all_rows_below_one_another(rows: list[Tensor]) -> None:
-    figures = pooled_figures([sums_of(one) for one in rows])
+    figures = pooled_statistics([sums_of(one) for one in rows])
     stacked = np.concatenate([one.numpy() for one in rows]).astype(np.float64)
     for feature, column in enumerate(stacked.T):
         known = column[~np.isnan(column)]
@@ -74,30 +75,30 @@ def test_a_feature_that_never_varies_is_shifted_to_zero_and_not_blown_up(
     value: float, count: int
 ) -> None:
     rows = torch.full((count, 1), value)
-    figures = pooled_figures([sums_of(rows)])
+    figures = pooled_statistics([sums_of(rows)])
     assert figures.std.tolist() == [1]
     assert standardised(rows, figures).abs().max().item() <= 1e-9 * abs(value)
 
 
 def test_figures_do_not_depend_on_how_rows_are_shared_out_and_hardly_on_the_order() -> None:
     rows = torch.randn(30, 3, generator=torch.Generator().manual_seed(2)) * 9 + 120
-    whole = pooled_figures([sums_of(rows)])
+    whole = pooled_statistics([sums_of(rows)])
     parts = [sums_of(part) for part in torch.split(rows, [4, 11, 15])]
     for order in itertools.permutations(parts):
-        figures = pooled_figures(order)
+        figures = pooled_statistics(order)
         np.testing.assert_allclose(figures.mean, whole.mean, rtol=1e-14)
         np.testing.assert_allclose(figures.std, whole.std, rtol=1e-10)
 
 
 def test_equal_sums_in_the_same_order_make_the_same_bits() -> None:
     parts = [sums_of(torch.randn(7, 3, generator=torch.Generator().manual_seed(s))) for s in (1, 2)]
-    first, again = pooled_figures(parts), pooled_figures(list(parts))
+    first, again = pooled_statistics(parts), pooled_statistics(list(parts))
     assert first.mean.tobytes() == again.mean.tobytes()
     assert first.std.tobytes() == again.std.tobytes()
 
 
 def test_rows_become_standard_deviations_from_the_mean_and_what_is_missing_zero() -> None:
-    figures = Figures(np.array([3.0, 15.0]), np.array([2.0, 5.0]))
+    figures = FeatureStatistics(np.array([3.0, 15.0]), np.array([2.0, 5.0]))
     rows = torch.tensor([[1.0, 10.0], [3.0, NAN], [8.0, 25.0]])
     found = standardised(rows, figures)
     assert found.tolist() == [[-1.0, -1.0], [0.0, 0.0], [2.5, 2.0]]
@@ -106,7 +107,7 @@ def test_rows_become_standard_deviations_from_the_mean_and_what_is_missing_zero(
 
 
 def test_no_rows_stay_no_rows() -> None:
-    figures = Figures(np.zeros(2), np.ones(2))
+    figures = FeatureStatistics(np.zeros(2), np.ones(2))
     assert standardised(torch.empty(0, 2), figures).shape == (0, 2)
 
 
@@ -114,7 +115,7 @@ def test_no_rows_stay_no_rows() -> None:
 @given(hospitals())
 def test_by_figures_of_its_own_the_mean_row_of_every_site_is_zero(rows: list[Tensor]) -> None:
     for one in rows:
-        figures = pooled_figures([sums_of(one)])
+        figures = pooled_statistics([sums_of(one)])
         found = standardised(one, figures).double()
         # a float32 cell is off by 6e-8 of its size, and so is their mean
         bound = 1e-6 * max(1.0, found.abs().max().item())
@@ -126,7 +127,7 @@ def test_by_figures_of_its_own_the_mean_row_of_every_site_is_zero(rows: list[Ten
 def test_pooled_standardised_rows_have_mean_zero_and_deviation_one_or_none(
     rows: list[Tensor],
 ) -> None:
-    figures = pooled_figures([sums_of(one) for one in rows])
+    figures = pooled_statistics([sums_of(one) for one in rows])
     found = torch.cat([standardised(one, figures) for one in rows]).double().numpy()
     stacked = np.concatenate([one.numpy() for one in rows]).astype(np.float64)
     for feature in range(3):

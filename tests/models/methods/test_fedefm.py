@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.contract.array_names import by_site
 from models.contract.settings import CommonSettings
 from models.methods import fedefm
-from models.methods.decentralised import by_site, mixed
+from models.methods.decentralised import mixed
 from models.methods.fedefm import FedEFMSettings, batch_closeness, distillation, multishot_loss
-from models.networks.classifier import Task, TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.kinds import Task
 
 PLAIN = FedEFMSettings()
 

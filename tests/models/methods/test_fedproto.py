@@ -18,7 +18,8 @@ from models.methods.fedproto import (
     matching_loss,
     nearest_logits,
 )
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 # Of three classes the second has no target
 TARGETS = ClassTargets(
@@ -80,7 +81,7 @@ def test_a_network_measured_by_prototypes_ignores_its_head() -> None:
     embeddings = network.encode(inputs).flatten(1).detach()
     values = torch.stack([embeddings[1], torch.zeros(4), embeddings[3]])
     nearest = NearestPrototype(network, ClassTargets(values, torch.tensor([True, False, True])))
-    found = nearest.classify(nearest.discretise(nearest.encode(inputs)))
+    found = nearest.classify(nearest.features(nearest.encode(inputs)))
     assert found.argmax(dim=1)[[1, 3]].tolist() == [0, 2]
     distances = torch.cdist(embeddings, values).square()
     torch.testing.assert_close(found[:, [0, 2]], -distances[:, [0, 2]], rtol=1e-4, atol=1e-5)

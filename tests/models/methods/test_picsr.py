@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.contract.settings import CommonSettings
-from models.maths.standardisation import pooled_figures, standardised, sums_of
+from models.maths.standardisation import pooled_statistics, standardised, sums_of
 from models.methods.picsr import (
     PICSRNetwork,
     PICSRSettings,
     Router,
-    arrays_below,
     build_router,
     inverted,
     prototype,
 )
-from models.networks.classifier import Task, TokenClassifier, build_classifier
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.kinds import Task
 from models.networks.mixture import Mixture
 
 CORNERS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0]])
@@ -162,13 +163,6 @@ def test_the_softmax_of_the_scores_sums_is_the_weights(
     assert torch.allclose(torch.softmax(scores.sum(dim=1), dim=0), weights, atol=1e-3)
 
 
-def test_arrays_below_a_prefix_come_sorted_by_the_rest_of_their_names() -> None:
-    arrays = {"router/b": 1, "prototype/router/x": 2, "router/a.w": 3, "router": 4, "router/": 5}
-    found = arrays_below("router/", arrays)
-    assert list(found.items()) == [("", 5), ("a.w", 3), ("b", 1)]
-    assert arrays_below("expert/", arrays) == {}
-
-
 @given(st.lists(POINTS, min_size=1, max_size=4))
 def test_a_router_is_blind_where_all_prototypes_coincide(
     samples: list[tuple[float, float]],
@@ -183,9 +177,9 @@ def test_per_site_standardisation_makes_prototypes_coincide_and_pooled_figures_d
     sites = [
         torch.randn(30, 2, generator=draw) * (1 + at) + 10 * at for at in range(3)
     ]  # three hospitals far apart
-    blind = [prototype(standardised(rows, pooled_figures([sums_of(rows)]))) for rows in sites]
+    blind = [prototype(standardised(rows, pooled_statistics([sums_of(rows)]))) for rows in sites]
     assert torch.allclose(torch.stack(blind), torch.zeros(3, 2), atol=1e-6)
-    figures = pooled_figures([sums_of(rows) for rows in sites])
+    figures = pooled_statistics([sums_of(rows) for rows in sites])
     seeing = torch.stack([prototype(standardised(rows, figures)) for rows in sites])
     router = build_router(PICSRSettings(), (2,), 3, seed=0)
     patient = torch.tensor([[1.0, -1.0]])

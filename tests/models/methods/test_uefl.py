@@ -17,7 +17,8 @@ from models.methods.uefl import (
     straight_through,
     uncertain_sites,
 )
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 
 BOOK = torch.tensor([[0.0, 0.0], [4.0, 4.0]])
 
@@ -111,7 +112,7 @@ def test_books_stand_below_one_another_in_the_order_of_their_numbers() -> None:
 
 def test_the_head_reads_nothing_but_codewords_of_the_books_given() -> None:
     network = _network({"0": torch.eye(4), "1": -torch.eye(4)})
-    read = network.discretise(network.encode(_images())).reshape(-1, 4)
+    read = network.features(network.encode(_images())).reshape(-1, 4)
     distance = torch.cdist(read, network.codebook()).min(dim=1).values
     assert distance.max().item() < 1e-5
 

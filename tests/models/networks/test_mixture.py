@@ -12,7 +12,10 @@ from torch import Tensor
 
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, TokenClassifier, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 from models.networks.mixture import (
     Mixture,
     by_expert,

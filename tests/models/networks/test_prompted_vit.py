@@ -12,13 +12,9 @@ from torch import Tensor, nn
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.maths.attention_rollout import rollout
-from models.networks.classifier import (
-    Task,
-    build_classifier,
-    check_network_settings,
-    exchanged_arrays,
-    load_exchanged,
-)
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.kinds import Task, check_network_settings
 from models.networks.prompted_vit import PromptedViT, build_vit, prefix_attention
 
 COLOUR, GREY = Task((3, 16, 16), 4), Task((1, 16, 16), 4)

@@ -6,7 +6,10 @@ from torch import nn
 
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, build_classifier, exchanged_arrays, float_inputs
+from models.networks.build import build_classifier
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 from models.networks.resnet22 import ResNet22, build_head, still_statistics
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from datasets.weights.backbones import backbone_digest, load_backbone
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from models.networks.resnet22 import ResNet22
 
 TASK = Task((1, 32, 32), 2)

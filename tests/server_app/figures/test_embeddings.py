@@ -13,7 +13,8 @@ import torch
 
 from datasets.io.atomic_files import load_state
 from models.contract.errors import DataError
-from models.networks.classifier import TokenClassifier, exchanged_arrays
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
 from server_app.cli.main import main
 from server_app.figures.embeddings import (
     Cloud,

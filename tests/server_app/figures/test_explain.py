@@ -12,16 +12,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from client_app.methods.learner import set_prior
+from client_app.training.initial_network import set_prior
 from datasets.io.atomic_files import load_state
 from datasets.registry import load_silo
 from models.contract.settings_schema import Value
-from models.networks.classifier import (
-    build_classifier,
-    exchanged_arrays,
-    float_inputs,
-    load_exchanged,
-)
+from models.networks.build import build_classifier
+from models.networks.encoders import float_inputs
+from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.prompted_vit import PromptedViT
 from server_app.cli.main import main
 from server_app.config.settings import resolve

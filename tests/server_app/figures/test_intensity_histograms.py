@@ -9,7 +9,7 @@ import torch
 
 from datasets.silo.silos import Split
 from models.contract.errors import DataError
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
 from server_app.cli.main import main
 from server_app.figures.intensity_histograms import Histograms, draw_histograms, measure_pixels
 

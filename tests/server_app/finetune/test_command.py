@@ -22,7 +22,8 @@ from datasets.silo.silos import Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from server_app.cli.main import main
 from server_app.config.settings import resolve
 from server_app.finetune.command import data as finetune_data

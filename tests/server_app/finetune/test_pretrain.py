@@ -15,7 +15,7 @@ from datasets.digits.pools import find_places
 from datasets.io.atomic_files import load_state
 from datasets.registry import data_set, load_silo, silo_names
 from models.contract.errors import FedsiloError
-from models.networks.classifier import float_inputs
+from models.networks.encoders import float_inputs
 from server_app.cli.main import main
 from server_app.config.settings import RunSettings, find_experiment, resolve
 from server_app.figures.explain import finished_site

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from models.contract.errors import SettingError, SiteError
 from models.contract.messages import ARRAYS, DP_RELEASES, METRICS, SiteFacts
 from models.contract.settings import CommonSettings
-from models.privacy.gaussian_mechanism import SPENT, epsilon
+from models.privacy.accountant import SPENT, epsilon
 from server_app.config.settings import resolve
 from server_app.records.privacy_account import PrivacyHook
 from server_app.records.summary import NO_PRIVACY, privacy_document

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from models.contract.feature_statistics import Sums
 from models.contract.messages import EVALUATE, FIGURES, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
-from models.maths.standardisation import Sums
 from strategies.loop.roster import Roster
 from strategies.loop.round_loop import RoundLoop
 from strategies.methods.fedavg import FedAvg

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from models.contract.errors import SiteError
 from models.contract.messages import CONFIG, SiteFacts
 from models.contract.settings import CommonSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from server_app.run.inline_engine import InlineGrid, partition_configs
 from strategies.loop.roster import Roster, meet_sites, wait_for_nodes
 from strategies.wire.bundles import record_bytes

@@ -13,7 +13,7 @@ from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings
 from models.methods.cdl import CDLSettings
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
 from server_app.figures.explain import finished_site
 from strategies.loop.roster import Roster

@@ -12,7 +12,8 @@ from flwr.app import Message, RecordDict
 
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
 from strategies.loop.round_loop import RoundLoop

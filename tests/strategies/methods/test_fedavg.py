@@ -9,7 +9,8 @@ import numpy as np
 from models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.methods.uefl import UEFLSettings
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
 from strategies.methods.fedavg import FedAvg

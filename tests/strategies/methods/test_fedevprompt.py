@@ -13,7 +13,7 @@ from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import FedEvPromptSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from server_app.config.settings import resolve
 from strategies.loop.roster import Roster
 from strategies.loop.state import ArraySpec, RoundState, SiteReply

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, RecordDict
+from torch import Tensor
 
 import client_app.opening
 import server_app.run.inline_engine
-from client_app.methods.fedevprompt import FedEvPromptSite
-from client_app.site.private_state import SiteState, promise_of
-from client_app.training.evaluation import SiteNetwork
+from client_app.site.private_state import SiteState, settings_digest_of
+from client_app.site_round import SiteRound
+from client_app.training.loop import LocalTraining
 from datasets.io.atomic_files import load_state
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
@@ -28,7 +29,7 @@ from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, EVALUATE, HELLO, Instruction
 from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import FedEvPromptSettings
-from models.networks.classifier import exchanged_arrays
+from models.networks.exchanged import exchanged_arrays
 from models.networks.prompted_vit import PromptedViT
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
@@ -191,19 +192,20 @@ def fails_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
     """Return a function that lets a site fail to train in some rounds, and watches all others."""
 
     def arrange(site: str, *rounds: int) -> Watched:
-        usual, seen = FedEvPromptSite.fit, Watched()
+        usual, seen = SiteRound.fit, Watched()
 
-        def fit(self: FedEvPromptSite, network: SiteNetwork) -> float:
-            key = (self.silo.name, self.request.instruction.round)
-            if self.silo.name == site and key[1] in rounds:
+        def fit(self: SiteRound, training: LocalTraining) -> tuple[float, dict[str, Tensor]]:
+            method = self.method
+            key = (method.silo.name, method.request.instruction.round)
+            if method.silo.name == site and key[1] in rounds:
                 raise SiteError("the disk is full")
-            vit = cast(PromptedViT, network)
+            vit = cast(PromptedViT, training.network)
             seen.before[key] = {n: a.numpy().copy() for n, a in exchanged_arrays(vit).items()}
-            loss = usual(self, network)
+            fitted = usual(self, training)
             seen.after[key] = {n: a.numpy().copy() for n, a in exchanged_arrays(vit).items()}
-            return loss
+            return fitted
 
-        monkeypatch.setattr(FedEvPromptSite, "fit", fit)
+        monkeypatch.setattr(SiteRound, "fit", fit)
         return seen
 
     return arrange
@@ -429,7 +431,7 @@ def test_a_site_stores_no_state_of_a_round_that_the_server_loses(
 ) -> None:
     settings = resolve(tiny("fedevprompt"))
     spied_run(tiny("fedevprompt"))
-    promise = promise_of(settings.common, settings.own)
+    promise = settings_digest_of(settings.common, settings.own)
     state = SiteState(tmp_path / "sites" / "s1a", promise)
     asked = Instruction(2, "train", expects_state=True)
     own = state.before(asked)

@@ -10,7 +10,7 @@ import pytest
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.roster import Roster
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.mix import Mix

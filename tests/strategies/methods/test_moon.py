@@ -14,7 +14,8 @@ from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.methods.moon import MoonSettings
-from models.networks.classifier import build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
 from server_app.figures.explain import finished_site
 from strategies.loop.roster import Roster

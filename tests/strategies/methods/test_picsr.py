@@ -13,7 +13,9 @@ from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRSettings, build_router
-from models.networks.classifier import Task, build_classifier, exchanged_arrays
+from models.networks.build import build_classifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
 from strategies.loop.state import ArraySpec, RoundState, SiteReply

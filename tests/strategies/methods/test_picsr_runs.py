@@ -16,7 +16,8 @@ from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, EVALUATE, HELLO
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRSettings
-from models.networks.classifier import Task, build_classifier
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.roster import Roster
 from strategies.loop.round_loop import RoundLoop

@@ -13,7 +13,7 @@ from models.contract.errors import SettingError
 from models.contract.messages import TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.uefl import UEFLSettings, gaussian_codebook
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY

@@ -15,7 +15,7 @@ from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings
 from models.methods.uefl import UEFLSettings, gaussian_codebook
-from models.networks.classifier import Task
+from models.networks.kinds import Task
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import RoundState
 from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY

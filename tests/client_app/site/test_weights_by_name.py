@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
-from client_app.opening import site_settings
+from client_app.site.identity import site_settings
 from models.contract.errors import SettingError
 from models.contract.messages import HELLO
 from models.contract.settings_schema import Value

@@ -1,0 +1,131 @@
+"""Who this site is: its name, and the run's settings under its own words about its own disk.
+
+Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``data-dir``,
+``cache-dir``, ``device`` and ``backbone-weights``. What a hospital gives away it can only bound
+more tightly than the run: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from flwr.app import Context
+
+from datasets.digits.pools import find_places
+from datasets.registry import silo_names
+from datasets.weights.backbones import FOLDER
+from models.contract.errors import FedsiloError, SettingError, SiteError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import build
+
+_NODE_KEYS = ("data-dir", "cache-dir", "device", "backbone-weights")
+_FLOOR = "sums-min-count"  # a hospital can raise it, and nobody else lower it
+_CAP, _DELTA = "max-epsilon", "delta"  # the same the other way round
+
+
+def site_settings(context: Context) -> CommonSettings:
+    """Return the run's settings with this node's own folders and device put over them."""
+    settings = build(CommonSettings, context.run_config)
+    own = {
+        key.replace("-", "_"): str(context.node_config[key])
+        for key in _NODE_KEYS
+        if key in context.node_config
+    }
+    floor = build(CommonSettings, {k: v for k, v in context.node_config.items() if k == _FLOOR})
+    if _FLOOR in context.node_config:
+        least = max(settings.sums_min_count, floor.sums_min_count)
+        settings = dataclasses.replace(settings, sums_min_count=least)
+    settings = dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
+    settings = _with_own_cap(settings, context)
+    if is_simulated(context) or "backbone-weights" in context.node_config:
+        return settings
+    return dataclasses.replace(settings, backbone_weights=_weights_by_name(settings))
+
+
+def _with_own_cap(settings: CommonSettings, context: Context) -> CommonSettings:
+    """Return the settings with the hospital's own cap on epsilon, where it has one.
+
+    The cap is at the hospital's own delta: at a delta near 1, which a server might name, every
+    epsilon is small.
+    """
+    capped = node_cap(context)
+    if not capped.max_epsilon:
+        return settings
+    least = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
+    delta = min(settings.delta, capped.delta)
+    return dataclasses.replace(settings, max_epsilon=least, delta=delta)
+
+
+def node_cap(context: Context) -> CommonSettings:
+    """Return settings with the node config's own cap on epsilon (0: none) and its own delta.
+
+    Raises:
+        SettingError: one of them is of the wrong type or out of range.
+    """
+    own = {key: context.node_config[key] for key in (_CAP, _DELTA) if key in context.node_config}
+    return build(CommonSettings, own)
+
+
+def _weights_by_name(settings: CommonSettings) -> str:
+    """Return the file of the weights that a server names to a real site: of its cache, by name.
+
+    A server that could name any path would learn by the digest what lies at a hospital.
+
+    Raises:
+        SettingError: it is more than a name.
+    """
+    name = settings.backbone_weights
+    if name in ("", "timm", "random"):
+        return name
+    if name != Path(name).name or not name.endswith(".safetensors"):
+        raise SettingError(
+            "the run's 'backbone-weights' is no plain name of a .safetensors file: a hospital "
+            "names its weights itself, in the node config's 'backbone-weights'"
+        )
+    cache = find_places(settings.data_dir, settings.cache_dir).cache
+    return str((cache / FOLDER / name).absolute())
+
+
+def is_simulated(context: Context) -> bool:
+    """Tell whether this is a site of a simulation: by its own node config, never by a message."""
+    own = {"site", "state-dir"} & context.node_config.keys()
+    return "partition-id" in context.node_config and not own
+
+
+def who_is(context: Context) -> str:
+    """Return the site's name as well as it is known, for errors."""
+    try:
+        return site_name(context, site_settings(context))
+    except FedsiloError:
+        return f"partition {context.node_config.get('partition-id', 'unknown')}"
+
+
+def site_name(context: Context, settings: CommonSettings) -> str:
+    """Return the node config's ``site``, else the silo of its ``partition-id``.
+
+    Raises:
+        SiteError: the node config names neither, or the partition has no silo.
+    """
+    if "site" in context.node_config:
+        return str(context.node_config["site"])
+    names = silo_names(settings)
+    if "partition-id" not in context.node_config:
+        raise SiteError(
+            "the node config names no 'site': start the SuperNode with "
+            f"--node-config 'site=\"{names[0]}\"' (silos: {', '.join(names)})"
+        )
+    partition = int(context.node_config["partition-id"])
+    if partition >= len(names):
+        raise SiteError(
+            f"SuperNode {partition + 1} has no silo: there are {len(names)} "
+            f"({', '.join(names)}); start at most that many SuperNodes"
+        )
+    return names[partition]
+
+
+def own_name(context: Context) -> str:
+    """Return the site's name as well as it is known, for errors and the audit log."""
+    if "site" in context.node_config:
+        return str(context.node_config["site"])
+    return who_is(context)

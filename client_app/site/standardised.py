@@ -1,0 +1,51 @@
+"""A site's table as networks take it: features standardised by the run's figures."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flwr.app import RecordDict
+
+from datasets.silo.silos import Silo, Split
+from models.contract.errors import SettingError, SiteError
+from models.contract.feature_statistics import FeatureStatistics
+from models.contract.messages import FIGURES
+from models.contract.settings import CommonSettings
+from models.maths.standardisation import pooled_statistics, standardised, sums_of
+
+
+def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
+    """Return the silo as networks take it: a table's features standardised, missing values 0.
+
+    Raises:
+        SettingError: ``standardise`` is 'declared' and the schema declares no figures.
+        SiteError: the message lacks the pooled figures.
+    """
+    return with_figures(silo, figures_for(silo, settings, content)) if silo.features else silo
+
+
+def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> FeatureStatistics:
+    """Return the figures by which this site standardises its features."""
+    if settings.standardise == "site":
+        return pooled_statistics([sums_of(silo.train.inputs)])
+    if settings.standardise == "declared":
+        if silo.declared is None:
+            raise SettingError(
+                "setting 'standardise' is 'declared', and the schema gives no mean and std for "
+                "every numeric column: add them, or set it to 'pooled'"
+            )
+        return silo.declared
+    if FIGURES not in content.array_records:
+        raise SiteError(
+            "a message lacks the pooled figures: server and site run different versions of fedsilo"
+        )
+    record = content.array_records[FIGURES]
+    return FeatureStatistics(record["mean"].numpy(), record["std"].numpy())
+
+
+def with_figures(silo: Silo, figures: FeatureStatistics) -> Silo:
+    """Return the silo with its features standardised by ``figures``."""
+    train, val, test = (
+        Split(standardised(split.inputs, figures), split.labels) for split in silo.splits().values()
+    )
+    return dataclasses.replace(silo, train=train, val=val, test=test)

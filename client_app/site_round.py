@@ -1,0 +1,203 @@
+"""What a site does with one message, the same for every method: the only way out of a site.
+
+It opens the network, measures the model that came, trains it, measures it again, stores what the
+method keeps and packs the reply. What each of these means is the method's own, see
+``client_app/methods/base.py``; arrays leave by ``reply`` alone, which clips and noises them.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import final
+
+import torch
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from client_app.methods.base import Answer, MeasuredModel, SiteMethod
+from client_app.privacy.protection import LEDGER, protect
+from client_app.training.evaluation import measure
+from client_app.training.loop import LocalTraining, train_locally
+from client_app.training.pacing import train_paced
+from models.contract.errors import SiteError
+from models.contract.messages import (
+    ARRAYS,
+    INCOMING,
+    KEPT_STATE,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    TRAINED,
+    TRAINING,
+    measurement,
+)
+from models.networks.site_network import SiteNetwork
+
+
+@final
+class SiteRound:
+    """One message at one site.
+
+    Attributes:
+        method: what the site does of its own.
+    """
+
+    def __init__(self, method: SiteMethod) -> None:
+        self.method = method
+        self._instruction = method.request.instruction
+        self._started = time.perf_counter()
+        self._kept_state = False
+
+    def answer(self) -> RecordDict:
+        """Answer a phase: one that trains here, other phases by the method's own ``phase_<name>``.
+
+        Raises:
+            SiteError: the method has no such phase.
+        """
+        phase = self._instruction.phase
+        if phase in TRAINING:
+            return self.train()
+        handler: Callable[[], Answer] | None = getattr(self.method, f"phase_{phase}", None)
+        if handler is None:
+            raise SiteError(
+                f"site {self.method.silo.name}: method '{self.method.common.method}' has no phase "
+                f"'{phase}'; server and site run different versions of fedsilo"
+            )
+        answer = handler()
+        if answer.kept:
+            self.keep(answer.kept)
+        return self.reply(answer.metrics, answer.arrays)
+
+    def measure_only(self) -> RecordDict:
+        """Measure the incoming model on validation and test data, and reply."""
+        network = self.method.open_network()
+        return self.reply(self.measured(network, INCOMING, ("val", "test")))
+
+    def train(self) -> RecordDict:
+        """Measure the incoming model, train it on this silo, measure it again, reply."""
+        method, evaluate = self.method, self._instruction.evaluate
+        network = method.open_network()
+        metrics = self.measured(network, INCOMING, ("val", "test")) if evaluate else {}
+        training = method.local_training(network)
+        loss, progress = self.fit(training)
+        metrics[measurement(TRAINED, "train", "loss")] = loss
+        if evaluate and not training.only_measured:
+            metrics |= self.measured(network, TRAINED, ("val",))
+        if kept := method.kept(network) | progress:
+            self.keep(kept)
+        arrays = method.outgoing(network) if self._instruction.returns else {}
+        return self.reply(metrics | training.metrics, arrays)
+
+    def fit(self, training: LocalTraining) -> tuple[float, dict[str, Tensor]]:
+        """Train, and return the loss, and the progress in an epoch that spans rounds, to be kept.
+
+        The loss is the mean over the last epoch, or over the steps of a paced round.
+        """
+        context = self.method.context
+        round_, site = self._instruction.round, self.method.silo.name
+        if training.only_measured:
+            key, split = (round_, site, "train"), training.split
+            values = measure(training.network, split, training.settings, training.compute, key)
+            return values["loss"], {}
+        if training.settings.epoch_steps:
+            return train_paced(training, context.stored, round_, site)
+        return train_locally(training), {}
+
+    def measured(
+        self, network: SiteNetwork, model: str, splits: tuple[str, ...]
+    ) -> dict[str, float]:
+        """Return the measurements of ``network`` on ``splits``, by MetricRecord key."""
+        values: dict[str, float] = {}
+        for measured in self.method.measured(network):
+            for split in splits:
+                values |= self._measured_on(measured, model, split)
+        return values
+
+    def _measured_on(self, measured: MeasuredModel, model: str, split: str) -> dict[str, float]:
+        method, names = self.method, measured.names
+        held = method.silo.splits()[split]
+        if not len(held):
+            return {}  # the server knows from the site's label counts
+        values = measure(
+            measured.network,
+            held,
+            method.common,
+            method.compute,
+            (self._instruction.round, method.silo.name, model, split),
+            method.probe(measured.network, split),
+        )
+        return {
+            measurement(model, split, names[metric] if names else metric): value
+            for metric, value in values.items()
+            if names is None or metric in names
+        }
+
+    def keep(self, arrays: Mapping[str, Tensor]) -> None:
+        """Store private state for this phase; the reply will say that there is some.
+
+        Raises:
+            SiteError: the last step of training left values that are not finite.
+        """
+        for name, array in arrays.items():
+            if not array.isfinite().all():
+                raise SiteError(
+                    f"training diverged, '{name}' holds values that are not finite: lower "
+                    "'learning-rate'; nothing of it was kept"
+                )
+        self.method.context.state.store(self._instruction, dict(arrays))
+        self._kept_state = True
+
+    def reply(
+        self, metrics: Mapping[str, float], arrays: Mapping[str, Tensor] | None = None
+    ) -> RecordDict:
+        """Pack a reply; ``seconds`` is the time since the message was opened.
+
+        This is the one way out of a site: no array leaves but by ``protect``.
+        """
+        leaving, counted = self._protected(arrays or {})
+        record = MetricRecord(
+            {
+                **metrics,
+                **counted,
+                NUM_EXAMPLES: len(self.method.silo.train),
+                SECONDS: time.perf_counter() - self._started,
+                PEAK_MEMORY: peak_memory_bytes(),
+                KEPT_STATE: int(self._kept_state),
+            }
+        )
+        records = RecordDict({METRICS: record})
+        if leaving:
+            records[ARRAYS] = ArrayRecord(
+                {
+                    name: Array(tensor.detach().float().cpu().contiguous().numpy())
+                    for name, tensor in sorted(leaving.items())
+                }
+            )
+        return records
+
+    def _protected(
+        self, arrays: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        method = self.method
+        noised = bool(arrays and method.common.clip_norm)
+        leaving, counted = protect(
+            arrays,
+            method.clip_reference() if noised else {},
+            method.common,
+            method.request,
+            method.silo.name,
+            method.context.state.folder / LEDGER,
+        )
+        return method.presentable(leaving) if noised else leaving, counted
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process has held: on the GPU if it used one, else RSS."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

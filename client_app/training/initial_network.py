@@ -1,0 +1,32 @@
+"""The network that a run starts from, as one site opens it: the same weights everywhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from datasets.silo.silos import Silo
+from datasets.weights.backbones import load_backbone
+from models.contract.settings import CommonSettings
+from models.maths.dirichlet import evidences, skewed_prior
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+
+
+def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
+    """Return the network with the seed's initial weights, the backbone's and the site's prior.
+
+    Raises:
+        SettingError: the backbone's weights are missing or of another architecture.
+    """
+    network = build_classifier(common, silo.task)
+    load_backbone(network, common)
+    set_prior(network, silo.train.labels)
+    return network
+
+
+def set_prior(network: nn.Module, labels: Tensor) -> None:
+    """Give an evidential network the prior of ``labels`` (n,), what it is trained on."""
+    for evidence in evidences(network):
+        counts = torch.bincount(labels, minlength=len(evidence.prior))
+        evidence.prior.copy_(skewed_prior(counts))

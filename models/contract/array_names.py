@@ -1,0 +1,43 @@
+"""How arrays are named, on the wire and in a site's own state: ``<kind>/<site>/<array>``.
+
+One rule reads every name: the first '/' ends the kind, the second ends the site, and all that
+follows is the array's own name, which may hold a '/'. So a site's name holds none. A kind is a
+method's constant that ends in '/' (``expert/``); arrays of no particular site are
+``<kind>/<array>``, and what a site has one of is ``<kind>/<site>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+A = TypeVar("A")
+
+
+def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
+    """Return the arrays whose names begin with ``prefix``, by the rest of their names, sorted."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in sorted(arrays.items(), key=lambda named: named[0])
+        if name.startswith(prefix)
+    }
+
+
+def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
+    """Return the same arrays, each with ``prefix`` before its name; ``arrays_below`` undoes it."""
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def site_and_array(name: str) -> tuple[str, str]:
+    """Split ``<site>/<array>``, a name without its kind; without a '/' it is all the site's."""
+    site, _, array = name.partition("/")
+    return site, array
+
+
+def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
+    """Return arrays named ``<site>/<array>`` as site -> array -> value, sorted by site."""
+    sites: dict[str, dict[str, A]] = {}
+    for name, array in arrays.items():
+        site, own_name = site_and_array(name)
+        sites.setdefault(site, {})[own_name] = array
+    return dict(sorted(sites.items()))

@@ -1,0 +1,27 @@
+"""What sites and server tell each other of a table's features: sums, and the statistics of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+Vector = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Per feature, (features,) float64: values that are there, their sum, and that of squares."""
+
+    count: Vector
+    total: Vector
+    squares: Vector
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Per feature, (features,) float64: mean and standard deviation; the latter is above 0."""
+
+    mean: Vector
+    std: Vector

@@ -1,0 +1,73 @@
+"""Which network the settings mean for which data, and which settings mean something to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping, defaults
+
+_IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # the first is the one that 'auto' means
+_ROW_NETWORKS = ("logistic", "mlp")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network must solve.
+
+    ``input_shape`` is (channels, height, width) of an image, or (features,) of a table's row.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+
+
+def network_kind(settings: CommonSettings, task: Task) -> str:
+    """Return the network that ``settings.network`` means for ``task``.
+
+    Raises:
+        SettingError: it is an image network and the data are a table, or the other way round.
+    """
+    of_task = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
+    kind = of_task[0] if settings.network == "auto" else settings.network
+    if kind not in of_task:
+        data = "a table" if of_task is _ROW_NETWORKS else "images"
+        raise SettingError(
+            f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
+            f"'network' to {' or '.join(of_task)}"
+        )
+    return kind
+
+
+def check_network_settings(settings: CommonSettings) -> None:
+    """Refuse settings of a ViT where there is none, and of evidence where it is not evidential.
+
+    Raises:
+        SettingError: such a key has not its default.
+    """
+    values, usual = as_mapping(settings), defaults(CommonSettings)
+    of_vit = ("backbone", "train-backbone", "prompt-", "basic-")
+    takes_weights = settings.network in ("vit", "resnet22")
+    evidential = settings.loss == "evidential" or settings.network == "vit"
+    # A key that does nothing is refused, not ignored: who sets it believes that it does something
+    for key, value in values.items():
+        if value == usual[key]:
+            continue
+        if key == "backbone-weights" and takes_weights:  # also resnet22's, which has no other
+            continue
+        if key == "gradient-checkpointing" and settings.network != "resnet22":
+            raise SettingError(
+                f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
+                "set 'network' to 'resnet22'"
+            )
+        if key.startswith(of_vit) and settings.network != "vit":
+            raise SettingError(
+                f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
+                "set 'network' to 'vit'"
+            )
+        if key == "evidence" and (settings.loss == "cross-entropy" or not evidential):
+            raise SettingError(
+                "setting 'evidence' means nothing to cross-entropy: remove it, or set 'loss' to "
+                "'evidential'"
+            )

@@ -1,0 +1,48 @@
+"""What noisy messages add up to: (epsilon, delta) of the Gaussian mechanism.
+
+Messages compose by Rényi differential privacy (Mironov 2017), converted to (epsilon, delta) by
+Canonne, Kamath and Steinke 2020; no site is sampled, so nothing is amplified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+SPENT = "epsilon is spent"  # begins a site's refusal; the server knows it by these words
+# From just above 1 (nearly no noise) to what tiny epsilons need; the conversion takes none <= 1.01
+_ORDERS = [1 + 2 ** (step / 32) for step in range(-208, 449)]
+
+
+@lru_cache(maxsize=4096)
+def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
+    """Return the epsilon of ``releases`` messages at ``delta``, by the accountant of dp-accounting.
+
+    0 of none, infinite without noise. It is an upper bound: the exact one is up to a tenth lower.
+    """
+    if not releases:
+        return 0.0
+    if not noise_multiplier:
+        return math.inf
+    # Takes a second, and only private runs need it
+    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(_ORDERS)
+    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise_multiplier), releases))
+    return float(accountant.get_epsilon(delta))
+
+
+def combined_multiplier(releases: Mapping[float, int]) -> float:
+    """Return the noise multiplier of one message that tells as much as ``releases`` (z -> count).
+
+    Gaussian mechanisms compose to one: their 1/z² add up. 0 stands for no noise at all.
+    """
+    told = sum(count / z**2 for z, count in releases.items())
+    return 1 / math.sqrt(told) if told else math.inf
+
+
+def epsilon_of_a_change(noise_multiplier: float, releases: int, delta: float) -> float:
+    """Return the epsilon of any change of a site's data: clipped vectors may be 2C apart."""
+    return epsilon(noise_multiplier / 2, releases, delta)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.networks.build import build_classifier
+from models.networks.classifier import TokenClassifier
+from models.networks.exchanged import exchanged_arrays
+from models.networks.kinds import Task
+
+SMALL = CommonSettings(width=2, seed=3)
+TASK = Task((1, 16, 16), 10)
+ROWS = Task((5,), 3)
+
+
+def _network(settings: CommonSettings = SMALL) -> TokenClassifier:
+    return build_classifier(settings, TASK)
+
+
+def test_a_28_pixel_image_becomes_nine_tokens_of_four_widths() -> None:
+    network = build_classifier(CommonSettings(width=4), Task((1, 28, 28), 7))
+    images = torch.zeros(2, 1, 28, 28)
+    assert network.encode(images).shape == (2, 9, 16)
+    assert network(images).shape == (2, 7)
+    assert (network.tokens, network.channels) == (9, 16)
+
+
+def test_dropout_stands_before_each_linear_layer_with_the_rate_of_the_settings() -> None:
+    head = list(build_classifier(CommonSettings(width=2, dropout=0.35), TASK).head)
+    linear = [index for index, part in enumerate(head) if isinstance(part, nn.Linear)]
+    before = [head[index - 1] for index in linear]
+    assert all(isinstance(part, nn.Dropout) and part.p == 0.35 for part in before)
+    assert isinstance(head[-1], nn.Linear)
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    first = exchanged_arrays(_network())
+    torch.manual_seed(1)
+    again = exchanged_arrays(_network())
+    other = exchanged_arrays(_network(CommonSettings(width=2, seed=4)))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["head.1.weight"], other["head.1.weight"])
+
+
+def test_images_too_small_for_the_poolings_are_refused_with_their_size() -> None:
+    with pytest.raises(SettingError, match="7x16 pixels"):
+        build_classifier(SMALL, Task((1, 7, 16), 10))
+
+
+def test_colour_images_become_tokens_of_512_vgg_features() -> None:
+    settings = CommonSettings(network="vgg16-bn")
+    network = build_classifier(settings, Task((3, 64, 32), 4))
+    images = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
+    network.eval()
+    with torch.no_grad():
+        assert network.encode(images).shape == (2, 2, 512)
+        assert network(images).shape == (2, 4)
+    with pytest.raises(SettingError, match="divides images by 32"):
+        build_classifier(settings, Task((3, 28, 28), 4))
+
+
+def test_logistic_regression_is_one_linear_layer_of_the_features_as_they_are() -> None:
+    network = build_classifier(CommonSettings(network="logistic", seed=3), ROWS).eval()
+    rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(network.encode(rows), rows[:, None, :])
+    assert set(exchanged_arrays(network)) == {"head.1.weight", "head.1.bias"}
+    weights = network.state_dict()
+    expected = rows @ weights["head.1.weight"].T + weights["head.1.bias"]
+    torch.testing.assert_close(network(rows), expected)
+    assert (network.tokens, network.channels) == (1, 5)
+
+
+def test_an_mlp_has_one_hidden_layer_of_the_settings_width() -> None:
+    network = build_classifier(CommonSettings(network="mlp", width=6, seed=3), ROWS).eval()
+    rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    assert network.encode(rows).shape == (4, 1, 6)
+    assert network(rows).shape == (4, 3)
+    assert (network.tokens, network.channels) == (1, 6)
+    shapes = {name: tuple(array.shape) for name, array in exchanged_arrays(network).items()}
+    assert shapes == {
+        "encoder.layers.0.weight": (6, 5),
+        "encoder.layers.0.bias": (6,),
+        "head.1.weight": (3, 6),
+        "head.1.bias": (3,),
+    }
+    weights = network.state_dict()
+    hidden = nn.functional.gelu(
+        rows @ weights["encoder.layers.0.weight"].T + weights["encoder.layers.0.bias"]
+    )
+    expected = hidden @ weights["head.1.weight"].T + weights["head.1.bias"]
+    torch.testing.assert_close(network(rows), expected)
+
+
+@pytest.mark.parametrize("network", ["logistic", "mlp"])
+def test_all_dropout_of_a_row_network_is_in_its_head(network: str) -> None:
+    built = build_classifier(CommonSettings(network=network, dropout=0.35), ROWS)
+    dropouts = [part for part in built.modules() if isinstance(part, nn.Dropout)]
+    assert [part.p for part in dropouts] == [0.35]
+    assert dropouts[0] is next(iter(built.head))
