@@ -24,10 +24,10 @@ from client_app.site.audit_log import RefusedError
 from client_app.site.policy import refuse_few
 from client_app.site.private_state import SiteState, promise_of
 from client_app.site.request import Request
-from datasets.digits.pools import find_places
+from datasets.io.locations import BACKBONES, find_places
 from datasets.registry import load_silo, silo_names
 from datasets.silo.silos import Silo, Split
-from datasets.weights.backbones import FOLDER, backbone_digest
+from datasets.weights.backbones import backbone_digest
 from models.contract.errors import DataError, FedsiloError, SettingError, SiteError
 from models.contract.messages import CONFIG, FIGURES, Instruction
 from models.contract.settings import CommonSettings
@@ -154,7 +154,7 @@ def _weights_by_name(settings: CommonSettings) -> str:
             "names its weights itself, in the node config's 'backbone-weights'"
         )
     cache = find_places(settings.data_dir, settings.cache_dir).cache
-    return str((cache / FOLDER / name).absolute())
+    return str((cache / BACKBONES / name).absolute())
 
 
 def is_simulated(context: Context) -> bool:

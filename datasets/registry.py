@@ -6,7 +6,7 @@ import hashlib
 import json
 from importlib import import_module
 
-from datasets.digits.pools import Places, find_places
+from datasets.io.locations import Places, find_places
 from datasets.partition.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
 from datasets.silo.silos import DataSet, Silo
 from models.contract.errors import DataError, SettingError

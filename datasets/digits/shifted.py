@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import SOURCES, Places, Pool, PublicFiles, Source, open_pool
+from datasets.digits.pools import SOURCES, Pool, Source, open_pool
 from datasets.io.atomic_files import build_folder
+from datasets.io.locations import Places, PublicFiles
 from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, open_silo, save_silo
 from models.contract.errors import DataError
 from models.contract.seeding import generator

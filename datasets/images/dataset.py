@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from datasets.digits.pools import Places
 from datasets.images.decoding import Decoded, Fault, check_faults, decode_files
 from datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
 from datasets.io.atomic_files import build_folder
+from datasets.io.locations import Places
 from datasets.silo.row_splits import SPLIT_KEYS, RowSplit, check_folds, split_rows
 from datasets.silo.silos import SPLITS, DataSet, Silo, Split, open_silo, save_silo
 from models.contract.errors import DataError, SettingError

@@ -6,9 +6,7 @@ that it is the same at every site and in every run.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from datasets.images.decoding import describe, log_names
-from datasets.tables.parsing import read_text
 from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 
@@ -103,42 +100,6 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
 def _draw(purpose: str, group: str) -> float:
     """Return a number in [0, 1) of the group's own."""
     return derive_seed(0, purpose, group) / 2**63
-
-
-def read_rows(
-    path: Path, needed: Sequence[str], optional: Sequence[str] | None = None
-) -> list[tuple[int, dict[str, str]]]:
-    """Return the lines of a CSV file with a header: line number, and values by column.
-
-    Args:
-        path: the file.
-        needed: columns that it must have.
-        optional: columns that it may have besides; None: any.
-
-    Raises:
-        DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
-    """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
-    try:
-        lines = [(reader.line_num, line) for line in reader if line]
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: no valid CSV ({error})") from None
-    header = [name.strip() for name in lines[0][1]] if lines else []
-    missing = [name for name in needed if name not in header]
-    # Surplus names are only counted: without a header they would be a patient's values
-    surplus = 0 if optional is None else len(set(header) - {*needed, *optional})
-    if missing or surplus or len(header) != len(set(header)):
-        known = ", ".join([*needed, *(f"{name} (optional)" for name in optional or ())])
-        raise DataError(
-            f"{path}, line 1: the columns must be {known}: missing {missing}, {surplus} unknown"
-            f"{'' if len(header) == len(set(header)) else ', a name stands twice'}"
-        )
-    for number, line in lines[1:]:
-        if len(line) != len(header):
-            raise DataError(
-                f"{path}, line {number}: {len(line)} values, and line 1 names {len(header)} columns"
-            )
-    return [(n, dict(zip(header, map(str.strip, line), strict=True))) for n, line in lines[1:]]
 
 
 def check_copies(index: ImageIndex) -> None:

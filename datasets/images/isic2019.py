@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.digits.pools import Places, find_places
 from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.images.index import ImageIndex, take_share
+from datasets.io.locations import Places, find_places
+from datasets.io.text_files import read_rows
 from datasets.silo.silos import no_such_silo
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings

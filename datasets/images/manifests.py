@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from datasets.digits.pools import Places, find_places
 from datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
 from datasets.images.decoding import describe
-from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.images.index import ImageIndex, take_share
+from datasets.io.locations import Places, find_places
+from datasets.io.text_files import read_rows, same_text
 from datasets.silo.silos import SPLITS, no_such_silo
-from datasets.tables.parsing import same_text
 from datasets.tables.schema_file import Reading, read_yaml
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings

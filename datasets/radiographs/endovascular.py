@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from datasets.digits.pools import Places
 from datasets.images.decoding import BrokenImageError, Decoded, Pixels, decode_each, opened_image
-from datasets.images.index import ImageIndex, read_rows
+from datasets.images.index import ImageIndex
 from datasets.images.manifests import KEYS, Form, ManifestDataSet
+from datasets.io.locations import Places
+from datasets.io.text_files import read_rows
 from datasets.radiographs.decoding import read_grey, resize
 from datasets.radiographs.dicom import is_dicom, read_dicom
 from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from datasets.digits.pools import Places, find_places
+from datasets.io.locations import Places, find_places
 from datasets.registry import DATA_SETS, data_set
 from datasets.silo.silos import DataSet, Silo, Split
 from models.contract.errors import DataError

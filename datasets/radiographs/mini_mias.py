@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.digits.pools import Places
 from datasets.images.dataset import Classes
-from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.images.index import ImageIndex, take_share
+from datasets.io.locations import Places
+from datasets.io.text_files import read_rows
 from datasets.radiographs.dataset import RadiographDataSet
 from datasets.radiographs.decoding import fit_square, read_grey
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey

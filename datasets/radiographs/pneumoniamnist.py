@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.digits.pools import Places, PublicFiles, RemoteFile, find_files
 from datasets.images.dataset import SMALLEST_IMAGE
 from datasets.io.atomic_files import build_folder
+from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.radiographs.dataset import HEADLINE
 from datasets.radiographs.decoding import as_int16, resize
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import Places, PublicFiles
 from datasets.io.atomic_files import write_atomically
+from datasets.io.locations import Places, PublicFiles
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
 from models.maths.standardisation import Figures

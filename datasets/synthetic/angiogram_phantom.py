@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from datasets.digits.pools import Places
 from datasets.images.dataset import Classes, ImageDataSet
 from datasets.images.decoding import Decoded, Pixels
 from datasets.images.index import ImageIndex
+from datasets.io.locations import Places
 from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
 from datasets.silo.silos import no_such_silo
 from datasets.synthetic.angiogram_pictures import render

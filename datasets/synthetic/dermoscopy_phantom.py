@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from datasets.digits.pools import Places
 from datasets.images.dataset import Classes, ImageDataSet
 from datasets.images.decoding import Decoded, Pixels, shades_of_grey
 from datasets.images.index import ImageIndex
 from datasets.images.isic2019 import CENTRES, DIAGNOSES, class_of, classes_of
+from datasets.io.locations import Places
 from datasets.silo.silos import no_such_silo
 from datasets.synthetic.dermoscopy_pictures import CAMERAS, render
 from datasets.synthetic.primitives import even_sequence

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from datasets.digits.pools import Places
 from datasets.images.dataset import Classes
 from datasets.images.index import ImageIndex
+from datasets.io.locations import Places
 from datasets.radiographs.dataset import RadiographDataSet
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
 from datasets.silo.silos import no_such_silo

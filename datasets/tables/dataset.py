@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from datasets.digits.pools import Places, find_places
 from datasets.io.atomic_files import build_folder
+from datasets.io.locations import Places, find_places
+from datasets.io.text_files import read_text
 from datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
 from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, open_silo, save_silo
-from datasets.tables.parsing import Table, TableSchema, parse_table, read_text
+from datasets.tables.parsing import Table, TableSchema, parse_table
 from datasets.tables.schema_file import read_schema
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings

@@ -6,15 +6,15 @@ synthetic twin has sites of the same sizes, features and label rates, and no pat
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from datasets.digits.pools import Places, PublicFiles, RemoteFile, find_files
+from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files, md5_of
+from datasets.io.text_files import read_text
 from datasets.tables.dataset import TableDataSet
-from datasets.tables.parsing import Column, TableSchema, read_text
+from datasets.tables.parsing import Column, TableSchema
 from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 
@@ -80,10 +80,10 @@ class Heart(TableDataSet):
         """Read the site's file, which must be the published one."""
         wanted = _FILES[site]
         path = find_files(self.files, places, [wanted.name]) / wanted.name
-        found = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-        if found != wanted.md5:
+        checksum = md5_of(path.read_bytes())
+        if checksum != wanted.md5:
             raise DataError(
-                f"{path} has MD5 {found}, not {wanted.md5}: it was altered or cut short; run "
+                f"{path} has MD5 {checksum}, not {wanted.md5}: it was altered or cut short; run "
                 "'fedsilo fetch heart --data-dir DIR'"
             )
         return read_text(path), str(path)

@@ -6,20 +6,18 @@ levels are declared, not found, so that all hospitals have the same features wit
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from datasets.io.text_files import csv_lines, same_text
 from models.contract.errors import DataError
 from models.maths.standardisation import Figures
 
@@ -116,20 +114,6 @@ class Table:
     dropped: int
 
 
-def same_text(token: str) -> str:
-    """Return a value's text in one form: '4.0' and '4' are the same level."""
-    text = token.strip()
-    if "_" in text:  # which Python would take for a separator of digits
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    if abs(number) >= 2**53:  # beyond that floats merge neighbours
-        return text
-    return str(int(number)) if number.is_integer() else repr(number)
-
-
 def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     """Return the rows of a CSV text.
 
@@ -142,7 +126,7 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
         DataError: a column too few or too many, a text in a numeric column, a level or label that
             the schema does not know; with line and column.
     """
-    lines = _lines(text, schema.delimiter, where)
+    lines = csv_lines(text, where, schema.delimiter)
     names = [*(column.name for column in schema.columns), schema.label]
     if schema.header:
         names = _header(lines[0][1] if lines else [], names, where)
@@ -157,15 +141,6 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
         np.array([row[0] for row in kept], dtype=np.int64),
         len(rows) - len(kept),
     )
-
-
-def _lines(text: str, delimiter: str, where: str) -> list[tuple[int, list[str]]]:
-    """Return the lines that are not empty, with their numbers in the file."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        return [(reader.line_num, line) for line in reader if line]
-    except csv.Error as error:
-        raise DataError(f"{where}, line {reader.line_num}: no valid CSV ({error})") from None
 
 
 def _header(names: list[str], wanted: list[str], where: str) -> list[str]:
@@ -248,17 +223,3 @@ class _RowReader:
 
 def _listed(texts: Iterable[Any]) -> str:
     return ", ".join(f"'{text}'" for text in texts)
-
-
-def read_text(path: Path) -> str:
-    """Return a table file's text.
-
-    Raises:
-        DataError: it is missing or no text.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text ({error.reason}): save it as UTF-8") from None

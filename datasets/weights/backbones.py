@@ -10,16 +10,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from datasets.digits.pools import find_places
-from datasets.io.atomic_files import load_state
+from datasets.io.locations import find_places, weight_paths
+from datasets.io.state_files import load_state
 from models.contract.errors import CheckpointError, SettingError
 from models.contract.settings import CommonSettings
 from models.networks.resnet22_weights import fill_resnet22
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
-
-FOLDER = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
 
 
 def weights_file(settings: CommonSettings) -> Path | None:
@@ -37,10 +35,7 @@ def weights_file(settings: CommonSettings) -> Path | None:
         )
     if named in ("timm", "random"):
         return None
-    places = find_places(settings.data_dir, settings.cache_dir)
-    folders = [places.cache / FOLDER] + ([places.data] if places.data else [])
-    given = Path(named).expanduser()
-    tried = [given] if given.is_absolute() else [folder / given for folder in folders]
+    tried = weight_paths(named, find_places(settings.data_dir, settings.cache_dir))
     for path in tried:
         if path.is_file():
             return path

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from datasets.digits.pools import find_places
-from datasets.weights.backbones import FOLDER, file_state, timm_state
+from datasets.io.locations import find_places, weight_paths
+from datasets.weights.backbones import file_state, timm_state
 from datasets.weights.provenance import refuse_other_cut, run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
@@ -78,9 +78,7 @@ def initial_file(settings: CommonSettings) -> Path:
         SettingError: there is none.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
-    given = Path(settings.initial_weights).expanduser()
-    folders = [places.cache / FOLDER] + ([places.data] if places.data else [])
-    tried = [given] if given.is_absolute() else [folder / given for folder in folders]
+    tried = weight_paths(settings.initial_weights, places)
     for path in tried:
         if path.is_file():
             return path

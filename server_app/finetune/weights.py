@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from datasets.registry import data_set
 from datasets.weights.backbones import backbone_digest, load_backbone
 from datasets.weights.initial_weights import load_initial_weights

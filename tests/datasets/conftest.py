@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]
 

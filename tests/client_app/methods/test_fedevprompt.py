@@ -16,7 +16,7 @@ import client_app.methods.fedevprompt as site_side
 from client_app.methods.fedevprompt import FedEvPromptSite
 from client_app.training.evaluation import SiteNetwork
 from client_app.training.loop import open_optimiser
-from datasets.io.atomic_files import load_state, save_state
+from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS
 from models.networks.classifier import exchanged_arrays

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from datasets.digits.pools import Places
 from datasets.images.manifests import IMAGES, read_declaration
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_count, silo_names
 from datasets.silo.silos import Silo
 from models.contract.errors import DataError

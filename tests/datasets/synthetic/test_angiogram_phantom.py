@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.radiographs.masks import load_masked_silo
 from datasets.registry import check_data_settings, load_silo, silo_names
 from datasets.synthetic.angiogram_phantom import (

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
 from datasets.images.decoding import shades_of_grey
 from datasets.images.isic2019 import CENTRES, DIAGNOSES
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_names
 from datasets.synthetic.dermoscopy_phantom import (
     COUNTS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_names
 from datasets.synthetic.mammogram_pictures import draw_breast, render
 from datasets.synthetic.mammography_phantom import (

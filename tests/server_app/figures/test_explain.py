@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from client_app.methods.learner import set_prior
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from datasets.registry import load_silo
 from models.contract.settings_schema import Value
 from models.networks.classifier import (

@@ -21,7 +21,7 @@ import server_app.run.inline_engine
 from client_app.methods.fedevprompt import FedEvPromptSite
 from client_app.site.private_state import SiteState, promise_of
 from client_app.training.evaluation import SiteNetwork
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import SiteError
