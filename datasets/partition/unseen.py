@@ -60,7 +60,7 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _refuse_table(data: DataSet) -> None:
-    if "standardise" in data.settings:
+    if data.is_table:
         raise SettingError(
             f"data set '{data.name}' is a table, and partition 'unseen' cuts images by label: "
             "choose another data set, or set 'partition' to 'own'"

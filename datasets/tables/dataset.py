@@ -30,6 +30,7 @@ class TableDataSet(DataSet):
     """A data set whose sites are tables of one schema."""
 
     settings = frozenset({"standardise", *SPLIT_KEYS})
+    is_table = True
     headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
 
     @abstractmethod

@@ -112,7 +112,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         )
     if common.network == "vit" and not cls.takes_vit:
         raise SettingError(f"method '{common.method}' does not take network 'vit': choose another")
-    if "standardise" in data_set(common.dataset).settings and not cls.takes_tables:
+    if data_set(common.dataset).is_table and not cls.takes_tables:
         raise SettingError(
             f"method '{common.method}' is of images, and data set '{common.dataset}' is a table: "
             "choose another"
@@ -136,7 +136,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 
 def _check_privacy(common: CommonSettings, takes_privacy: bool) -> None:
     """Refuse differential privacy where it would bound nothing."""
-    check_privacy_settings(common, "standardise" in data_set(common.dataset).settings)
+    check_privacy_settings(common, data_set(common.dataset).is_table)
     if common.clip_norm and not takes_privacy:
         raise SettingError(
             f"method '{common.method}' pools the data of all sites, whose parts clipping does not "
