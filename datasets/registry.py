@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from importlib import import_module
 
+from datasets.io.digests import json_digest
 from datasets.io.locations import Places, find_places
 from datasets.partition.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
 from datasets.silo.silos import DataSet, Silo
@@ -80,7 +79,7 @@ def data_fingerprint(settings: CommonSettings) -> str:
     """Return a digest of all silos' data and splits, as ``settings`` cut them."""
     silos = [load_silo(name, settings) for name in silo_names(settings)]
     facts = [[silo.name, silo.schema, silo.fingerprints] for silo in silos]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json_digest(facts)
 
 
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:

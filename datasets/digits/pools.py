@@ -6,8 +6,6 @@ the data directory, laid out as their public sources lay them out.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy.typing as npt
 
 from datasets.digits.idx import read_labelled_images
 from datasets.io.atomic_files import build_folder
+from datasets.io.digests import json_digest
 from datasets.io.locations import Places, RemoteFile, find_files
 from models.contract.errors import DataError
 
@@ -135,8 +134,7 @@ def source_key(source: Source, folder: Path) -> str:
         [f.name, (folder / f.name).stat().st_size, (folder / f.name).stat().st_mtime_ns]
         for f in source.files
     ]
-    text = json.dumps([source.name, str(folder.resolve()) if facts else "", facts])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return json_digest([source.name, str(folder.resolve()) if facts else "", facts])[:16]
 
 
 def open_pool(source: Source, places: Places) -> tuple[Pool, str]:

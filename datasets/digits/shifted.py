@@ -7,8 +7,6 @@ takes the s-th slice of the training and of the test images, in file order.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +18,9 @@ import torch
 from torch import Tensor
 
 from datasets.digits.pools import SOURCES, Pool, Source, open_pool
-from datasets.io.atomic_files import build_folder
 from datasets.io.locations import Places, PublicFiles
-from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, open_silo, save_silo
+from datasets.silo.cache import cached_silo
+from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
 from models.contract.seeding import generator
 from models.contract.settings import CommonSettings
@@ -152,12 +150,9 @@ class ShiftedImages(DataSet):
             distributions(settings.silos)[index],
             settings.pixel_scale,
         ]
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        target = places.cache / f"{self.source.name}-{pool_key}-silos" / f"{name}-{key}"
-        if not target.is_dir():
-            making = _Making(self.source, pool, name, index, sizes, settings)
-            build_folder(target, making.fill)
-        return open_silo(target, self.source.classes)
+        folder = places.cache / f"{self.source.name}-{pool_key}-silos"
+        making = _Making(self.source, pool, name, index, sizes, settings)
+        return cached_silo(folder, name, facts, self.source.classes, making.fill)
 
 
 @dataclass(frozen=True)

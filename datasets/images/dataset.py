@@ -6,10 +6,8 @@ is drawn by a hash of the group's name, so that a group which two sites share is
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,11 @@ import torch
 
 from datasets.images.decoding import Decoded, Fault, check_faults, decode_files
 from datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
-from datasets.io.atomic_files import build_folder
+from datasets.io.digests import json_digest
 from datasets.io.locations import Places
+from datasets.silo.cache import cached_silo
 from datasets.silo.row_splits import SPLIT_KEYS, RowSplit, check_folds, split_rows
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, open_silo, save_silo
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, save_silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping
@@ -99,10 +98,7 @@ class ImageDataSet(DataSet):
         index = self.index(name, settings, places)
         own = index.take(np.flatnonzero(~in_public(index.groups, settings.public_share)))
         making = _Making(self, own, name, settings, places)
-        target = making.target("silo")
-        if not target.is_dir():
-            build_folder(target, making.fill)
-        return open_silo(target, len(self.classes(settings, places)))
+        return making.silo("silo", name, making.fill)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
         """Return the public part of all sites, which no silo holds.
@@ -122,10 +118,7 @@ class ImageDataSet(DataSet):
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
         making = _Making(self, public, "public", settings, places)
-        target = making.target("public")
-        if not target.is_dir():
-            build_folder(target, making.fill_public)
-        return open_silo(target, len(self.classes(settings, places))).train
+        return making.silo("public", "all", making.fill_public).train
 
 
 @dataclass(frozen=True)
@@ -146,18 +139,21 @@ class _Making:
     def share(self) -> float:
         return self.data.own_share(self.places)
 
-    def target(self, kind: str) -> Path:
-        """Return the folder, named after a hash of everything that decides its content."""
+    def silo(self, kind: str, prefix: str, fill: Callable[[Path], None]) -> Silo:
+        """Return the silo, or the public part as one, from the cache or made by ``fill``."""
+        folder = self.places.cache / f"{self.data.name}-silos"
+        classes = len(self.data.classes(self.settings, self.places))
+        return cached_silo(folder, f"{prefix}-{kind}", self._key_facts(kind), classes, fill)
+
+    def _key_facts(self, kind: str) -> list[Any]:
+        """Return everything that decides the content."""
         values, index = as_mapping(self.settings), self.index
         unread = frozenset(SPLIT_KEYS if kind == "public" else ())
         chosen = {key: values[key] for key in sorted(self.data.settings - unread)}
         rows = [index.names, index.labels.tolist(), index.groups, index.parts]
         classes = _as_pairs(self.data.classes(self.settings, self.places))
         made = [kind, self.size, self.share, classes, chosen, rows, self.data.content(index)]
-        text = json.dumps([_MAKER, self.data.name, self.name, *made])
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        prefix = self.name if kind == "silo" else "all"
-        return self.places.cache / f"{self.data.name}-silos" / f"{prefix}-{kind}-{key}"
+        return [_MAKER, self.data.name, self.name, *made]
 
     def fill(self, folder: Path) -> None:
         """Split the images, decode them and write the parts."""
@@ -204,13 +200,12 @@ class _Making:
 
     def _facts(self, faults: int) -> dict[str, Any]:
         classes = self.data.classes(self.settings, self.places)
-        digest = json.dumps([_as_pairs(classes), self.size])
         return {
             "name": self.name,
             "distribution": self.name,
             "classes": list(classes),
             "dropped": faults,
-            "schema": hashlib.sha256(digest.encode()).hexdigest(),
+            "schema": json_digest([_as_pairs(classes), self.size]),
         }
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from datasets.io.atomic_files import write_atomically
-from datasets.io.locations import PublicFiles, md5_of
+from datasets.io.digests import md5_of
+from datasets.io.locations import PublicFiles
 from models.contract.errors import DataError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,11 +46,6 @@ class RemoteFile:
 
     name: str
     md5: str
-
-
-def md5_of(content: bytes) -> str:
-    """Return the checksum that publishers give."""
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 class PublicFiles(Protocol):

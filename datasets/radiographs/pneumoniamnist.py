@@ -6,8 +6,6 @@ sites class by class, and each site renders its images by its vendor's profile.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,13 @@ import numpy.typing as npt
 import torch
 
 from datasets.images.dataset import SMALLEST_IMAGE
-from datasets.io.atomic_files import build_folder
+from datasets.io.digests import json_digest
 from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.radiographs.dataset import HEADLINE
 from datasets.radiographs.decoding import as_int16, resize
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, open_silo, save_silo
+from datasets.silo.cache import cached_silo
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError, SettingError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
@@ -79,14 +78,11 @@ class PneumoniaMnist(DataSet):
         if name not in _PROFILES:
             raise no_such_silo(name, list(_PROFILES))
         path = find_files(self.files, places) / _FILE.name
-        found, values = path.stat(), as_mapping(settings)
+        stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
-        facts = [_MAKER, name, str(path.resolve()), found.st_size, found.st_mtime_ns, chosen]
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        target = places.cache / "pneumoniamnist-silos" / f"{name}-{key}"
-        if not target.is_dir():
-            build_folder(target, _Making(path, name, settings).fill)
-        return open_silo(target, len(CLASSES))
+        facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]
+        folder, making = places.cache / "pneumoniamnist-silos", _Making(path, name, settings)
+        return cached_silo(folder, name, facts, len(CLASSES), making.fill)
 
 
 @dataclass(frozen=True)
@@ -103,12 +99,11 @@ class _Making:
 
     def fill(self, folder: Path) -> None:
         parts = {part: self._split(part, *pool) for part, pool in read_parts(self.path).items()}
-        digest = json.dumps([CLASSES, self.size])
         facts = {
             "name": self.name,
             "distribution": self.name,
             "classes": CLASSES,
-            "schema": hashlib.sha256(digest.encode()).hexdigest(),
+            "schema": json_digest([CLASSES, self.size]),
         }
         save_silo(folder, parts, facts)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files, md5_of
+from datasets.io.digests import md5_of
+from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.io.text_files import read_text
 from datasets.tables.dataset import TableDataSet
 from datasets.tables.parsing import Column, TableSchema

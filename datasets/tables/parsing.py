@@ -7,8 +7,6 @@ levels are declared, not found, so that all hospitals have the same features wit
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from datasets.io.digests import json_digest
 from datasets.io.text_files import csv_lines, same_text
 from models.contract.errors import DataError
 from models.maths.standardisation import Figures
@@ -82,7 +81,7 @@ class TableSchema:
             [self.label, [[name, sorted(values)] for name, values in self.classes.items()]],
             [sorted(same_text(mark) for mark in self.missing), self.policy],
         ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return json_digest(facts)
 
     def lacks(self, token: str) -> bool:
         """Tell whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
