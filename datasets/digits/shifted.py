@@ -88,7 +88,7 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
     """Rotate ``images`` (n, height, width; 0..255) for ``distribution`` and add its noise.
 
-    ``key`` names the draw, so that a silo's noise does not depend on the run's seed.
+    ``key`` names the generator, so that a silo's noise does not depend on the run's seed.
     """
     tensor = torch.from_numpy(np.array(images, dtype=np.float32)).unsqueeze(1)
     angle = _ROTATION[distribution]
@@ -99,8 +99,8 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
         tensor = rotate(tensor, angle, InterpolationMode.BILINEAR)
     if distribution == "D3" and noise:
-        draw = torch.randn(tensor.shape, generator=generator(0, "silo-noise", key))
-        tensor = tensor + _NOISE_STD * draw
+        grain = torch.randn(tensor.shape, generator=generator(0, "silo-noise", key))
+        tensor = tensor + _NOISE_STD * grain
     return tensor
 
 

@@ -76,7 +76,7 @@ def _told_apart(index: ImageIndex) -> tuple[str, ...]:
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Tell for each image whether its group is in the public part of that share."""
-    return np.array([_draw("public-part", group) < share for group in groups], dtype=bool)
+    return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
 
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
@@ -89,7 +89,7 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
     sizes = Counter(index.groups)
     kept: set[str] = set()
     images = 0
-    for group in sorted(sizes, key=lambda group: (_draw("sample-share", group), group)):
+    for group in sorted(sizes, key=lambda group: (_fraction("sample-share", group), group)):
         if images >= 2 and len(kept) >= round(share * len(sizes)):
             break
         kept.add(group)
@@ -97,7 +97,7 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
     return index.take(np.flatnonzero([group in kept for group in index.groups]))
 
 
-def _draw(purpose: str, group: str) -> float:
+def _fraction(purpose: str, group: str) -> float:
     """Return a number in [0, 1) of the group's own."""
     return derive_seed(0, purpose, group) / 2**63
 

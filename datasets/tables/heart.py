@@ -131,28 +131,28 @@ def synthetic_text(site: str) -> str:
     data, by round figures.
     """
     population = _POPULATIONS[site]
-    draw = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
+    rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
     sick = round(population.patients * population.disease)
-    disease = draw.permutation(np.arange(population.patients) < sick)
-    return "".join(_patient(draw, population, bool(ill)) for ill in disease)
+    disease = rng.permutation(np.arange(population.patients) < sick)
+    return "".join(_patient(rng, population, bool(ill)) for ill in disease)
 
 
-def _patient(draw: np.random.Generator, population: _Population, ill: bool) -> str:
+def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> str:
     shift = 1 if ill else -1
     pains = (0.05, 0.1, 0.15, 0.7) if ill else (0.1, 0.35, 0.35, 0.2)
     values = [
-        np.clip(draw.normal(population.age + 2 * shift, 8), 28, 77),
-        draw.random() < population.male,
-        draw.choice(4, p=pains) + 1,
-        np.clip(draw.normal(131 + shift, 17), 90, 200),
-        population.chol and np.clip(draw.normal(population.chol + 5 * shift, 50), 100, 600),
-        draw.random() < 0.15 + 0.05 * ill,
-        draw.choice(3, p=(0.55, 0.15, 0.3)),
-        np.clip(draw.normal(140 - 10 * shift, 22), 70, 200),
-        draw.random() < 0.35 + 0.2 * shift,
+        np.clip(rng.normal(population.age + 2 * shift, 8), 28, 77),
+        rng.random() < population.male,
+        rng.choice(4, p=pains) + 1,
+        np.clip(rng.normal(131 + shift, 17), 90, 200),
+        population.chol and np.clip(rng.normal(population.chol + 5 * shift, 50), 100, 600),
+        rng.random() < 0.15 + 0.05 * ill,
+        rng.choice(3, p=(0.55, 0.15, 0.3)),
+        np.clip(rng.normal(140 - 10 * shift, 22), 70, 200),
+        rng.random() < 0.35 + 0.2 * shift,
     ]
-    depression = max(0.0, draw.normal(0.8 + 0.5 * shift, 0.8))
-    stage = draw.integers(1, 5) if ill else 0
+    depression = max(0.0, rng.normal(0.8 + 0.5 * shift, 0.8))
+    stage = rng.integers(1, 5) if ill else 0
     numbers = ",".join(str(round(float(value))) for value in values)
     return f"{numbers},{depression:.1f},?,?,?,{stage}\n"
 
