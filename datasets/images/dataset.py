@@ -1,7 +1,7 @@
 """Silos that are images: a site's listed files, split by patient or lesion, decoded and cached.
 
 Images of one group (a patient, a lesion) are in one part only. A public part, where there is one,
-is drawn by a hash of the group's name, so that a group which two sites share is public at both.
+is chosen by a hash of the group's name, so that a group which two sites share is public at both.
 """
 
 from __future__ import annotations
@@ -30,6 +30,15 @@ SMALLEST_IMAGE = 16  # pixels of a side
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
 
 Classes = Mapping[str, Sequence[str]]
+
+
+def check_image_size(settings: CommonSettings) -> None:
+    """Refuse images too small, by a ``SettingError``."""
+    if 0 < settings.image_size < SMALLEST_IMAGE:
+        raise SettingError(
+            f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
+            f"{SMALLEST_IMAGE}"
+        )
 
 
 class ImageDataSet(DataSet):
@@ -87,11 +96,7 @@ class ImageDataSet(DataSet):
     def check(self, settings: CommonSettings) -> None:
         """Refuse folds that are not there and images too small."""
         check_folds(settings)
-        if 0 < settings.image_size < SMALLEST_IMAGE:
-            raise SettingError(
-                f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
-                f"{SMALLEST_IMAGE}"
-            )
+        check_image_size(settings)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from datasets.images.dataset import Classes, ImageDataSet
 from datasets.images.index import ImageIndex, take_share
-from datasets.io.locations import Places, find_places
+from datasets.io.locations import Places, data_folder, find_places
 from datasets.io.text_files import read_rows
 from datasets.silo.silos import no_such_silo
 from models.contract.errors import DataError
@@ -108,12 +108,8 @@ class Isic2019(ImageDataSet):
 
 
 def _folder(places: Places) -> Path:
-    if places.data is None:
-        raise DataError(
-            f"data set 'isic2019' needs a folder isic2019 with {_LISTING}, a table of lesions and "
-            "the images: set 'data-dir' or $FEDSILO_DATA"
-        )
-    return places.data / "isic2019"
+    needs = f"isic2019 with {_LISTING}, a table of lesions and the images"
+    return data_folder(places, "isic2019", needs) / "isic2019"
 
 
 def _image_folder(folder: Path) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 from datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
 from datasets.images.decoding import describe
 from datasets.images.index import ImageIndex, take_share
-from datasets.io.locations import Places, find_places
+from datasets.io.locations import Places, data_folder, find_places
 from datasets.io.text_files import read_rows, same_text
 from datasets.silo.silos import SPLITS, no_such_silo
 from datasets.tables.schema_file import Reading, read_yaml
@@ -158,12 +158,8 @@ class ManifestDataSet(ImageDataSet):
         return read_declaration(folder / self.form.file, self.form)
 
     def _folder(self, places: Places) -> Path:
-        if places.data is None:
-            raise DataError(
-                f"data set '{self.name}' needs a folder with {self.form.file}, the sites' "
-                "manifests and their images: set 'data-dir' or $FEDSILO_DATA"
-            )
-        return places.data
+        needs = f"with {self.form.file}, the sites' manifests and their images"
+        return data_folder(places, self.name, needs)
 
 
 class OwnImages(ManifestDataSet):

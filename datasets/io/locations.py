@@ -28,6 +28,24 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
     return Places(Path(data).expanduser() if data else None, Path(cache).expanduser())
 
 
+def data_folder(places: Places, name: str, needs: str) -> Path:
+    """Return the data directory.
+
+    Args:
+        places: the two folders.
+        name: the data set's name, for the error.
+        needs: what the data directory must hold, for the error.
+
+    Raises:
+        DataError: none is named.
+    """
+    if places.data is None:
+        raise DataError(
+            f"data set '{name}' needs a folder {needs}: set 'data-dir' or $FEDSILO_DATA"
+        )
+    return places.data
+
+
 def weight_paths(named: str, places: Places) -> list[Path]:
     """Return where a file of weights may lie: in the cache, then in the data directory.
 

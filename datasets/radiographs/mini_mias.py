@@ -16,7 +16,7 @@ import numpy as np
 
 from datasets.images.dataset import Classes
 from datasets.images.index import ImageIndex, take_share
-from datasets.io.locations import Places
+from datasets.io.locations import Places, data_folder
 from datasets.io.text_files import read_rows
 from datasets.radiographs.dataset import RadiographDataSet
 from datasets.radiographs.decoding import fit_square, read_grey
@@ -93,19 +93,15 @@ class MiniMias(RadiographDataSet):
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
             if not settings.intensity_profiles:
                 return picture
-            draw = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
-            return _PROFILES[rows[name].tissue].render(picture, draw)
+            rng = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
+            return _PROFILES[rows[name].tissue].render(picture, rng)
 
         return read
 
 
 def _folder(places: Places) -> Path:
-    if places.data is None:
-        raise DataError(
-            "data set 'mini-mias' needs a folder mini_mias with labels.csv and images: set "
-            "'data-dir' or $FEDSILO_DATA"
-        )
-    return places.data / "mini_mias"
+    needs = "mini_mias with labels.csv and images"
+    return data_folder(places, "mini-mias", needs) / "mini_mias"
 
 
 def _listing(folder: Path) -> dict[str, _Row]:

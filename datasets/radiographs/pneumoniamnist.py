@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.images.dataset import SMALLEST_IMAGE
+from datasets.images.dataset import check_image_size
 from datasets.io.digests import json_digest
 from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.radiographs.dataset import HEADLINE
@@ -22,7 +22,7 @@ from datasets.radiographs.decoding import as_int16, resize
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
 from datasets.silo.cache import cached_silo
 from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
-from models.contract.errors import DataError, SettingError
+from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping
@@ -67,11 +67,7 @@ class PneumoniaMnist(DataSet):
 
     def check(self, settings: CommonSettings) -> None:
         """Refuse images too small."""
-        if 0 < settings.image_size < SMALLEST_IMAGE:
-            raise SettingError(
-                f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
-                f"{SMALLEST_IMAGE}"
-            )
+        check_image_size(settings)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the file, once."""
@@ -117,21 +113,21 @@ class _Making:
         return Split(torch.from_numpy(made), torch.from_numpy(labels[rows]))
 
     def _rows(self, part: str, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the site's images of a part: of each class every third, in a drawn order."""
+        """Return the site's images of a part: of each class every third, in random order."""
         site = list(_PROFILES).index(self.name)
         dealt = []
         for label in range(len(CLASSES)):
             key = derive_seed(self.settings.fold_seed, "pneumoniamnist", part, label)
-            drawn = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
-            own = drawn[site :: len(_PROFILES)]
+            shuffled = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
+            own = shuffled[site :: len(_PROFILES)]
             dealt.append(own[: max(1, round(self.settings.sample_share * len(own)))])
         return np.sort(np.concatenate(dealt))
 
     def _image(self, part: str, row: int, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
         picture = resize(pixels / np.float32(255), self.size, self.size)
         if self.settings.intensity_profiles:
-            draw = np.random.default_rng(derive_seed(0, "vendor-noise", self.name, part, row))
-            picture = _PROFILES[self.name].render(picture, draw)
+            rng = np.random.default_rng(derive_seed(0, "vendor-noise", self.name, part, row))
+            picture = _PROFILES[self.name].render(picture, rng)
         return as_int16(picture)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from datasets.io.locations import Places, find_places
+from datasets.io.locations import Places, data_folder, find_places
 from datasets.io.text_files import read_text
 from datasets.silo.cache import cached_silo
 from datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
@@ -118,12 +118,7 @@ class OwnTables(TableDataSet):
         return read_text(path), str(path)
 
     def _folder(self, places: Places) -> Path:
-        if places.data is None:
-            raise DataError(
-                f"data set '{self.name}' needs a folder with {SCHEMA_FILE} and the sites' CSV "
-                "files: set 'data-dir' or $FEDSILO_DATA"
-            )
-        return places.data
+        return data_folder(places, self.name, f"with {SCHEMA_FILE} and the sites' CSV files")
 
 
 TABLE = OwnTables()

@@ -194,10 +194,15 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
             raise SettingError(
                 f"{other}: '{name}' is {tuple(found[name].shape)}, not {tuple(shape)}; {advice}"
             )
-    trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
-    values = {name: torch.as_tensor(found[name]).float().contiguous() for name in wanted}
+    _assign(vit, {name: found[name] for name in wanted}, where)
+
+
+def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
+    """Put ``arrays`` into ``vit``; what is trained stays so."""
+    values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
     if not all(value.isfinite().all() for value in values.values()):
         raise SettingError(f"setting 'backbone-weights': {where} holds values that are not finite")
+    trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
     vit.load_state_dict(values, assign=True)
     for name, parameter in vit.named_parameters():
         parameter.requires_grad_(trained[name])
