@@ -36,8 +36,8 @@ def data_set(name: str) -> DataSet:
     if name not in DATA_SETS:
         raise unknown_name("data set", name, DATA_SETS)
     module, _, attribute = DATA_SETS[name].partition(":")
-    found: DataSet = getattr(import_module(module), attribute)
-    return found
+    data: DataSet = getattr(import_module(module), attribute)
+    return data
 
 
 def check_data_settings(settings: CommonSettings) -> None:

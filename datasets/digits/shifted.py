@@ -69,16 +69,16 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
         ("test", settings.silo_test_size, source.test_size, len(pool.test_labels)),
     ):
         size = asked or usual or have // settings.silos
-        least = VALIDATION_SHARE if part == "train" else 1
-        if 0 < size < least:
+        smallest = VALIDATION_SHARE if part == "train" else 1
+        if 0 < size < smallest:
             raise DataError(
                 f"a silo of {size} {part} images has no validation part: raise 'silo-{part}-size' "
-                f"to at least {least}, or lower 'silos'"
+                f"to at least {smallest}, or lower 'silos'"
             )
-        if size < least or size * settings.silos > have:
+        if size < smallest or size * settings.silos > have:
             raise DataError(
-                f"{settings.silos} silos of {max(size, least)} {part} images need "
-                f"{settings.silos * max(size, least)}, and '{source.name}' has {have}: lower "
+                f"{settings.silos} silos of {max(size, smallest)} {part} images need "
+                f"{settings.silos * max(size, smallest)}, and '{source.name}' has {have}: lower "
                 f"'silos' or 'silo-{part}-size'"
             )
         sizes.append(size)

@@ -114,10 +114,10 @@ class ImageDataSet(DataSet):
         """
         if settings.public_share == 0:
             raise SettingError("setting 'public-share' is 0: name a share above 0")
-        found = [self.index(site, settings, places) for site in self.sites(settings, places)]
+        indices = [self.index(site, settings, places) for site in self.sites(settings, places)]
         parts = [
             index.take(np.flatnonzero(in_public(index.groups, settings.public_share)))
-            for index in found
+            for index in indices
         ]
         public = joined(f"{self.name}, public part", parts)
         if not len(public):
@@ -194,13 +194,13 @@ class _Making:
         faults: list[Fault] = []
         for part, chosen in rows.items():
             index = self.index.take(chosen)
-            found = self.data.decode(index, self.size, self.settings)
-            faults += found.faults
-            labels = torch.from_numpy(index.labels[found.kept])
-            parts[part] = Split(torch.from_numpy(found.images), labels)
+            decoded = self.data.decode(index, self.size, self.settings)
+            faults += decoded.faults
+            labels = torch.from_numpy(index.labels[decoded.kept])
+            parts[part] = Split(torch.from_numpy(decoded.images), labels)
         index = self.index.take(np.concatenate(list(rows.values())))
-        told = dict(zip(index.names, index.told, strict=True))
-        check_faults(faults, len(index), told, self.settings.broken_images, index.where)
+        safe_names = dict(zip(index.names, index.safe_names, strict=True))
+        check_faults(faults, len(index), safe_names, self.settings.broken_images, index.where)
         return parts, len(faults)
 
     def _facts(self, faults: int) -> dict[str, Any]:
@@ -220,10 +220,10 @@ def _as_pairs(classes: Classes) -> list[Any]:
 
 def _file_facts(path: Path) -> list[int] | None:
     try:
-        found = path.stat()
+        stamp = path.stat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [stamp.st_size, stamp.st_mtime_ns]
 
 
 def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:

@@ -33,8 +33,8 @@ class ImageIndex:
         names: each image's file in ``folder``.
         labels: (n,) int64, each image's class.
         groups: what each image is of: a patient or lesion.
-        told: what each image is called in errors, which the server reads: a file's name may be a
-            patient's.
+        safe_names: what each image is called in errors, which the server reads: a file's name may
+            be a patient's.
         parts: the part (of ``SPLITS``) of each image where the user gives it, else empty.
     """
 
@@ -43,7 +43,7 @@ class ImageIndex:
     names: tuple[str, ...]
     labels: npt.NDArray[np.int64]
     groups: tuple[str, ...]
-    told: tuple[str, ...]
+    safe_names: tuple[str, ...]
     parts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -51,10 +51,12 @@ class ImageIndex:
 
     def take(self, rows: Rows) -> ImageIndex:
         """Return these images of it."""
-        texts = (self.names, self.groups, self.told)
-        names, groups, told = (tuple(all_[row] for row in rows) for all_ in texts)
+        texts = (self.names, self.groups, self.safe_names)
+        names, groups, safe_names = (tuple(all_[row] for row in rows) for all_ in texts)
         parts = tuple(self.parts[row] for row in rows) if self.parts else ()
-        return ImageIndex(self.where, self.folder, names, self.labels[rows], groups, told, parts)
+        return ImageIndex(
+            self.where, self.folder, names, self.labels[rows], groups, safe_names, parts
+        )
 
 
 def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
@@ -63,15 +65,15 @@ def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     names = tuple(name for index in parts for name in index.names)
     groups = tuple(group for index in parts for group in index.groups)
     labels = np.concatenate([np.empty(0, np.int64), *(index.labels for index in parts)])
-    told = tuple(name for index in parts for name in _told_apart(index))
-    return ImageIndex(where, folder, names, labels, groups, told)
+    safe_names = tuple(name for index in parts for name in _names_apart(index))
+    return ImageIndex(where, folder, names, labels, groups, safe_names)
 
 
-def _told_apart(index: ImageIndex) -> tuple[str, ...]:
+def _names_apart(index: ImageIndex) -> tuple[str, ...]:
     """Return what the images are called beside those of other sites, whose lines count anew."""
-    if index.told == index.names:
-        return index.told
-    return tuple(f"{told} of {index.where}" for told in index.told)
+    if index.safe_names == index.names:
+        return index.safe_names
+    return tuple(f"{name} of {index.where}" for name in index.safe_names)
 
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
@@ -120,8 +122,12 @@ def check_copies(index: ImageIndex) -> None:
         if there != part:
             copies.append((other, row))
     if copies:
-        log_names(index.where, [(index.told[r], index.names[r]) for pair in copies for r in pair])
-        pairs = [" and ".join(f"{index.told[r]} ({index.parts[r]})" for r in p) for p in copies]
+        log_names(
+            index.where, [(index.safe_names[r], index.names[r]) for pair in copies for r in pair]
+        )
+        pairs = [
+            " and ".join(f"{index.safe_names[r]} ({index.parts[r]})" for r in p) for p in copies
+        ]
         raise DataError(
             f"{index.where}: files of equal content are in two parts: {describe(pairs)}: keep "
             "one of each, or put both into one part"

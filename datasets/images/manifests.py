@@ -148,10 +148,10 @@ class ManifestDataSet(ImageDataSet):
                 f"{folder / self.form.file}: the manifest of site '{site}' lies outside the data "
                 "directory"
             )
-        found = _Manifest(
+        whole = _Manifest(
             folder, manifest, declaration.classes, self.form.file, self.columns
         ).read()
-        return take_share(found, settings.sample_share)
+        return take_share(whole, settings.sample_share)
 
     def declaration(self, folder: Path) -> Declaration:
         """Return the declaration in the data directory ``folder``."""
@@ -205,7 +205,7 @@ class _Manifest:
             names=tuple(self.lines),
             labels=np.array(labels, dtype=np.int64),
             groups=tuple(groups),
-            told=tuple(f"the image of line {number}" for number in self.lines.values()),
+            safe_names=tuple(f"the image of line {number}" for number in self.lines.values()),
             parts=parts,
         )
         self._check_patients(index)

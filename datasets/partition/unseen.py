@@ -219,11 +219,11 @@ class _Mixed:
         """Return the images of ``rows``, (k, *input_shape)."""
         chosen = self._order[rows]
         shape = self.splits[0].inputs.shape[1:]
-        found = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)
+        inputs = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)
         for silo, split in enumerate(self.splits):
             here = np.flatnonzero(self._silo[chosen] == silo)
-            found[here] = split.inputs[self._row[chosen][here]]
-        return found
+            inputs[here] = split.inputs[self._row[chosen][here]]
+        return inputs
 
 
 def _place_in_label(labels: Labels) -> Labels:

@@ -79,7 +79,7 @@ class MiniMias(RadiographDataSet):
             names=names,
             labels=np.array([row.severity == "M" for row in rows.values()], dtype=np.int64),
             groups=tuple(row.patient for row in rows.values()),
-            told=names,  # public names
+            safe_names=names,  # public names
         )
         return take_share(whole, settings.sample_share)
 
@@ -107,12 +107,12 @@ def _folder(places: Places) -> Path:
 def _listing(folder: Path) -> dict[str, _Row]:
     """Return each image's line, in file order."""
     path = folder / "labels.csv"
-    found: dict[str, _Row] = {}
+    rows: dict[str, _Row] = {}
     for number, row in read_rows(path, _COLUMNS):
         place = f"{path}, line {number}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
             raise DataError(f"{place}, column 'image': it must be a PNG file's plain name")
-        if row["image"] in found:
+        if row["image"] in rows:
             raise DataError(f"{place}: image {row['image']} is listed twice")
         if not row["patient"]:
             raise DataError(f"{place}, column 'patient': it is empty, and decides the split")
@@ -120,8 +120,8 @@ def _listing(folder: Path) -> dict[str, _Row]:
         for column, known in (("tissue", list(SITES)), ("severity", severities)):
             if row[column] not in known:
                 raise DataError(f"{place}, column '{column}': it must be one of {', '.join(known)}")
-        found[row["image"]] = _Row(row["patient"], row["tissue"], row["severity"])
-    return found
+        rows[row["image"]] = _Row(row["patient"], row["tissue"], row["severity"])
+    return rows
 
 
 MINI_MIAS = MiniMias()

@@ -122,7 +122,7 @@ class PhantomDataSet(ImageDataSet):
             names=names,
             labels=np.array([self.label(kind, site, settings) for kind in kinds], dtype=np.int64),
             groups=tuple(f"{site}/{plan.subject}-{subject}" for subject in subjects),
-            told=names,
+            safe_names=names,
         )
 
     def content(self, index: ImageIndex) -> list[Any]:

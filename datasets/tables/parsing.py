@@ -66,13 +66,13 @@ class TableSchema:
 
     def features(self) -> tuple[str, ...]:
         """Return the features' names: numeric columns, then ``column=level`` of the others."""
-        found: list[str] = []
+        names: list[str] = []
         for column in self.columns:
             if column.kind == "numeric":
-                found.append(column.name)
+                names.append(column.name)
         for column in self.columns:
-            found += [f"{column.name}={level}" for level in column.levels[1:]]
-        return tuple(found)
+            names += [f"{column.name}={level}" for level in column.levels[1:]]
+        return tuple(names)
 
     def digest(self) -> str:
         """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
@@ -142,18 +142,18 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     )
 
 
-def _header(names: list[str], wanted: list[str], where: str) -> list[str]:
-    found = [name.strip() for name in names]
+def _header(line: list[str], wanted: list[str], where: str) -> list[str]:
+    names = [name.strip() for name in line]
     # Surplus names are only counted: without a header they would be a patient's values
-    missing, surplus = sorted(set(wanted) - set(found)), len(set(found) - set(wanted))
-    if missing or surplus or len(found) != len(set(found)):
+    missing, surplus = sorted(set(wanted) - set(names)), len(set(names) - set(wanted))
+    if missing or surplus or len(names) != len(set(names)):
         raise DataError(
             f"{where}: the first line does not name the schema's columns: missing {missing}, "
             f"{surplus} that the schema does not know"
-            f"{'' if len(found) == len(set(found)) else ', a name stands twice'}; correct the "
+            f"{'' if len(names) == len(set(names)) else ', a name stands twice'}; correct the "
             "file, declare surplus columns as 'ignored', or set the schema's 'header' to false"
         )
-    return found
+    return names
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from datasets.io.locations import find_places, weight_paths
 from datasets.weights.backbones import file_state, timm_state
-from datasets.weights.provenance import refuse_other_cut, run_beside
+from datasets.weights.provenance import refuse_other_provenance, run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.networks.classifier import exchanged_arrays, load_exchanged
@@ -60,15 +60,15 @@ def refuse_seen_start(settings: CommonSettings) -> None:
         SettingError: names the setting that differs, or a file that is missing.
     """
     seen: set[Path] = set()
-    found: CommonSettings | None = settings
-    while found and found.initial_weights and not found.initial_weights.startswith(_TIMM):
-        path = initial_file(found) if found is settings else Path(found.initial_weights)
+    run: CommonSettings | None = settings
+    while run and run.initial_weights and not run.initial_weights.startswith(_TIMM):
+        path = initial_file(run) if run is settings else Path(run.initial_weights)
         if path in seen or not path.is_file():
             return
         seen.add(path)
-        found = run_beside(path)
-        if found:
-            refuse_other_cut(settings, found, f"the run of {path}")
+        run = run_beside(path)
+        if run:
+            refuse_other_provenance(settings, run, f"the run of {path}")
 
 
 def initial_file(settings: CommonSettings) -> Path:
@@ -115,10 +115,10 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
         )
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()
-    found = _renamed(_resampled(state, vit))
+    given = _renamed(_resampled(state, vit))
     fitting = {
         name: torch.as_tensor(array).float()
-        for name, array in found.items()
+        for name, array in given.items()
         if name in wanted and isinstance(array, Tensor) and array.shape == wanted[name].shape
     }
     blocks = [name for name in wanted if name.startswith("blocks.")]
@@ -138,10 +138,10 @@ def _resampled(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str,
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     try:
-        found: Mapping[str, Any] = checkpoint_filter_fn(dict(state), vit)
+        resampled: Mapping[str, Any] = checkpoint_filter_fn(dict(state), vit)
     except Exception:  # it knows its own kinds of files only, and fails on others in any way
         return state
-    return found
+    return resampled
 
 
 def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,10 +149,10 @@ def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
     prefix = next(
         (p for p in _PREFIXES if any(name.startswith(f"{p}blocks.") for name in state)), ""
     )
-    found = {}
+    renamed = {}
     for name, array in state.items():
         short = name.removeprefix(prefix)
         for old, new in _RENAMED.items():
             short = short.replace(old, new)
-        found[short] = array
-    return found
+        renamed[short] = array
+    return renamed

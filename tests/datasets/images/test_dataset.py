@@ -53,7 +53,7 @@ class Flat(ImageDataSet):
             names=tuple(f"{number}.png" for number in numbers),
             labels=np.array([number // 3 % 2 for number in numbers], dtype=np.int64),
             groups=tuple(f"p{number if self.alone else number // 3}" for number in numbers),
-            told=tuple(f"{number}.png" for number in numbers),
+            safe_names=tuple(f"{number}.png" for number in numbers),
             parts=self.parts,
         )
         return take_share(whole, settings.sample_share)
@@ -312,10 +312,10 @@ def test_images_of_several_sites_are_told_apart_by_their_sites() -> None:
         for where, told in (("a", ("line 2", "line 3")), ("b", ("line 2", "line 3")))
     ]
     lines = ("line 2 of a", "line 3 of a", "line 2 of b", "line 3 of b")
-    assert joined("all", parts).told == lines
-    assert joined("all", parts).take(np.array([3, 0])).told == ("line 3 of b", "line 2 of a")
-    public = [dataclasses.replace(part, told=part.names) for part in parts]
-    assert joined("all", public).told == joined("all", public).names
+    assert joined("all", parts).safe_names == lines
+    assert joined("all", parts).take(np.array([3, 0])).safe_names == ("line 3 of b", "line 2 of a")
+    public = [dataclasses.replace(part, safe_names=part.names) for part in parts]
+    assert joined("all", public).safe_names == joined("all", public).names
 
 
 def test_a_given_split_with_one_content_on_two_sides_is_refused(places: Places) -> None:
