@@ -1,7 +1,8 @@
 """Fed-Heart-Disease: four hospitals of the UCI heart disease data, cut as FLamby cuts them.
 
-740 patients, 13 features, label 0 against 1 to 4 (papers/picsr; du Terrail et al. 2022). The
-synthetic twin has sites of the same sizes, features and label rates, and no patient in it.
+740 patients, 13 features, label 0 against 1 to 4: FLamby (du Terrail et al., NeurIPS 35, 2022,
+pages 5315 to 5334), which PICSR (Enouen et al. 2024) follows. The synthetic twin has sites of the
+same sizes, features and label rates, and no patient in it.
 """
 
 from __future__ import annotations
