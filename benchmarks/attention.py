@@ -28,8 +28,8 @@ from rich.table import Table
 from torch import Tensor
 
 from client_app.training.compute import Compute, choose_compute
-from datasets.digits.pools import find_places
-from datasets.io.atomic_files import load_state
+from datasets.io.locations import find_places
+from datasets.io.state_files import load_state
 from datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from importlib import import_module
 
-from datasets.digits.pools import Places, find_places
+from datasets.io.digests import json_digest
+from datasets.io.locations import Places, find_places
 from datasets.partition.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
 from datasets.silo.silos import DataSet, Silo
 from models.contract.errors import DataError, SettingError
@@ -37,8 +36,8 @@ def data_set(name: str) -> DataSet:
     if name not in DATA_SETS:
         raise unknown_name("data set", name, DATA_SETS)
     module, _, attribute = DATA_SETS[name].partition(":")
-    found: DataSet = getattr(import_module(module), attribute)
-    return found
+    data: DataSet = getattr(import_module(module), attribute)
+    return data
 
 
 def check_data_settings(settings: CommonSettings) -> None:
@@ -80,7 +79,7 @@ def data_fingerprint(settings: CommonSettings) -> str:
     """Return a digest of all silos' data and splits, as ``settings`` cut them."""
     silos = [load_silo(name, settings) for name in silo_names(settings)]
     facts = [[silo.name, silo.schema, silo.fingerprints] for silo in silos]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json_digest(facts)
 
 
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:

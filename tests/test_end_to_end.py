@@ -193,7 +193,7 @@ def test_fewer_nodes_than_silos_are_named(
 
 
 def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: InlineRun) -> None:
-    from datasets.io.atomic_files import load_state
+    from datasets.io.state_files import load_state
 
     directory = inline_run(_values(tiny, "uefl"))
     arrays, facts = load_state(directory.path / "model.safetensors")

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from datasets.digits.pools import find_places
+from datasets.io.locations import BACKBONES, find_places
 from datasets.registry import silo_names
-from datasets.weights.backbones import FOLDER
 from models.contract.errors import FedsiloError, SettingError, SiteError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
@@ -84,7 +83,7 @@ def _weights_by_name(settings: CommonSettings) -> str:
             "names its weights itself, in the node config's 'backbone-weights'"
         )
     cache = find_places(settings.data_dir, settings.cache_dir).cache
-    return str((cache / FOLDER / name).absolute())
+    return str((cache / BACKBONES / name).absolute())
 
 
 def is_simulated(context: Context) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datasets.io.atomic_files import load_state, save_state
+from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError
 from models.contract.messages import Instruction
 from models.contract.settings import CommonSettings

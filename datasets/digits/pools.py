@@ -6,19 +6,18 @@ the data directory, laid out as their public sources lay them out.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from datasets.digits.idx import read_labelled_images
 from datasets.io.atomic_files import build_folder
+from datasets.io.digests import json_digest
+from datasets.io.locations import Places, RemoteFile, find_files
 from models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]
@@ -32,38 +31,6 @@ class Pool:
     train_labels: npt.NDArray[Any]
     test_images: FloatImages
     test_labels: npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a public source, with the checksum that its publisher gives."""
-
-    name: str
-    md5: str
-
-
-class PublicFiles(Protocol):
-    """Files of a public source: their folder in the data directory, and where they come from."""
-
-    @property
-    def name(self) -> str:
-        """The data set's name."""
-        ...
-
-    @property
-    def folder(self) -> str:
-        """The folder of the files in the data directory."""
-        ...
-
-    @property
-    def url(self) -> str:
-        """The public source, ending in '/'."""
-        ...
-
-    @property
-    def files(self) -> tuple[RemoteFile, ...]:
-        """The files."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -161,50 +128,13 @@ SOURCES: dict[str, Source] = {
 }
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where data files lie (``data``, may be unnamed) and where decoded ones go (``cache``)."""
-
-    data: Path | None
-    cache: Path
-
-
-def find_places(data_dir: str, cache_dir: str) -> Places:
-    """Resolve the two folders from settings, else from FEDSILO_DATA and FEDSILO_CACHE."""
-    data = data_dir or os.environ.get("FEDSILO_DATA", "")
-    cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
-    return Places(Path(data).expanduser() if data else None, Path(cache).expanduser())
-
-
-def find_files(source: PublicFiles, places: Places, names: Iterable[str] | None = None) -> Path:
-    """Return the folder of the source's files, of which ``names`` (all) must be there.
-
-    Raises:
-        DataError: a file is missing; names it, the folder looked in and the public source.
-    """
-    if not source.files:
-        return Path()
-    advice = f"run 'fedsilo fetch {source.name} --data-dir DIR' (public source: {source.url})"
-    if places.data is None:
-        raise DataError(
-            f"data set '{source.name}' needs files, and no data directory is named: set "
-            f"'data-dir' or $FEDSILO_DATA, or {advice}"
-        )
-    folder = places.data / source.folder
-    for name in names or [file.name for file in source.files]:
-        if not (folder / name).is_file():
-            raise DataError(f"{name} is missing in {folder}: {advice}")
-    return folder
-
-
 def source_key(source: Source, folder: Path) -> str:
     """Return a fingerprint of the source's files: name, size and time of change of each."""
     facts = [
         [f.name, (folder / f.name).stat().st_size, (folder / f.name).stat().st_mtime_ns]
         for f in source.files
     ]
-    text = json.dumps([source.name, str(folder.resolve()) if facts else "", facts])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return json_digest([source.name, str(folder.resolve()) if facts else "", facts])[:16]
 
 
 def open_pool(source: Source, places: Places) -> tuple[Pool, str]:

@@ -7,8 +7,6 @@ takes the s-th slice of the training and of the test images, in file order.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import SOURCES, Places, Pool, PublicFiles, Source, open_pool
-from datasets.io.atomic_files import build_folder
-from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, open_silo, save_silo
+from datasets.digits.pools import SOURCES, Pool, Source, open_pool
+from datasets.io.locations import Places, PublicFiles
+from datasets.silo.cache import cached_silo
+from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
 from models.contract.seeding import generator
 from models.contract.settings import CommonSettings
@@ -70,16 +69,16 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
         ("test", settings.silo_test_size, source.test_size, len(pool.test_labels)),
     ):
         size = asked or usual or have // settings.silos
-        least = VALIDATION_SHARE if part == "train" else 1
-        if 0 < size < least:
+        smallest = VALIDATION_SHARE if part == "train" else 1
+        if 0 < size < smallest:
             raise DataError(
                 f"a silo of {size} {part} images has no validation part: raise 'silo-{part}-size' "
-                f"to at least {least}, or lower 'silos'"
+                f"to at least {smallest}, or lower 'silos'"
             )
-        if size < least or size * settings.silos > have:
+        if size < smallest or size * settings.silos > have:
             raise DataError(
-                f"{settings.silos} silos of {max(size, least)} {part} images need "
-                f"{settings.silos * max(size, least)}, and '{source.name}' has {have}: lower "
+                f"{settings.silos} silos of {max(size, smallest)} {part} images need "
+                f"{settings.silos * max(size, smallest)}, and '{source.name}' has {have}: lower "
                 f"'silos' or 'silo-{part}-size'"
             )
         sizes.append(size)
@@ -89,7 +88,7 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
     """Rotate ``images`` (n, height, width; 0..255) for ``distribution`` and add its noise.
 
-    ``key`` names the draw, so that a silo's noise does not depend on the run's seed.
+    ``key`` names the generator, so that a silo's noise does not depend on the run's seed.
     """
     tensor = torch.from_numpy(np.array(images, dtype=np.float32)).unsqueeze(1)
     angle = _ROTATION[distribution]
@@ -100,8 +99,8 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
         tensor = rotate(tensor, angle, InterpolationMode.BILINEAR)
     if distribution == "D3" and noise:
-        draw = torch.randn(tensor.shape, generator=generator(0, "silo-noise", key))
-        tensor = tensor + _NOISE_STD * draw
+        grain = torch.randn(tensor.shape, generator=generator(0, "silo-noise", key))
+        tensor = tensor + _NOISE_STD * grain
     return tensor
 
 
@@ -151,12 +150,9 @@ class ShiftedImages(DataSet):
             distributions(settings.silos)[index],
             settings.pixel_scale,
         ]
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        target = places.cache / f"{self.source.name}-{pool_key}-silos" / f"{name}-{key}"
-        if not target.is_dir():
-            making = _Making(self.source, pool, name, index, sizes, settings)
-            build_folder(target, making.fill)
-        return open_silo(target, self.source.classes)
+        folder = places.cache / f"{self.source.name}-{pool_key}-silos"
+        making = _Making(self.source, pool, name, index, sizes, settings)
+        return cached_silo(folder, name, facts, self.source.classes, making.fill)
 
 
 @dataclass(frozen=True)

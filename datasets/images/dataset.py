@@ -1,15 +1,13 @@
 """Silos that are images: a site's listed files, split by patient or lesion, decoded and cached.
 
 Images of one group (a patient, a lesion) are in one part only. A public part, where there is one,
-is drawn by a hash of the group's name, so that a group which two sites share is public at both.
+is chosen by a hash of the group's name, so that a group which two sites share is public at both.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from datasets.digits.pools import Places
 from datasets.images.decoding import Decoded, Fault, check_faults, decode_files
 from datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
-from datasets.io.atomic_files import build_folder
+from datasets.io.digests import json_digest
+from datasets.io.locations import Places
+from datasets.silo.cache import cached_silo
 from datasets.silo.row_splits import SPLIT_KEYS, RowSplit, check_folds, split_rows
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, open_silo, save_silo
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, save_silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping
@@ -31,6 +30,15 @@ SMALLEST_IMAGE = 16  # pixels of a side
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
 
 Classes = Mapping[str, Sequence[str]]
+
+
+def check_image_size(settings: CommonSettings) -> None:
+    """Refuse images too small, by a ``SettingError``."""
+    if 0 < settings.image_size < SMALLEST_IMAGE:
+        raise SettingError(
+            f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
+            f"{SMALLEST_IMAGE}"
+        )
 
 
 class ImageDataSet(DataSet):
@@ -88,21 +96,14 @@ class ImageDataSet(DataSet):
     def check(self, settings: CommonSettings) -> None:
         """Refuse folds that are not there and images too small."""
         check_folds(settings)
-        if 0 < settings.image_size < SMALLEST_IMAGE:
-            raise SettingError(
-                f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
-                f"{SMALLEST_IMAGE}"
-            )
+        check_image_size(settings)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""
         index = self.index(name, settings, places)
         own = index.take(np.flatnonzero(~in_public(index.groups, settings.public_share)))
         making = _Making(self, own, name, settings, places)
-        target = making.target("silo")
-        if not target.is_dir():
-            build_folder(target, making.fill)
-        return open_silo(target, len(self.classes(settings, places)))
+        return making.silo("silo", name, making.fill)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
         """Return the public part of all sites, which no silo holds.
@@ -113,19 +114,16 @@ class ImageDataSet(DataSet):
         """
         if settings.public_share == 0:
             raise SettingError("setting 'public-share' is 0: name a share above 0")
-        found = [self.index(site, settings, places) for site in self.sites(settings, places)]
+        indices = [self.index(site, settings, places) for site in self.sites(settings, places)]
         parts = [
             index.take(np.flatnonzero(in_public(index.groups, settings.public_share)))
-            for index in found
+            for index in indices
         ]
         public = joined(f"{self.name}, public part", parts)
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
         making = _Making(self, public, "public", settings, places)
-        target = making.target("public")
-        if not target.is_dir():
-            build_folder(target, making.fill_public)
-        return open_silo(target, len(self.classes(settings, places))).train
+        return making.silo("public", "all", making.fill_public).train
 
 
 @dataclass(frozen=True)
@@ -146,18 +144,21 @@ class _Making:
     def share(self) -> float:
         return self.data.own_share(self.places)
 
-    def target(self, kind: str) -> Path:
-        """Return the folder, named after a hash of everything that decides its content."""
+    def silo(self, kind: str, prefix: str, fill: Callable[[Path], None]) -> Silo:
+        """Return the silo, or the public part as one, from the cache or made by ``fill``."""
+        folder = self.places.cache / f"{self.data.name}-silos"
+        classes = len(self.data.classes(self.settings, self.places))
+        return cached_silo(folder, f"{prefix}-{kind}", self._key_facts(kind), classes, fill)
+
+    def _key_facts(self, kind: str) -> list[Any]:
+        """Return everything that decides the content."""
         values, index = as_mapping(self.settings), self.index
         unread = frozenset(SPLIT_KEYS if kind == "public" else ())
         chosen = {key: values[key] for key in sorted(self.data.settings - unread)}
         rows = [index.names, index.labels.tolist(), index.groups, index.parts]
         classes = _as_pairs(self.data.classes(self.settings, self.places))
         made = [kind, self.size, self.share, classes, chosen, rows, self.data.content(index)]
-        text = json.dumps([_MAKER, self.data.name, self.name, *made])
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        prefix = self.name if kind == "silo" else "all"
-        return self.places.cache / f"{self.data.name}-silos" / f"{prefix}-{kind}-{key}"
+        return [_MAKER, self.data.name, self.name, *made]
 
     def fill(self, folder: Path) -> None:
         """Split the images, decode them and write the parts."""
@@ -193,24 +194,23 @@ class _Making:
         faults: list[Fault] = []
         for part, chosen in rows.items():
             index = self.index.take(chosen)
-            found = self.data.decode(index, self.size, self.settings)
-            faults += found.faults
-            labels = torch.from_numpy(index.labels[found.kept])
-            parts[part] = Split(torch.from_numpy(found.images), labels)
+            decoded = self.data.decode(index, self.size, self.settings)
+            faults += decoded.faults
+            labels = torch.from_numpy(index.labels[decoded.kept])
+            parts[part] = Split(torch.from_numpy(decoded.images), labels)
         index = self.index.take(np.concatenate(list(rows.values())))
-        told = dict(zip(index.names, index.told, strict=True))
-        check_faults(faults, len(index), told, self.settings.broken_images, index.where)
+        safe_names = dict(zip(index.names, index.safe_names, strict=True))
+        check_faults(faults, len(index), safe_names, self.settings.broken_images, index.where)
         return parts, len(faults)
 
     def _facts(self, faults: int) -> dict[str, Any]:
         classes = self.data.classes(self.settings, self.places)
-        digest = json.dumps([_as_pairs(classes), self.size])
         return {
             "name": self.name,
             "distribution": self.name,
             "classes": list(classes),
             "dropped": faults,
-            "schema": hashlib.sha256(digest.encode()).hexdigest(),
+            "schema": json_digest([_as_pairs(classes), self.size]),
         }
 
 
@@ -220,10 +220,10 @@ def _as_pairs(classes: Classes) -> list[Any]:
 
 def _file_facts(path: Path) -> list[int] | None:
     try:
-        found = path.stat()
+        stamp = path.stat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [stamp.st_size, stamp.st_mtime_ns]
 
 
 def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:

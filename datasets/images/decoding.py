@@ -162,14 +162,14 @@ def decode_each(
 
 
 def check_faults(
-    faults: Sequence[Fault], images: int, told: Mapping[str, str], policy: str, where: str
+    faults: Sequence[Fault], images: int, safe_names: Mapping[str, str], policy: str, where: str
 ) -> None:
     """Refuse faults unless ``policy`` (broken-images) is 'skip'.
 
     Args:
         faults: those among all of a site's images.
         images: how many images it has.
-        told: what each of them is called in errors, by the file's name.
+        safe_names: what each of them is called in errors, by the file's name.
         policy: 'refuse' or 'skip'.
         where: names the site in errors.
 
@@ -178,8 +178,10 @@ def check_faults(
     """
     if not faults or policy == "skip":
         return
-    log_names(where, [(told[fault.name], fault.name) for fault in faults])
-    named = "; ".join(f"{told[fault.name]} {fault.reason}" for fault in faults[:_NAMED_FAULTS])
+    log_names(where, [(safe_names[fault.name], fault.name) for fault in faults])
+    named = "; ".join(
+        f"{safe_names[fault.name]} {fault.reason}" for fault in faults[:_NAMED_FAULTS]
+    )
     more = len(faults) - _NAMED_FAULTS
     raise DataError(
         f"{where}: {len(faults)} of {images} images cannot be used: {named}"
@@ -194,7 +196,7 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
         where: names the site.
         images: what each image is called in the error, and its file.
     """
-    named = [f"{told} is {name}" for told, name in images if told != name]
+    named = [f"{called} is {name}" for called, name in images if called != name]
     if named:
         logging.getLogger("flwr").warning("fedsilo: %s: %s", where, describe(named))
 

@@ -6,9 +6,7 @@ that it is the same at every site and in every run.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from datasets.images.decoding import describe, log_names
-from datasets.tables.parsing import read_text
 from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 
@@ -36,8 +33,8 @@ class ImageIndex:
         names: each image's file in ``folder``.
         labels: (n,) int64, each image's class.
         groups: what each image is of: a patient or lesion.
-        told: what each image is called in errors, which the server reads: a file's name may be a
-            patient's.
+        safe_names: what each image is called in errors, which the server reads: a file's name may
+            be a patient's.
         parts: the part (of ``SPLITS``) of each image where the user gives it, else empty.
     """
 
@@ -46,7 +43,7 @@ class ImageIndex:
     names: tuple[str, ...]
     labels: npt.NDArray[np.int64]
     groups: tuple[str, ...]
-    told: tuple[str, ...]
+    safe_names: tuple[str, ...]
     parts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -54,10 +51,12 @@ class ImageIndex:
 
     def take(self, rows: Rows) -> ImageIndex:
         """Return these images of it."""
-        texts = (self.names, self.groups, self.told)
-        names, groups, told = (tuple(all_[row] for row in rows) for all_ in texts)
+        texts = (self.names, self.groups, self.safe_names)
+        names, groups, safe_names = (tuple(all_[row] for row in rows) for all_ in texts)
         parts = tuple(self.parts[row] for row in rows) if self.parts else ()
-        return ImageIndex(self.where, self.folder, names, self.labels[rows], groups, told, parts)
+        return ImageIndex(
+            self.where, self.folder, names, self.labels[rows], groups, safe_names, parts
+        )
 
 
 def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
@@ -66,20 +65,20 @@ def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     names = tuple(name for index in parts for name in index.names)
     groups = tuple(group for index in parts for group in index.groups)
     labels = np.concatenate([np.empty(0, np.int64), *(index.labels for index in parts)])
-    told = tuple(name for index in parts for name in _told_apart(index))
-    return ImageIndex(where, folder, names, labels, groups, told)
+    safe_names = tuple(name for index in parts for name in _names_apart(index))
+    return ImageIndex(where, folder, names, labels, groups, safe_names)
 
 
-def _told_apart(index: ImageIndex) -> tuple[str, ...]:
+def _names_apart(index: ImageIndex) -> tuple[str, ...]:
     """Return what the images are called beside those of other sites, whose lines count anew."""
-    if index.told == index.names:
-        return index.told
-    return tuple(f"{told} of {index.where}" for told in index.told)
+    if index.safe_names == index.names:
+        return index.safe_names
+    return tuple(f"{name} of {index.where}" for name in index.safe_names)
 
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Tell for each image whether its group is in the public part of that share."""
-    return np.array([_draw("public-part", group) < share for group in groups], dtype=bool)
+    return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
 
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
@@ -92,7 +91,7 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
     sizes = Counter(index.groups)
     kept: set[str] = set()
     images = 0
-    for group in sorted(sizes, key=lambda group: (_draw("sample-share", group), group)):
+    for group in sorted(sizes, key=lambda group: (_fraction("sample-share", group), group)):
         if images >= 2 and len(kept) >= round(share * len(sizes)):
             break
         kept.add(group)
@@ -100,45 +99,9 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
     return index.take(np.flatnonzero([group in kept for group in index.groups]))
 
 
-def _draw(purpose: str, group: str) -> float:
+def _fraction(purpose: str, group: str) -> float:
     """Return a number in [0, 1) of the group's own."""
     return derive_seed(0, purpose, group) / 2**63
-
-
-def read_rows(
-    path: Path, needed: Sequence[str], optional: Sequence[str] | None = None
-) -> list[tuple[int, dict[str, str]]]:
-    """Return the lines of a CSV file with a header: line number, and values by column.
-
-    Args:
-        path: the file.
-        needed: columns that it must have.
-        optional: columns that it may have besides; None: any.
-
-    Raises:
-        DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
-    """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
-    try:
-        lines = [(reader.line_num, line) for line in reader if line]
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: no valid CSV ({error})") from None
-    header = [name.strip() for name in lines[0][1]] if lines else []
-    missing = [name for name in needed if name not in header]
-    # Surplus names are only counted: without a header they would be a patient's values
-    surplus = 0 if optional is None else len(set(header) - {*needed, *optional})
-    if missing or surplus or len(header) != len(set(header)):
-        known = ", ".join([*needed, *(f"{name} (optional)" for name in optional or ())])
-        raise DataError(
-            f"{path}, line 1: the columns must be {known}: missing {missing}, {surplus} unknown"
-            f"{'' if len(header) == len(set(header)) else ', a name stands twice'}"
-        )
-    for number, line in lines[1:]:
-        if len(line) != len(header):
-            raise DataError(
-                f"{path}, line {number}: {len(line)} values, and line 1 names {len(header)} columns"
-            )
-    return [(n, dict(zip(header, map(str.strip, line), strict=True))) for n, line in lines[1:]]
 
 
 def check_copies(index: ImageIndex) -> None:
@@ -159,8 +122,12 @@ def check_copies(index: ImageIndex) -> None:
         if there != part:
             copies.append((other, row))
     if copies:
-        log_names(index.where, [(index.told[r], index.names[r]) for pair in copies for r in pair])
-        pairs = [" and ".join(f"{index.told[r]} ({index.parts[r]})" for r in p) for p in copies]
+        log_names(
+            index.where, [(index.safe_names[r], index.names[r]) for pair in copies for r in pair]
+        )
+        pairs = [
+            " and ".join(f"{index.safe_names[r]} ({index.parts[r]})" for r in p) for p in copies
+        ]
         raise DataError(
             f"{index.where}: files of equal content are in two parts: {describe(pairs)}: keep "
             "one of each, or put both into one part"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.digits.pools import Places, find_places
 from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.images.index import ImageIndex, take_share
+from datasets.io.locations import Places, data_folder, find_places
+from datasets.io.text_files import read_rows
 from datasets.silo.silos import no_such_silo
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
@@ -68,10 +69,10 @@ class Isic2019(ImageDataSet):
     def notices(self, settings: CommonSettings) -> list[str]:
         """Name the centres that are left out; empty where there are no data at all."""
         try:
-            found = self.silo_names(settings)
+            here = self.silo_names(settings)
         except DataError:
             return []
-        absent = [name for name in CENTRES if name not in found]
+        absent = [name for name in CENTRES if name not in here]
         if not absent:
             return []
         return [f"isic2019: no image of {', '.join(absent)} is here; left out"]
@@ -101,18 +102,14 @@ class Isic2019(ImageDataSet):
             names=names,
             labels=np.array([class_of(t, settings.target) for t in rows.values()], dtype=np.int64),
             groups=tuple(lesions.get(image) or image for image in rows),
-            told=names,  # public names
+            safe_names=names,  # public names
         )
         return take_share(whole, settings.sample_share)
 
 
 def _folder(places: Places) -> Path:
-    if places.data is None:
-        raise DataError(
-            f"data set 'isic2019' needs a folder isic2019 with {_LISTING}, a table of lesions and "
-            "the images: set 'data-dir' or $FEDSILO_DATA"
-        )
-    return places.data / "isic2019"
+    needs = f"isic2019 with {_LISTING}, a table of lesions and the images"
+    return data_folder(places, "isic2019", needs) / "isic2019"
 
 
 def _image_folder(folder: Path) -> Path:
@@ -125,28 +122,28 @@ def _image_folder(folder: Path) -> Path:
 def _stamps(folder: Path, *names: str) -> list[tuple[int, int] | None]:
     """Return size and time of each file: what is read once is read again when they change."""
     paths = [folder / name for name in names]
-    found = [path.stat() if path.is_file() else None for path in paths]
-    return [stat and (stat.st_size, stat.st_mtime_ns) for stat in found]
+    stats = [path.stat() if path.is_file() else None for path in paths]
+    return [stat and (stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 @lru_cache(maxsize=4)
 def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     """Return target and centre of each image that is to be here, in file order."""
     path = folder / _LISTING
-    found: dict[str, tuple[int, int]] = {}
+    rows: dict[str, tuple[int, int]] = {}
     for number, row in read_rows(path, ("image", "target", "center")):
         place = f"{path}, line {number}"
         image = row["image"]
         if not re.fullmatch(r"[A-Za-z0-9_-]+", image):
             raise DataError(f"{place}, column 'image': this is no image's name")
-        if image in found:
+        if image in rows:
             raise DataError(f"{place}: image {image} is listed twice")
         target = _number(row["target"], "target", len(DIAGNOSES), place)
-        found[image] = (target, _number(row["center"], "center", len(CENTRES), place))
+        rows[image] = (target, _number(row["center"], "center", len(CENTRES), place))
     if not (folder / _AVAILABLE).is_file():
-        return found
+        return rows
     available = {row["image"] for _, row in read_rows(folder / _AVAILABLE, ("image",))}
-    return {image: row for image, row in found.items() if image in available}
+    return {image: row for image, row in rows.items() if image in available}
 
 
 def _number(text: str, column: str, count: int, place: str) -> int:
@@ -168,11 +165,11 @@ def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
             f"{folder} has no table of lesions ({' or '.join(name for name, _ in _LESIONS)}): "
             "without one, images of a lesion would be both training and test data"
         )
-    found: dict[str, str] = {}
+    lesions: dict[str, str] = {}
     for path, key in tables:
         for _, row in read_rows(path, (key, "lesion_id")):
-            found[row[key]] = found.get(row[key]) or row["lesion_id"]
-    return found
+            lesions[row[key]] = lesions.get(row[key]) or row["lesion_id"]
+    return lesions
 
 
 ISIC2019 = Isic2019()

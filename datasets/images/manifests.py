@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from datasets.digits.pools import Places, find_places
 from datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
 from datasets.images.decoding import describe
-from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.images.index import ImageIndex, take_share
+from datasets.io.locations import Places, data_folder, find_places
+from datasets.io.text_files import read_rows, same_text
 from datasets.silo.silos import SPLITS, no_such_silo
-from datasets.tables.parsing import same_text
 from datasets.tables.schema_file import Reading, read_yaml
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
@@ -148,22 +148,18 @@ class ManifestDataSet(ImageDataSet):
                 f"{folder / self.form.file}: the manifest of site '{site}' lies outside the data "
                 "directory"
             )
-        found = _Manifest(
+        whole = _Manifest(
             folder, manifest, declaration.classes, self.form.file, self.columns
         ).read()
-        return take_share(found, settings.sample_share)
+        return take_share(whole, settings.sample_share)
 
     def declaration(self, folder: Path) -> Declaration:
         """Return the declaration in the data directory ``folder``."""
         return read_declaration(folder / self.form.file, self.form)
 
     def _folder(self, places: Places) -> Path:
-        if places.data is None:
-            raise DataError(
-                f"data set '{self.name}' needs a folder with {self.form.file}, the sites' "
-                "manifests and their images: set 'data-dir' or $FEDSILO_DATA"
-            )
-        return places.data
+        needs = f"with {self.form.file}, the sites' manifests and their images"
+        return data_folder(places, self.name, needs)
 
 
 class OwnImages(ManifestDataSet):
@@ -209,7 +205,7 @@ class _Manifest:
             names=tuple(self.lines),
             labels=np.array(labels, dtype=np.int64),
             groups=tuple(groups),
-            told=tuple(f"the image of line {number}" for number in self.lines.values()),
+            safe_names=tuple(f"the image of line {number}" for number in self.lines.values()),
             parts=parts,
         )
         self._check_patients(index)

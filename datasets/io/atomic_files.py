@@ -1,29 +1,11 @@
-"""Files that are whole or absent: written to a temporary name, flushed, then renamed.
-
-States (the server's checkpoints, a site's private state) are safetensors files whose metadata
-carry JSON and a digest over everything, so that a file cut short or altered is refused.
-"""
+"""Files and folders that are whole or absent: written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
-
-from models.contract.errors import CheckpointError
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-_ENTRY = "fedsilo"
 
 
 def write_atomically(path: Path, content: bytes | str, mode: int = 0o644) -> None:
@@ -56,47 +38,3 @@ def build_folder(target: Path, fill: Callable[[Path], None]) -> None:
             # Another process was faster; both built the same content from the same key.
             if not target.is_dir():
                 raise
-
-
-def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
-    """Return a SHA-256 over names, types, shapes and bytes of ``arrays`` and over ``facts``."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name in sorted(arrays):
-        array = np.asarray(arrays[name], order="C")
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Store ``arrays`` and the JSON-serialisable ``facts`` in one file."""
-    content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    # One entry only: safetensors writes several in random order, and equal states are equal bytes.
-    write_atomically(path, save(contiguous, {_ENTRY: json.dumps(content, sort_keys=True)}), mode)
-
-
-def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays and facts that ``save_state`` stored.
-
-    Raises:
-        CheckpointError: the file is cut short, altered, or no state file.
-    """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            content = _entry((file.metadata() or {}).get(_ENTRY, "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is cut short or no state file ({error})") from None
-    facts = content["facts"]
-    if content.get("sha256") != state_digest(arrays, facts):
-        raise CheckpointError(f"{path} was altered: its checksum does not match its content")
-    return arrays, facts
-
-
-def _entry(text: str) -> dict[str, Any]:
-    """Return facts and digest of a state file's metadata; a ``ValueError`` if it has none."""
-    content = json.loads(text)
-    if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
-        raise ValueError("its metadata are not fedsilo's")
-    return content

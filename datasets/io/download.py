@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from datasets.digits.pools import PublicFiles
 from datasets.io.atomic_files import write_atomically
+from datasets.io.digests import md5_of
+from datasets.io.locations import PublicFiles
 from models.contract.errors import DataError
 
 
@@ -27,22 +27,18 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
     folder = data_dir / source.folder
     for file in source.files:
         target = folder / file.name
-        if target.is_file() and _md5(target.read_bytes()) == file.md5:
+        if target.is_file() and md5_of(target.read_bytes()) == file.md5:
             yield f"{target}: there already, checksum right"
             continue
         content = _download((base_url or source.url) + file.name)
-        found = _md5(content)
-        if found != file.md5:
+        checksum = md5_of(content)
+        if checksum != file.md5:
             raise DataError(
-                f"{file.name} from {base_url or source.url} has MD5 {found}, not {file.md5}: "
+                f"{file.name} from {base_url or source.url} has MD5 {checksum}, not {file.md5}: "
                 "nothing was written; try again or name another --base-url"
             )
         write_atomically(target, content)
         yield f"{target}: {len(content):,} bytes, checksum right"
-
-
-def _md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _download(url: str) -> bytes:

@@ -47,8 +47,8 @@ class _Plan:
     def error(self, share: float) -> float:
         """Return how far the worst silo's share is from ``share``."""
         kinds = zip(self.silos, self.private, self.held, strict=True)
-        found = [own / (own + held) for silos, own, held in kinds if silos]
-        return round(max(abs(one - share) for one in found), 9)
+        shares = [own / (own + held) for silos, own, held in kinds if silos]
+        return round(max(abs(one - share) for one in shares), 9)
 
 
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
@@ -88,8 +88,8 @@ def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 def _impossible(classes: int, silos: int, share: float) -> str:
     """Say which shares near ``share`` all silos can have."""
     whole = set(_common_shares(classes, silos))
-    below = max((found for found in whole if found < share), default=None)
-    above = min((found for found in whole if found > share), default=None)
+    below = max((one for one in whole if one < share), default=None)
+    above = min((one for one in whole if one > share), default=None)
     nearest = " and ".join(f"{float(near):.3g}" for near in (below, above) if near is not None)
     return (
         f"setting 'unseen' is {share:g}, which is impossible with so few labels: the data set has "
@@ -255,10 +255,10 @@ class LabelCut:
                     f"{self._counts('train')[none]}: lower 'silos', or raise 'silo-train-size'"
                 )
         if not self._fits(size, validation, trained):
-            least = min(sum(validation) + sum(parts) for parts in trained)
+            fewest = min(sum(validation) + sum(parts) for parts in trained)
             raise DataError(
                 f"{self.where}: {len(self.sets)} silos of {size} training images are more than "
-                f"their labels have: some silo gets {least} (the pool's labels have "
+                f"their labels have: some silo gets {fewest} (the pool's labels have "
                 f"{self._counts('train')}); lower 'silo-train-size' or 'silos'"
             )
         return validation, trained

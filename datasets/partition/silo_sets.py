@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from datasets.images.index import read_rows
+from datasets.io.text_files import read_rows
 from datasets.tables.schema_file import Reading
 from models.contract.errors import DataError
 

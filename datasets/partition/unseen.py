@@ -10,8 +10,6 @@ from silo to silo. The run's seed decides none of it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import Places, find_places, open_pool
+from datasets.digits.pools import open_pool
 from datasets.digits.shifted import ShiftedImages, scaled, shift
 from datasets.images.dataset import ImageDataSet
-from datasets.io.atomic_files import build_folder
+from datasets.io.locations import Places, find_places
 from datasets.partition.label_sets import LabelCut, Labels, Rows, label_sets
 from datasets.partition.silo_sets import open_silo_set
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, open_silo, save_silo
+from datasets.silo.cache import cached_silo
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 
@@ -59,7 +58,7 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _refuse_table(data: DataSet) -> None:
-    if "standardise" in data.settings:
+    if data.is_table:
         raise SettingError(
             f"data set '{data.name}' is a table, and partition 'unseen' cuts images by label: "
             "choose another data set, or set 'partition' to 'own'"
@@ -116,16 +115,13 @@ def load_unseen(data: DataSet, name: str, settings: CommonSettings, places: Plac
     test_size = (settings.silo_test_size or pool.test_size) if settings.use_test else 0
     rows = cut.rows(train_size, test_size)[names.index(name)]
     listed = {part: rows[part].tolist() for part in SPLITS}
-    key = hashlib.sha256(json.dumps([_MAKER, name, pool.key, listed]).encode()).hexdigest()[:16]
-    target = places.cache / f"{data.name}-unseen-silos" / f"{name}-{key}"
+    facts = [_MAKER, name, pool.key, listed]
 
     def fill(folder: Path) -> None:
         parts = {part: pool.split(part, rows[part]) for part in SPLITS}
         save_silo(folder, parts, {"name": name, "distribution": UNSEEN, **pool.facts})
 
-    if not target.is_dir():
-        build_folder(target, fill)
-    return open_silo(target, pool.classes)
+    return cached_silo(places.cache / f"{data.name}-unseen-silos", name, facts, pool.classes, fill)
 
 
 @dataclass(frozen=True)
@@ -223,11 +219,11 @@ class _Mixed:
         """Return the images of ``rows``, (k, *input_shape)."""
         chosen = self._order[rows]
         shape = self.splits[0].inputs.shape[1:]
-        found = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)
+        inputs = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)
         for silo, split in enumerate(self.splits):
             here = np.flatnonzero(self._silo[chosen] == silo)
-            found[here] = split.inputs[self._row[chosen][here]]
-        return found
+            inputs[here] = split.inputs[self._row[chosen][here]]
+        return inputs
 
 
 def _place_in_label(labels: Labels) -> Labels:

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from datasets.digits.pools import Places
 from datasets.images.decoding import BrokenImageError, Decoded, Pixels, decode_each, opened_image
-from datasets.images.index import ImageIndex, read_rows
+from datasets.images.index import ImageIndex
 from datasets.images.manifests import KEYS, Form, ManifestDataSet
+from datasets.io.locations import Places
+from datasets.io.text_files import read_rows
 from datasets.radiographs.decoding import read_grey, resize
 from datasets.radiographs.dicom import is_dicom, read_dicom
 from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
@@ -64,13 +65,13 @@ class _WithMasks(Endovascular):
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return all images of a source, some of which must have masks."""
-        found = super().index(site, settings, places)
-        if not read_masks(found).keys() & set(found.names):
+        whole = super().index(site, settings, places)
+        if not read_masks(whole).keys() & set(whole.names):
             raise DataError(
-                f"{found.where}, column 'mask': no image in use has a mask, and segmentation "
+                f"{whole.where}, column 'mask': no image in use has a mask, and segmentation "
                 "needs some: name the masks' files there"
             )
-        return found
+        return whole
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the masks' files too."""
@@ -89,8 +90,8 @@ class _WithMasks(Endovascular):
             return np.stack([image, _nearest(_central_square(mask), size)])
 
         rows = np.flatnonzero([name in masks for name in index.names])
-        found = decode_each(index.take(rows).names, (2, size, size), np.uint8, decode)
-        return Decoded(found.images, rows[found.kept], found.faults)
+        decoded = decode_each(index.take(rows).names, (2, size, size), np.uint8, decode)
+        return Decoded(decoded.images, rows[decoded.kept], decoded.faults)
 
 
 def read_masks(index: ImageIndex) -> dict[str, str]:

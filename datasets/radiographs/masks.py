@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from datasets.digits.pools import Places, find_places
+from datasets.io.locations import Places, find_places
 from datasets.registry import DATA_SETS, data_set
 from datasets.silo.silos import DataSet, Silo, Split
 from models.contract.errors import DataError
@@ -76,14 +76,14 @@ def load_masked_silo(
     Raises:
         DataError: the data set has no masks, there is no such silo, or a file is unusable.
     """
-    found = data_set(settings.dataset)
-    if not isinstance(found, MaskedDataSet):
+    data = data_set(settings.dataset)
+    if not isinstance(data, MaskedDataSet):
         raise DataError(
             f"data set '{settings.dataset}' has no masks: take one of "
             f"{', '.join(masked_data_sets())}"
         )
     places = places or find_places(settings.data_dir, settings.cache_dir)
-    return found.load_masked(name, settings, places)
+    return data.load_masked(name, settings, places)
 
 
 def masked_data_sets() -> list[str]:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.digits.pools import Places
 from datasets.images.dataset import Classes
-from datasets.images.index import ImageIndex, read_rows, take_share
+from datasets.images.index import ImageIndex, take_share
+from datasets.io.locations import Places, data_folder
+from datasets.io.text_files import read_rows
 from datasets.radiographs.dataset import RadiographDataSet
 from datasets.radiographs.decoding import fit_square, read_grey
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
@@ -78,7 +79,7 @@ class MiniMias(RadiographDataSet):
             names=names,
             labels=np.array([row.severity == "M" for row in rows.values()], dtype=np.int64),
             groups=tuple(row.patient for row in rows.values()),
-            told=names,  # public names
+            safe_names=names,  # public names
         )
         return take_share(whole, settings.sample_share)
 
@@ -92,30 +93,26 @@ class MiniMias(RadiographDataSet):
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
             if not settings.intensity_profiles:
                 return picture
-            draw = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
-            return _PROFILES[rows[name].tissue].render(picture, draw)
+            rng = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
+            return _PROFILES[rows[name].tissue].render(picture, rng)
 
         return read
 
 
 def _folder(places: Places) -> Path:
-    if places.data is None:
-        raise DataError(
-            "data set 'mini-mias' needs a folder mini_mias with labels.csv and images: set "
-            "'data-dir' or $FEDSILO_DATA"
-        )
-    return places.data / "mini_mias"
+    needs = "mini_mias with labels.csv and images"
+    return data_folder(places, "mini-mias", needs) / "mini_mias"
 
 
 def _listing(folder: Path) -> dict[str, _Row]:
     """Return each image's line, in file order."""
     path = folder / "labels.csv"
-    found: dict[str, _Row] = {}
+    rows: dict[str, _Row] = {}
     for number, row in read_rows(path, _COLUMNS):
         place = f"{path}, line {number}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
             raise DataError(f"{place}, column 'image': it must be a PNG file's plain name")
-        if row["image"] in found:
+        if row["image"] in rows:
             raise DataError(f"{place}: image {row['image']} is listed twice")
         if not row["patient"]:
             raise DataError(f"{place}, column 'patient': it is empty, and decides the split")
@@ -123,8 +120,8 @@ def _listing(folder: Path) -> dict[str, _Row]:
         for column, known in (("tissue", list(SITES)), ("severity", severities)):
             if row[column] not in known:
                 raise DataError(f"{place}, column '{column}': it must be one of {', '.join(known)}")
-        found[row["image"]] = _Row(row["patient"], row["tissue"], row["severity"])
-    return found
+        rows[row["image"]] = _Row(row["patient"], row["tissue"], row["severity"])
+    return rows
 
 
 MINI_MIAS = MiniMias()

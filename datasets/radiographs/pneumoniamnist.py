@@ -6,8 +6,6 @@ sites class by class, and each site renders its images by its vendor's profile.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.digits.pools import Places, PublicFiles, RemoteFile, find_files
-from datasets.images.dataset import SMALLEST_IMAGE
-from datasets.io.atomic_files import build_folder
+from datasets.images.dataset import check_image_size
+from datasets.io.digests import json_digest
+from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.radiographs.dataset import HEADLINE
 from datasets.radiographs.decoding import as_int16, resize
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, open_silo, save_silo
-from models.contract.errors import DataError, SettingError
+from datasets.silo.cache import cached_silo
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
+from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping
@@ -68,25 +67,18 @@ class PneumoniaMnist(DataSet):
 
     def check(self, settings: CommonSettings) -> None:
         """Refuse images too small."""
-        if 0 < settings.image_size < SMALLEST_IMAGE:
-            raise SettingError(
-                f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
-                f"{SMALLEST_IMAGE}"
-            )
+        check_image_size(settings)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the file, once."""
         if name not in _PROFILES:
             raise no_such_silo(name, list(_PROFILES))
         path = find_files(self.files, places) / _FILE.name
-        found, values = path.stat(), as_mapping(settings)
+        stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
-        facts = [_MAKER, name, str(path.resolve()), found.st_size, found.st_mtime_ns, chosen]
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        target = places.cache / "pneumoniamnist-silos" / f"{name}-{key}"
-        if not target.is_dir():
-            build_folder(target, _Making(path, name, settings).fill)
-        return open_silo(target, len(CLASSES))
+        facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]
+        folder, making = places.cache / "pneumoniamnist-silos", _Making(path, name, settings)
+        return cached_silo(folder, name, facts, len(CLASSES), making.fill)
 
 
 @dataclass(frozen=True)
@@ -103,12 +95,11 @@ class _Making:
 
     def fill(self, folder: Path) -> None:
         parts = {part: self._split(part, *pool) for part, pool in read_parts(self.path).items()}
-        digest = json.dumps([CLASSES, self.size])
         facts = {
             "name": self.name,
             "distribution": self.name,
             "classes": CLASSES,
-            "schema": hashlib.sha256(digest.encode()).hexdigest(),
+            "schema": json_digest([CLASSES, self.size]),
         }
         save_silo(folder, parts, facts)
 
@@ -122,21 +113,21 @@ class _Making:
         return Split(torch.from_numpy(made), torch.from_numpy(labels[rows]))
 
     def _rows(self, part: str, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the site's images of a part: of each class every third, in a drawn order."""
+        """Return the site's images of a part: of each class every third, in random order."""
         site = list(_PROFILES).index(self.name)
         dealt = []
         for label in range(len(CLASSES)):
             key = derive_seed(self.settings.fold_seed, "pneumoniamnist", part, label)
-            drawn = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
-            own = drawn[site :: len(_PROFILES)]
+            shuffled = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
+            own = shuffled[site :: len(_PROFILES)]
             dealt.append(own[: max(1, round(self.settings.sample_share * len(own)))])
         return np.sort(np.concatenate(dealt))
 
     def _image(self, part: str, row: int, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
         picture = resize(pixels / np.float32(255), self.size, self.size)
         if self.settings.intensity_profiles:
-            draw = np.random.default_rng(derive_seed(0, "vendor-noise", self.name, part, row))
-            picture = _PROFILES[self.name].render(picture, draw)
+            rng = np.random.default_rng(derive_seed(0, "vendor-noise", self.name, part, row))
+            picture = _PROFILES[self.name].render(picture, rng)
         return as_int16(picture)
 
 

@@ -31,10 +31,10 @@ class Profile:
     noise: float
     blur: float
 
-    def render(self, picture: Grey, draw: np.random.Generator) -> Grey:
+    def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
         """Return ``picture`` (height, width) as that vendor renders it, of the same shape."""
         soft = _blurred(_blurred(picture, self.blur).T, self.blur).T
-        grain = draw.standard_normal(picture.shape, dtype=np.float32)
+        grain = rng.standard_normal(picture.shape, dtype=np.float32)
         seen = soft + np.float32(self.noise) * np.sqrt(soft) * grain
         return self.curve(seen.clip(0, 1)).clip(0, 1)
 

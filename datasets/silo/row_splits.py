@@ -172,25 +172,31 @@ def _fold(
     key: int,
     where: str,
 ) -> tuple[Indices, Indices]:
+    """Return the rows without a fold, and those of it; parts of ``rows`` in both cases."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    if len(rows) < folds:
-        raise DataError(f"{where}: {len(rows)} rows cannot be cut into {folds} folds: take fewer")
-    if (np.unique(labels[rows], return_counts=True)[1] < folds).all():
-        raise DataError(
-            f"{where}: no class has as many as {folds} rows, so {folds} folds cannot be "
-            "stratified: take fewer"
-        )
-    own = None if groups is None else groups[rows]
-    if own is not None and len(np.unique(own)) < folds:
-        raise DataError(
-            f"{where}: rows of {len(np.unique(own))} groups (patients or lesions) cannot be cut "
-            f"into {folds} folds: take fewer"
-        )
+    own_groups = None if groups is None else groups[rows]
+    _check_enough(labels[rows], own_groups, folds, where)
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
     with warnings.catch_warnings():
         # A class with fewer rows than folds is then missing in some of them
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         splitter = kind(folds, shuffle=True, random_state=key)
-        rest, out = list(splitter.split(rows, labels[rows], own))[chosen]
+        rest, out = list(splitter.split(rows, labels[rows], own_groups))[chosen]
     return rows[rest], rows[out]
+
+
+def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
+    """Refuse more folds than there are rows, rows of a class, or groups."""
+    if len(labels) < folds:
+        raise DataError(f"{where}: {len(labels)} rows cannot be cut into {folds} folds: take fewer")
+    if (np.unique(labels, return_counts=True)[1] < folds).all():
+        raise DataError(
+            f"{where}: no class has as many as {folds} rows, so {folds} folds cannot be "
+            "stratified: take fewer"
+        )
+    if groups is not None and len(np.unique(groups)) < folds:
+        raise DataError(
+            f"{where}: rows of {len(np.unique(groups))} groups (patients or lesions) cannot be cut "
+            f"into {folds} folds: take fewer"
+        )

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import Places, PublicFiles
 from datasets.io.atomic_files import write_atomically
+from datasets.io.locations import Places, PublicFiles
 from models.contract.errors import DataError
 from models.contract.feature_statistics import FeatureStatistics
 from models.contract.settings import CommonSettings
@@ -96,11 +96,13 @@ class DataSet(ABC):
         headline: the metrics that its tables show.
         silos_by_files: whether the files on a machine decide which silos are there, so that those
             of a server say nothing of the hospitals.
+        is_table: whether a silo's samples are rows of features, standardised before they are used.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     silos_by_files: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
 
     @property
     @abstractmethod

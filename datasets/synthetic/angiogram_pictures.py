@@ -1,4 +1,4 @@
-"""Pictures that look like angiograms, drawn by formulas: vessels, a catheter and an X-ray machine.
+"""Pictures that look like angiograms, painted by formulas: vessels, a catheter, an X-ray machine.
 
 A sequence shows one vessel tree in front of one background, each of its frames the catheter at
 another place and another amount of contrast medium. A source (human, animal, silicone model,
@@ -97,8 +97,8 @@ LOOKS = {
 def render(
     source: str,
     anatomy: str,
-    sequence: np.random.Generator,
-    frame: np.random.Generator,
+    sequence_rng: np.random.Generator,
+    frame_rng: np.random.Generator,
     size: int,
 ) -> tuple[Pixels, Pixels]:
     """Return a frame (size, size), 0..255, and its mask (size, size), 1 on the catheter.
@@ -106,30 +106,30 @@ def render(
     Args:
         source: a key of ``LOOKS``.
         anatomy: one of ``datasets.synthetic.vessel_trees.ANATOMIES``.
-        sequence: draws tree, pose, background and field of view; equal generators, equal ones.
-        frame: draws the catheter's place, contrast medium, clutter, light and noise.
+        sequence_rng: draws tree, pose, background and field of view; equal generators, equal ones.
+        frame_rng: draws the catheter's place, contrast medium, clutter, light and noise.
         size: pixels of a side; it only decides how finely the picture is sampled.
     """
     subject, machine = LOOKS[source]
-    tree = Tree.drawn(sequence, anatomy)
-    shadow = _background(subject, sequence, size)
-    field = _field(machine, sequence, size)
-    moved = np.append(frame.normal(0, 0.03, 2), 0)  # by breath and pulse
-    shadow += _vessels(subject, [line + moved for line in tree.vessels], frame, size)
-    catheter, mask = _catheter(tree.path(frame) + moved, frame, size)
+    tree = Tree.random(sequence_rng, anatomy)
+    shadow = _background(subject, sequence_rng, size)
+    field = _field(machine, sequence_rng, size)
+    moved = np.append(frame_rng.normal(0, 0.03, 2), 0)  # by breath and pulse
+    shadow += _vessels(subject, [line + moved for line in tree.vessels], frame_rng, size)
+    catheter, mask = _catheter(tree.path(frame_rng) + moved, frame_rng, size)
     shadow += np.float32(subject.device) * (
-        catheter + np.float32(0.7) * _clutter(subject, frame, size)
+        catheter + np.float32(0.7) * _clutter(subject, frame_rng, size)
     )
     mask[field < _WHOLE] = 0
-    return _exposed(machine, shadow, field, frame), mask
+    return _exposed(machine, shadow, field, frame_rng), mask
 
 
-def _background(subject: Subject, draw: np.random.Generator, size: int) -> Field:
+def _background(subject: Subject, rng: np.random.Generator, size: int) -> Field:
     """Return how much tissue, bones and an organ attenuate (size, size)."""
     x, y, _ = grid(size)
-    shades = 0.7 * noise(draw, size, 2) + 0.4 * noise(draw, size, 5) + 0.15 * noise(draw, size, 14)
+    shades = 0.7 * noise(rng, size, 2) + 0.4 * noise(rng, size, 5) + 0.15 * noise(rng, size, 14)
     shadow = np.float32(subject.tissue) * shades
-    middle, tilt, phase = draw.uniform(-0.55, 0.55), draw.normal(0, 0.1), draw.uniform(0, 1)
+    middle, tilt, phase = rng.uniform(-0.55, 0.55), rng.normal(0, 0.1), rng.uniform(0, 1)
     across = x - np.float32(middle) - np.float32(tilt) * y
     spine, ribs = subject.bones
     if spine:
@@ -138,21 +138,21 @@ def _background(subject: Subject, draw: np.random.Generator, size: int) -> Field
         disc = 0.72 + 0.28 * np.tanh(4 * np.cos(2 * np.pi * along) + 2)
         roots = np.exp(-(((np.abs(across) / wide - 0.6) / 0.2) ** 2)) * (disc > 0.9)
         shadow += np.float32(spine) * falling(np.abs(across) - wide, 30) * (disc + 0.25 * roots)
-        shadow += np.float32(ribs) * _ribs(subject, across, y + np.float32(phase), draw)
+        shadow += np.float32(ribs) * _ribs(subject, across, y + np.float32(phase), rng)
     if subject.organ:
-        right, down = draw.uniform(-0.4, 0.4), draw.uniform(0.3, 0.9)
-        away = ((x - right) / draw.uniform(0.5, 0.9)) ** 2 + ((y - down) / 0.6) ** 2
+        right, down = rng.uniform(-0.4, 0.4), rng.uniform(0.3, 0.9)
+        away = ((x - right) / rng.uniform(0.5, 0.9)) ** 2 + ((y - down) / 0.6) ** 2
         shadow += np.float32(subject.organ) * falling(away - 1, 3)
     if subject.floor:
-        turn = np.exp(1j * draw.uniform(0, np.pi)) * 9
+        turn = np.exp(1j * rng.uniform(0, np.pi)) * 9
         floor = np.sin(x * turn.real + y * turn.imag) * np.sin(y * turn.real - x * turn.imag)
         shadow += np.float32(subject.floor) * np.tanh(8 * floor) + 0.12 * (y + 1)
     return shadow.astype(np.float32)
 
 
-def _ribs(subject: Subject, across: Field, y: Field, draw: np.random.Generator) -> Field:
+def _ribs(subject: Subject, across: Field, y: Field, rng: np.random.Generator) -> Field:
     """Return ribs on both sides of the spine, each with its edges darker than its middle."""
-    slope, bend = draw.uniform(0.2, 0.6), draw.uniform(-0.25, 0.1)
+    slope, bend = rng.uniform(0.2, 0.6), rng.uniform(-0.25, 0.1)
     lateral = np.abs(across)
     place = (y - np.float32(slope) * lateral - np.float32(bend) * lateral**2) / subject.rib_period
     away = np.abs(place % 1 - 0.5) * 2  # 0 in the middle of a rib, 1 between two
@@ -161,11 +161,9 @@ def _ribs(subject: Subject, across: Field, y: Field, draw: np.random.Generator) 
     return ribs
 
 
-def _vessels(
-    subject: Subject, lines: Sequence[Line], draw: np.random.Generator, size: int
-) -> Field:
+def _vessels(subject: Subject, lines: Sequence[Line], rng: np.random.Generator, size: int) -> Field:
     """Return how much the contrast medium and the walls of vessels attenuate."""
-    amount = np.float32(draw.uniform(*subject.lumen))
+    amount = np.float32(rng.uniform(*subject.lumen))
     away, radius = _nearest(lines, size)
     inside = np.sqrt((1 - away**2).clip(0))
     shadow: Field = amount * inside * (radius / np.float32(0.08)) ** np.float32(0.4)
@@ -221,9 +219,9 @@ def _ends(piece: Line) -> tuple[Line, Line]:
     return piece[:-1].T, piece[1:].T
 
 
-def _catheter(path: Line, draw: np.random.Generator, size: int) -> tuple[Field, Pixels]:
+def _catheter(path: Line, rng: np.random.Generator, size: int) -> tuple[Field, Pixels]:
     """Return a catheter (size, size), 0..1, and its mask; both are empty in some frames."""
-    lines = [path] if draw.random() < _WITH_CATHETER else []
+    lines = [path] if rng.random() < _WITH_CATHETER else []
     mask = np.zeros((size, size), dtype=np.uint8)
     for rows, columns, distance, wide in _pieces(lines, size):
         mask[rows, columns] |= distance <= wide.clip(1.4 / size)
@@ -241,38 +239,38 @@ def _strokes(lines: Iterable[Line], size: int) -> Field:
     return strokes
 
 
-def _clutter(subject: Subject, draw: np.random.Generator, size: int) -> Field:
+def _clutter(subject: Subject, rng: np.random.Generator, size: int) -> Field:
     """Return leads and clips, or a model's screws, which no mask marks."""
     lines = []
-    for _ in range(min(draw.poisson(subject.clutter), 4)):
-        lead, thick = draw.random() < 0.4, draw.uniform(0.02, 0.05)
-        ways = draw.normal(0, 0.8 if lead else 0.04, (2, 2))
-        points = draw.uniform(-1, 1, 2) + np.cumsum([[0, 0], *ways], axis=0)
+    for _ in range(min(rng.poisson(subject.clutter), 4)):
+        lead, thick = rng.random() < 0.4, rng.uniform(0.02, 0.05)
+        ways = rng.normal(0, 0.8 if lead else 0.04, (2, 2))
+        points = rng.uniform(-1, 1, 2) + np.cumsum([[0, 0], *ways], axis=0)
         lines.append(smooth_line(points, 0.009 if lead else thick, 0.009 if lead else thick))
     return _strokes(lines, size)
 
 
-def _exposed(machine: Machine, shadow: Field, field: Field, draw: np.random.Generator) -> Pixels:
+def _exposed(machine: Machine, shadow: Field, field: Field, rng: np.random.Generator) -> Pixels:
     """Return the picture as the source's machine shows it."""
     _, _, away = grid(len(shadow))
     passed = np.exp(-shadow)
     light = np.float32(machine.light) * (1.12 - passed if machine.negative else passed)
     light *= field * (1 - np.float32(machine.vignette / 2) * away)
     blur = _blurring(len(shadow), machine.blur)
-    light = blur @ light @ blur.T * np.float32(draw.lognormal(0, 0.06))
-    grain = draw.standard_normal(shadow.shape, dtype=np.float32)
+    light = blur @ light @ blur.T * np.float32(rng.lognormal(0, 0.06))
+    grain = rng.standard_normal(shadow.shape, dtype=np.float32)
     seen = light + np.float32(machine.noise) * np.sqrt(light.clip(0)) * grain
     shown: Pixels = (seen.clip(0, 1) ** np.float32(machine.gamma) * 255 + 0.5).astype(np.uint8)
     return shown
 
 
-def _field(machine: Machine, draw: np.random.Generator, size: int) -> Field:
+def _field(machine: Machine, rng: np.random.Generator, size: int) -> Field:
     """Return what the collimator lets through, 0..1."""
     x, y, away = grid(size)
     if machine.field == "round":
-        return falling(np.sqrt(away) - np.float32(draw.normal(1.12, 0.05)), 70)
+        return falling(np.sqrt(away) - np.float32(rng.normal(1.12, 0.05)), 70)
     if machine.field == "blades":
-        wide, high = draw.uniform(0.78, 1.1, 2).astype(np.float32)
+        wide, high = rng.uniform(0.78, 1.1, 2).astype(np.float32)
         return falling(np.maximum(np.abs(x) - wide, np.abs(y) - high), 40)
     return np.ones_like(x)
 

@@ -7,20 +7,15 @@ the run. No patient is in them.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
-from datasets.digits.pools import Places
 from datasets.images.dataset import Classes, ImageDataSet
 from datasets.images.decoding import Decoded, Pixels, shades_of_grey
 from datasets.images.index import ImageIndex
-from datasets.images.isic2019 import CENTRES, DIAGNOSES, class_of, classes_of
-from datasets.silo.silos import no_such_silo
+from datasets.images.isic2019 import DIAGNOSES, class_of, classes_of
+from datasets.io.locations import Places
 from datasets.synthetic.dermoscopy_pictures import CAMERAS, render
-from datasets.synthetic.primitives import even_sequence
+from datasets.synthetic.phantom import PhantomDataSet, Plan, paint_each
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
 
@@ -34,73 +29,37 @@ COUNTS = {
     "vienna_dias": (67, 350, 5, 0, 10, 4, 3, 0),
 }
 
-_GENERATOR = 1  # raise it when the same number makes another image, so that no old cache is read
-_LEAST = 8  # images of a centre, however small the share
-_SAME_LESION = 0.15  # share of images that show the lesion of the one before
+PLAN = Plan("dermoscopy-phantom", COUNTS, subject="lesion", again=0.15)
 
 
-class DermoscopyPhantom(ImageDataSet):
+class DermoscopyPhantom(PhantomDataSet):
     """``dermoscopy-phantom``: needs no files."""
 
-    name = "dermoscopy-phantom"
+    name = PLAN.phantom
+    plan = PLAN
     settings = (ImageDataSet.settings | {"target"}) - {"broken-images"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return nevus against all others, or the eight diagnoses."""
         return classes_of(settings.target)
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
-        """Return the six centres."""
-        return list(CENTRES)
-
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the six centres."""
-        return list(CENTRES)
-
-    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the first images of a centre: its real number times the share, at least 8."""
-        if site not in CENTRES:
-            raise no_such_silo(site, CENTRES)
-        count = max(_LEAST, round(sum(COUNTS[site]) * settings.sample_share))
-        diagnoses, lesions = (part[:count] for part in sequence(site))
-        names = tuple(f"{site}/{number}" for number in range(count))
-        return ImageIndex(
-            where=f"dermoscopy-phantom, {site}",
-            folder=Path(),
-            names=names,
-            labels=np.array([class_of(d, settings.target) for d in diagnoses], dtype=np.int64),
-            groups=tuple(f"{site}/lesion-{lesion}" for lesion in lesions),
-            told=names,
-        )
-
-    def content(self, index: ImageIndex) -> list[Any]:
-        """Return the generator's version: names and numbers decide the rest."""
-        return [_GENERATOR]
+    def label(self, kind: int, site: str, settings: CommonSettings) -> int:
+        """Return the class of a diagnosis."""
+        return class_of(kind, settings.target)
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Make the images."""
-        from threadpoolctl import threadpool_limits
 
-        images = np.empty((len(index), 3, size, size), dtype=np.uint8)
-        # The products are small: several threads would wait for each other, and may round otherwise
-        with threadpool_limits(1):
-            for place, name in enumerate(index.names):
-                site, number = name.split("/")
-                made = phantom_image(site, int(number), size)
-                images[place] = shades_of_grey(made) if settings.colour_constancy else made
-        return Decoded(images, np.arange(len(index)), ())
+        def paint(site: str, number: int) -> Pixels:
+            image = phantom_image(site, number, size)
+            return shades_of_grey(image) if settings.colour_constancy else image
 
-
-@lru_cache(maxsize=len(COUNTS))
-def sequence(site: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return diagnosis and lesion of each image of a centre."""
-    draw = np.random.default_rng(derive_seed(0, "dermoscopy-phantom", site))
-    return even_sequence(COUNTS[site], _SAME_LESION, draw)
+        return paint_each(index, (3, size, size), paint)
 
 
 def phantom_image(site: str, number: int, size: int) -> Pixels:
     """Return image ``number`` of a centre as RGB (3, size, size), 0..255: the same each time."""
-    diagnoses, lesions = sequence(site)
+    diagnoses, lesions = PLAN.sequence(site)
     lesion = np.random.default_rng(derive_seed(0, "phantom-lesion", site, lesions[number]))
     view = np.random.default_rng(derive_seed(0, "phantom-view", site, number))
     return render(DIAGNOSES[diagnoses[number]], CAMERAS[site], lesion, view, size)

@@ -1,4 +1,4 @@
-"""Pictures that look like dermoscopy, drawn by formulas: skin, a lesion, hairs and a camera.
+"""Pictures that look like dermoscopy, painted by formulas: skin, a lesion, hairs and a camera.
 
 Each diagnosis has a look (one brown colour and a smooth border for a nevus, several colours and an
 irregular one for a melanoma, ...) with much scatter, and each camera light, vignetting and hair.
@@ -97,8 +97,8 @@ CAMERAS = {
 def render(
     diagnosis: str,
     camera: Camera,
-    lesion_draw: np.random.Generator,
-    view_draw: np.random.Generator,
+    lesion_rng: np.random.Generator,
+    view_rng: np.random.Generator,
     size: int,
 ) -> Pixels:
     """Return an image (3, size, size), 0..255, of a lesion, and of a view of it.
@@ -106,15 +106,15 @@ def render(
     Args:
         diagnosis: a key of ``LOOKS``.
         camera: how the picture is taken.
-        lesion_draw: draws the lesion and the skin's colour; equal generators, equal lesions.
-        view_draw: draws turn, shift, texture, hairs and light.
+        lesion_rng: draws the lesion and the skin's colour; equal generators, equal lesions.
+        view_rng: draws turn, shift, texture, hairs and light.
         size: pixels of a side; it only decides how finely the picture is sampled.
     """
-    lesion = _Lesion.drawn(lesion_draw, diagnosis, camera.zoom)
-    picture = _skin(lesion_draw, view_draw, size, camera)
-    _paint_lesion(picture, lesion, view_draw, size, camera)
-    _paint_hairs(picture, view_draw, size, camera.hairs)
-    return _photographed(picture, view_draw, size, camera)
+    lesion = _Lesion.random(lesion_rng, diagnosis, camera.zoom)
+    picture = _skin(lesion_rng, view_rng, size, camera)
+    _paint_lesion(picture, lesion, view_rng, size, camera)
+    _paint_hairs(picture, view_rng, size, camera.hairs)
+    return _photographed(picture, view_rng, size, camera)
 
 
 @dataclass(frozen=True)
@@ -129,39 +129,39 @@ class _Lesion:
     patches: tuple[tuple[float, float, float, Field], ...]
 
     @classmethod
-    def drawn(cls, draw: np.random.Generator, diagnosis: str, zoom: float) -> _Lesion:
+    def random(cls, rng: np.random.Generator, diagnosis: str, zoom: float) -> _Lesion:
         look = LOOKS[diagnosis]
-        atypical = draw.random() < _ATYPICAL
-        colours = LOOKS[sorted(LOOKS)[draw.integers(len(LOOKS))]] if atypical else look
+        atypical = rng.random() < _ATYPICAL
+        colours = LOOKS[sorted(LOOKS)[rng.integers(len(LOOKS))]] if atypical else look
         orders = np.arange(1, _HARMONICS + 1)
-        spread = look.irregular * draw.lognormal(0, 0.5) / orders
-        outline = spread * (draw.standard_normal((2, _HARMONICS)) * [[1], [1j]]).sum(axis=0)
-        count = draw.poisson(colours.patch_count) if colours.patches else 0
-        patches = tuple(_patch(draw, colours.patches) for _ in range(min(count, 8)))
+        spread = look.irregular * rng.lognormal(0, 0.5) / orders
+        outline = spread * (rng.standard_normal((2, _HARMONICS)) * [[1], [1j]]).sum(axis=0)
+        count = rng.poisson(colours.patch_count) if colours.patches else 0
+        patches = tuple(_patch(rng, colours.patches) for _ in range(min(count, 8)))
         return cls(
             look=look,
-            colour=_near(draw, colours.colour, 0.06),
-            radius=float(zoom * draw.lognormal(0, 0.2)),
-            stretch=float(draw.uniform(0.75, 1)),
+            colour=_near(rng, colours.colour, 0.06),
+            radius=float(zoom * rng.lognormal(0, 0.2)),
+            stretch=float(rng.uniform(0.75, 1)),
             outline=outline.astype(np.complex64),
             patches=patches,
         )
 
 
 def _patch(
-    draw: np.random.Generator, colours: Sequence[Colour]
+    rng: np.random.Generator, colours: Sequence[Colour]
 ) -> tuple[float, float, float, Field]:
     """Return place, width (in radii) and colour of a patch in a lesion."""
-    angle, away = draw.uniform(0, 2 * np.pi), draw.uniform(0, 0.8)
-    colour = colours[int(draw.integers(len(colours)))]
-    width = float(draw.uniform(0.15, 0.4))
+    angle, away = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.8)
+    colour = colours[int(rng.integers(len(colours)))]
+    width = float(rng.uniform(0.15, 0.4))
     right, up = float(away * np.cos(angle)), float(away * np.sin(angle))
-    return right, up, width, _near(draw, colour, 0.04)
+    return right, up, width, _near(rng, colour, 0.04)
 
 
-def _near(draw: np.random.Generator, colour: Colour, spread: float) -> Field:
+def _near(rng: np.random.Generator, colour: Colour, spread: float) -> Field:
     """Return a colour (3, 1, 1) near ``colour``: lighter or darker, and of another tint."""
-    shift = draw.normal(0, spread) + draw.normal(0, spread / 3, 3)
+    shift = rng.normal(0, spread) + rng.normal(0, spread / 3, 3)
     return (np.array(colour) + shift).clip(0.02, 1).astype(np.float32)[:, None, None]
 
 
@@ -171,11 +171,11 @@ def _blend(picture: Field, colour: Field, weight: Field) -> None:
 
 
 def _skin(
-    lesion_draw: np.random.Generator, view_draw: np.random.Generator, size: int, camera: Camera
+    lesion_rng: np.random.Generator, view_rng: np.random.Generator, size: int, camera: Camera
 ) -> Field:
     """Return bare skin (3, size, size): pink to tan, mottled, with fine lines."""
-    base = _near(lesion_draw, (0.85, 0.66, 0.57), 0.05)
-    mottle, lines = noise(view_draw, size, 5), np.abs(noise(view_draw, size, 48))
+    base = _near(lesion_rng, (0.85, 0.66, 0.57), 0.05)
+    mottle, lines = noise(view_rng, size, 5), np.abs(noise(view_rng, size, 48))
     shade = 0.02 * mottle + 0.035 * (1 - camera.blur) * (lines - 0.8)
     tint = np.array([0.6, 1.0, 1.1], dtype=np.float32)[:, None, None]
     skin: Field = base + tint * shade
@@ -183,18 +183,13 @@ def _skin(
 
 
 def _paint_lesion(
-    picture: Field, lesion: _Lesion, draw: np.random.Generator, size: int, camera: Camera
+    picture: Field, lesion: _Lesion, rng: np.random.Generator, size: int, camera: Camera
 ) -> None:
     """Paint the lesion in a view of its own: turned, shifted, a little larger or smaller."""
     look, sharp = lesion.look, 1 - camera.blur
-    turn = np.complex64(np.exp(1j * draw.uniform(0, 2 * np.pi)) / lesion.radius)
-    x, y, _ = grid(size)
-    across, along = draw.normal(0, 0.1, 2).astype(np.float32)
-    place = ((x - across) + np.complex64(1j) * (y - along)) * turn
-    place *= np.complex64(draw.lognormal(0, 0.05))
-    place.imag /= lesion.stretch
+    place = _places(lesion, rng, size)
     distance = np.abs(place)
-    coarse, middle, fine = (noise(draw, size, knots) for knots in (12, 20, 56))
+    coarse, middle, fine = (noise(rng, size, knots) for knots in (12, 20, 56))
     rough = distance / _radius(place, distance, lesion.outline) + 0.3 * look.irregular * coarse
     inside = falling(rough - 1, 4 / look.soft)
     body = lesion.colour * (1 + 0.1 * middle) + 0.12 * (rough.clip(0, 1.5) - 0.6)
@@ -202,18 +197,29 @@ def _paint_lesion(
         offset = (place.real - right) ** 2 + (place.imag - up) ** 2
         _blend(body, colour, 0.85 * falling(offset / width**2 - 1 + 0.5 * coarse, 4))
     if look.centre is not None:
-        _blend(body, _near(draw, look.centre, 0.03), 0.8 * np.exp(-((rough / 0.45) ** 2)))
+        _blend(body, _near(rng, look.centre, 0.03), 0.8 * np.exp(-((rough / 0.45) ** 2)))
     if look.network:
-        amount = float(look.network * sharp * draw.uniform(0.3, 1.2))
+        amount = float(look.network * sharp * rng.uniform(0.3, 1.2))
         body *= 1 - amount * np.exp(-((fine / 0.35) ** 2))
     if look.scale:
         dots = 0.7 * look.scale * falling(1.2 - fine, 6)
-        _blend(body, _near(draw, (0.9, 0.83, 0.7), 0.03), dots)
+        _blend(body, _near(rng, (0.9, 0.83, 0.7), 0.03), dots)
     if look.vessels:
-        amount = float(look.vessels * sharp * draw.uniform(0.3, 1.1))
+        amount = float(look.vessels * sharp * rng.uniform(0.3, 1.1))
         lines = np.exp(-((middle / 0.09) ** 2)) * (coarse > -0.4)
-        _blend(body, _near(draw, (0.62, 0.14, 0.17), 0.03), amount * lines)
+        _blend(body, _near(rng, (0.62, 0.14, 0.17), 0.03), amount * lines)
     _blend(picture, body, inside)
+
+
+def _places(lesion: _Lesion, rng: np.random.Generator, size: int) -> Field:
+    """Return each pixel's place in the lesion (size, size), complex, in its radii."""
+    turn = np.complex64(np.exp(1j * rng.uniform(0, 2 * np.pi)) / lesion.radius)
+    x, y, _ = grid(size)
+    across, along = rng.normal(0, 0.1, 2).astype(np.float32)
+    place: Field = ((x - across) + np.complex64(1j) * (y - along)) * turn
+    place *= np.complex64(rng.lognormal(0, 0.05))
+    place.imag /= lesion.stretch
+    return place
 
 
 def _radius(place: Any, distance: Field, outline: Field) -> Field:
@@ -226,12 +232,12 @@ def _radius(place: Any, distance: Field, outline: Field) -> Field:
     return radius
 
 
-def _paint_hairs(picture: Field, draw: np.random.Generator, size: int, mean: float) -> None:
+def _paint_hairs(picture: Field, rng: np.random.Generator, size: int, mean: float) -> None:
     """Paint dark, slightly bent hairs."""
     x, y, _ = grid(size)
-    for _ in range(min(draw.poisson(mean * draw.lognormal(-0.3, 0.8)), 12)):
-        angle, offset, bend = draw.uniform(0, np.pi), draw.uniform(-0.9, 0.9), draw.normal(0, 0.15)
-        width, dark = draw.uniform(0.007, 0.016), draw.uniform(0.6, 0.95)
+    for _ in range(min(rng.poisson(mean * rng.lognormal(-0.3, 0.8)), 12)):
+        angle, offset, bend = rng.uniform(0, np.pi), rng.uniform(-0.9, 0.9), rng.normal(0, 0.15)
+        width, dark = rng.uniform(0.007, 0.016), rng.uniform(0.6, 0.95)
         cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
         along = x * cosine + y * sine
         across = y * cosine - x * sine - np.float32(offset) - np.float32(bend) * along * along
@@ -240,13 +246,13 @@ def _paint_hairs(picture: Field, draw: np.random.Generator, size: int, mean: flo
         picture *= 1 - np.float32(0.9) * weight
 
 
-def _photographed(picture: Field, draw: np.random.Generator, size: int, camera: Camera) -> Pixels:
+def _photographed(picture: Field, rng: np.random.Generator, size: int, camera: Camera) -> Pixels:
     """Return the picture as the centre's camera stores it."""
     _, _, away = grid(size)
-    gain = np.array(camera.light) * draw.lognormal(0, 0.04, 3) * draw.lognormal(0, 0.06)
+    gain = np.array(camera.light) * rng.lognormal(0, 0.04, 3) * rng.lognormal(0, 0.06)
     light = 1 - np.float32(camera.vignette / 2) * away
     if camera.tube < 2:
-        edge = float(draw.normal(camera.tube, 0.04))
+        edge = float(rng.normal(camera.tube, 0.04))
         light *= falling(np.sqrt(away) - edge, 60)
     picture *= light * gain.astype(np.float32)[:, None, None]
     exposed = picture.clip(0, 1) ** np.float32(camera.gamma)

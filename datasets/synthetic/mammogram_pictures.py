@@ -1,4 +1,4 @@
-"""Pictures that look like mammograms, drawn by formulas: a breast, its tissue and a lesion.
+"""Pictures that look like mammograms, painted by formulas: a breast, its tissue and a lesion.
 
 A malignant lesion is a mass with spicules, a cluster of microcalcifications or both; a benign
 breast has nothing, a smooth mass or a few coarse calcifications. Contrasts and sizes scatter, and
@@ -64,71 +64,71 @@ class Breast:
     grains: tuple[Spot, ...]
 
 
-def draw_breast(draw: np.random.Generator, malignant: bool) -> Breast:
+def random_breast(rng: np.random.Generator, malignant: bool) -> Breast:
     """Return a breast; equal generators give equal ones."""
-    depth, height = draw.uniform(0.75, 1.35), draw.uniform(0.72, 0.95)
-    density = float(draw.beta(1.6, 1.6))
+    depth, height = rng.uniform(0.75, 1.35), rng.uniform(0.72, 0.95)
+    density = float(rng.beta(1.6, 1.6))
     islands = tuple(
-        Spot(*_place(draw), draw.uniform(0.05, 0.14), draw.uniform(0.02, 0.1), edge=3)
-        for _ in range(draw.poisson(2))
+        Spot(*_place(rng), rng.uniform(0.05, 0.14), rng.uniform(0.02, 0.1), edge=3)
+        for _ in range(rng.poisson(2))
     )
-    masses, grains = _malignant(draw) if malignant else _benign(draw)
+    masses, grains = _malignant(rng) if malignant else _benign(rng)
     return Breast(depth, height, density, islands, masses, grains)
 
 
-def _place(draw: np.random.Generator) -> tuple[float, float]:
+def _place(rng: np.random.Generator) -> tuple[float, float]:
     """Return where something lies, within the glandular tissue and around it."""
-    depth = draw.uniform(0.2, 0.8)
-    return depth, draw.uniform(-0.6, 0.6) * np.sqrt(1 - depth**2)
+    depth = rng.uniform(0.2, 0.8)
+    return depth, rng.uniform(-0.6, 0.6) * np.sqrt(1 - depth**2)
 
 
-def _malignant(draw: np.random.Generator) -> tuple[tuple[Spot, ...], tuple[Spot, ...]]:
+def _malignant(rng: np.random.Generator) -> tuple[tuple[Spot, ...], tuple[Spot, ...]]:
     """Return the masses and the calcifications of a malignant lesion."""
-    place, kind = _place(draw), draw.random()
-    radius, light = 0.1 * draw.lognormal(0, 0.25), 0.38 * draw.lognormal(0, 0.4)
-    count = draw.integers(9, 17)
-    angles = np.arange(count) * 2 * np.pi / count + draw.normal(0, 0.15, count)
+    place, kind = _place(rng), rng.random()
+    radius, light = 0.1 * rng.lognormal(0, 0.25), 0.38 * rng.lognormal(0, 0.4)
+    count = rng.integers(9, 17)
+    angles = np.arange(count) * 2 * np.pi / count + rng.normal(0, 0.15, count)
     spicules = tuple(
-        (float(angle), float(draw.uniform(2, 4)), float(draw.uniform(0.3, 0.8))) for angle in angles
+        (float(angle), float(rng.uniform(2, 4)), float(rng.uniform(0.3, 0.8))) for angle in angles
     )
     masses = (Spot(*place, radius, light, 2.5, spicules),) if kind < 0.8 else ()
-    grains = tuple(_grain(draw, place) for _ in range(draw.integers(9, 24))) if kind > 0.6 else ()
+    grains = tuple(_grain(rng, place) for _ in range(rng.integers(9, 24))) if kind > 0.6 else ()
     return masses, grains
 
 
-def _grain(draw: np.random.Generator, place: tuple[float, float]) -> Spot:
-    depth, up = place + draw.normal(0, 0.07, 2)
-    return Spot(depth, up, draw.uniform(0.01, 0.02), draw.uniform(0.3, 0.6), edge=4)
+def _grain(rng: np.random.Generator, place: tuple[float, float]) -> Spot:
+    depth, up = place + rng.normal(0, 0.07, 2)
+    return Spot(depth, up, rng.uniform(0.01, 0.02), rng.uniform(0.3, 0.6), edge=4)
 
 
-def _benign(draw: np.random.Generator) -> tuple[tuple[Spot, ...], tuple[Spot, ...]]:
+def _benign(rng: np.random.Generator) -> tuple[tuple[Spot, ...], tuple[Spot, ...]]:
     """Return the masses and the coarse calcifications of a breast without malignancy."""
-    kind = draw.random()
-    radius, light = 0.09 * draw.lognormal(0, 0.3), 0.16 * draw.lognormal(0, 0.4)
-    masses = (Spot(*_place(draw), radius, light, edge=8),) if kind < 0.25 else ()
+    kind = rng.random()
+    radius, light = 0.09 * rng.lognormal(0, 0.3), 0.16 * rng.lognormal(0, 0.4)
+    masses = (Spot(*_place(rng), radius, light, edge=8),) if kind < 0.25 else ()
     grains = tuple(
-        Spot(*_place(draw), draw.uniform(0.01, 0.025), draw.uniform(0.2, 0.5), edge=4)
-        for _ in range(draw.integers(1, 4) if 0.2 < kind < 0.4 else 0)
+        Spot(*_place(rng), rng.uniform(0.01, 0.025), rng.uniform(0.2, 0.5), edge=4)
+        for _ in range(rng.integers(1, 4) if 0.2 < kind < 0.4 else 0)
     )
     return masses, grains
 
 
-def render(breast: Breast, draw: np.random.Generator, size: int) -> Grey:
+def render(breast: Breast, rng: np.random.Generator, size: int) -> Grey:
     """Return a view of a breast (size, size), 0..1: the chest wall left, or right for the other.
 
     Args:
         breast: what is shown.
-        draw: draws side, projection, texture and exposure.
+        rng: draws side, projection, texture and exposure.
         size: pixels of a side; it only decides how finely the picture is sampled.
     """
-    view = _View.drawn(breast, draw, size)
-    gland, strands = _tissue(view, draw, size)
+    view = _View.random(breast, rng, size)
+    gland, strands = _tissue(view, rng, size)
     tissue = _FAT + _GLAND * gland + 0.06 * strands
     for spot in breast.islands + breast.masses + breast.grains:
         view.paint(tissue, spot)
-    if draw.random() < _MLO:
-        view.paint_muscle(tissue, draw)
-    exposed = tissue * view.thickness() * np.float32(draw.lognormal(0.25, 0.1))
+    if rng.random() < _MLO:
+        view.paint_muscle(tissue, rng)
+    exposed = tissue * view.thickness() * np.float32(rng.lognormal(0.25, 0.1))
     # The brightest tissue is compressed, not clipped
     picture: Grey = np.tanh(exposed.clip(0, None)).astype(np.float32)
     return picture
@@ -148,17 +148,17 @@ class _View:
     nipple: float
 
     @classmethod
-    def drawn(cls, breast: Breast, draw: np.random.Generator, size: int) -> _View:
+    def random(cls, breast: Breast, rng: np.random.Generator, size: int) -> _View:
         line = (np.arange(size) + 0.5) * 2 / size
-        zoom, middle = draw.lognormal(0, 0.03), draw.normal(0, 0.03)
+        zoom, middle = rng.lognormal(0, 0.03), rng.normal(0, 0.03)
         depth = breast.depth * zoom
-        away = depth * 1.03 - line if draw.random() < 0.5 else line
+        away = depth * 1.03 - line if rng.random() < 0.5 else line
         return cls(
             breast=breast,
             deep=(away / depth).astype(np.float32),
             high=((line - 1 - middle) / (breast.height * zoom)).astype(np.float32),
-            sag=float(draw.normal(0.1, 0.05)),
-            nipple=float(draw.uniform(0, 0.05)),
+            sag=float(rng.normal(0.1, 0.05)),
+            nipple=float(rng.uniform(0, 0.05)),
         )
 
     def thickness(self) -> Field:
@@ -185,9 +185,9 @@ class _View:
         part = tissue[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         part += _spot_light(spot, across[columns][None, :], along[rows][:, None], len(tissue))
 
-    def paint_muscle(self, tissue: Field, draw: np.random.Generator) -> None:
+    def paint_muscle(self, tissue: Field, rng: np.random.Generator) -> None:
         """Brighten the upper corner at the chest wall."""
-        wide, long = draw.uniform(0.25, 0.6), draw.uniform(0.8, 1.6)
+        wide, long = rng.uniform(0.25, 0.6), rng.uniform(0.8, 1.6)
         edge = self.deep[None, :] / wide + (self.high[:, None] + 1) / long - 1
         weight = falling(edge, 18)
         tissue += weight * (np.float32(_MUSCLE) - np.float32(0.6) * tissue)
@@ -209,17 +209,17 @@ def _spot_light(spot: Spot, across: Field, along: Field, size: int) -> Field:
     return whole
 
 
-def _tissue(view: _View, draw: np.random.Generator, size: int) -> tuple[Field, Field]:
+def _tissue(view: _View, rng: np.random.Generator, size: int) -> tuple[Field, Field]:
     """Return glandular tissue (0 to 1) and the strands of ligaments through it."""
     texture = np.zeros((size, size), dtype=np.float32)
     for waves, weight in _TEXTURE:
-        field = noise(draw, size, waves)
+        field = noise(rng, size, waves)
         if 2 * waves <= size:  # finer ones could not be seen
             texture += np.float32(weight) * field
     strands = np.zeros_like(texture)
     for waves, width in ((9, 0.07), (20, 0.1)):
-        field = noise(draw, size, waves, waves // 3) / np.float32(width)
-        strands += np.exp(-(field**2)) * falling(-noise(draw, size, 8), 6)
+        field = noise(rng, size, waves, waves // 3) / np.float32(width)
+        strands += np.exp(-(field**2)) * falling(-noise(rng, size, 8), 6)
     deep, high = view.deep[None, :], view.high[:, None] - np.float32(view.sag) * view.deep**2
     density = view.breast.density
     cone = 1.3 - ((deep - 0.55) / 0.4) ** 2 - (high / 0.6) ** 2

@@ -1,8 +1,7 @@
-"""What drawn pictures are made of: coordinates, smooth noise, soft edges and an order."""
+"""What painted pictures are made of: coordinates, smooth noise and soft edges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,17 +29,17 @@ def spline(size: int, knots: int) -> Field:
     return np.where(away < 1, near, far).astype(np.float32)
 
 
-def noise(draw: np.random.Generator, size: int, knots: int, across: int = 0) -> Field:
+def noise(rng: np.random.Generator, size: int, knots: int, across: int = 0) -> Field:
     """Return a smooth random field (size, size), about of unit variance.
 
     Args:
-        draw: draws it.
+        rng: draws it.
         size: pixels of a side.
         knots: waves from top to bottom.
         across: waves from left to right; 0: as many.
     """
     down, along = spline(size, knots), spline(size, across or knots)
-    values = draw.standard_normal((down.shape[1], along.shape[1]), dtype=np.float32)
+    values = rng.standard_normal((down.shape[1], along.shape[1]), dtype=np.float32)
     smooth: Field = 2 * (down @ values @ along.T)
     return smooth
 
@@ -49,33 +48,3 @@ def falling(excess: Field, slope: float) -> Field:
     """Return a weight that falls from 1 to 0 as ``excess`` rises through 0."""
     weight: Field = 1 / (1 + np.exp((excess * slope).clip(-30, 30)))
     return weight
-
-
-def even_sequence(
-    counts: Sequence[int], again: float, draw: np.random.Generator
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the kind of each image, and the number of what it shows.
-
-    Each beginning of it has the kinds in nearly their proportions.
-
-    Args:
-        counts: how many images there are of each kind.
-        again: share of images that show what the one before shows.
-        draw: decides which.
-    """
-    wanted = np.array(counts)
-    repeats = draw.random(wanted.sum()) < again
-    used = np.zeros_like(wanted)
-    kinds: list[int] = []
-    shown: list[int] = []
-    for number in range(wanted.sum()):
-        repeated = bool(kinds) and repeats[number] and used[kinds[-1]] < wanted[kinds[-1]]
-        if repeated:
-            kind, subject = kinds[-1], shown[-1]
-        else:
-            behind = np.where(used < wanted, wanted * (number + 1) / wanted.sum() - used, -np.inf)
-            kind, subject = int(behind.argmax()), shown[-1] + 1 if shown else 0
-        kinds.append(kind)
-        shown.append(subject)
-        used[kind] += 1
-    return tuple(kinds), tuple(shown)

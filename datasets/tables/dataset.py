@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from datasets.digits.pools import Places, find_places
-from datasets.io.atomic_files import build_folder
+from datasets.io.locations import Places, data_folder, find_places
+from datasets.io.text_files import read_text
+from datasets.silo.cache import cached_silo
 from datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
-from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, open_silo, save_silo
-from datasets.tables.parsing import Table, TableSchema, parse_table, read_text
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
+from datasets.tables.parsing import TableSchema, parse_table
 from datasets.tables.schema_file import read_schema
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
@@ -29,6 +28,7 @@ class TableDataSet(DataSet):
     """A data set whose sites are tables of one schema."""
 
     settings = frozenset({"standardise", *SPLIT_KEYS})
+    is_table = True
     headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
 
     @abstractmethod
@@ -55,51 +55,49 @@ class TableDataSet(DataSet):
         text, where = self.text_of(name, schema, places)
         cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
         facts = [_MAKER, self.name, name, dataclasses.asdict(schema), cut, text]
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        target = places.cache / f"{self.name}-silos" / f"{name}-{key}"
-        if not target.is_dir():
-            table = parse_table(text, schema, where)
-            build_folder(target, _Making(table, schema, name, settings, where).fill)
-        return open_silo(target, len(schema.classes))
+        folder = places.cache / f"{self.name}-silos"
+        making = _Making(text, schema, name, settings, where)
+        return cached_silo(folder, name, facts, len(schema.classes), making.fill)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Making:
     """The making of one site's folder."""
 
-    table: Table
+    text: str
     schema: TableSchema
     name: str
     settings: CommonSettings
     where: str
 
     def fill(self, folder: Path) -> None:
-        """Split the table and write its parts."""
+        """Read the table, split it and write its parts."""
+        table = parse_table(self.text, self.schema, self.where)
         share, seed = self.schema.test_share, self.schema.split_seed
-        split = split_rows(self.table.labels, self.settings, share, seed, self.where)
+        split = split_rows(table.labels, self.settings, share, seed, self.where)
         if len(split.train) < 2:
             raise DataError(
                 f"{self.where}: {len(split.train)} training rows are left "
-                f"({self.table.dropped} rows were dropped for missing values); at least 2 are "
+                f"({table.dropped} rows were dropped for missing values); at least 2 are "
                 "needed: add rows, or set the schema's 'policy' to 'impute'"
             )
         parts = {
             part: Split(
-                torch.from_numpy(self.table.rows[getattr(split, part)]),
-                torch.from_numpy(self.table.labels[getattr(split, part)]),
+                torch.from_numpy(table.rows[getattr(split, part)]),
+                torch.from_numpy(table.labels[getattr(split, part)]),
             )
-            for part in ("train", "val", "test")
+            for part in SPLITS
         }
-        save_silo(folder, parts, self._facts())
+        save_silo(folder, parts, self._facts(table.dropped))
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, dropped: int) -> dict[str, Any]:
         declared = self.schema.declared()
         return {
             "name": self.name,
             "distribution": self.name,
             "features": self.schema.features(),
             "classes": list(self.schema.classes),
-            "dropped": self.table.dropped,
+            "dropped": dropped,
             "schema": self.schema.digest(),
             "declared": declared and {"mean": declared.mean.tolist(), "std": declared.std.tolist()},
         }
@@ -120,12 +118,7 @@ class OwnTables(TableDataSet):
         return read_text(path), str(path)
 
     def _folder(self, places: Places) -> Path:
-        if places.data is None:
-            raise DataError(
-                f"data set '{self.name}' needs a folder with {SCHEMA_FILE} and the sites' CSV "
-                "files: set 'data-dir' or $FEDSILO_DATA"
-            )
-        return places.data
+        return data_folder(places, self.name, f"with {SCHEMA_FILE} and the sites' CSV files")
 
 
 TABLE = OwnTables()

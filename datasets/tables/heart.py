@@ -1,20 +1,22 @@
 """Fed-Heart-Disease: four hospitals of the UCI heart disease data, cut as FLamby cuts them.
 
-740 patients, 13 features, label 0 against 1 to 4 (Enouen et al. 2024; du Terrail et al. 2022). The
-synthetic twin has sites of the same sizes, features and label rates, and no patient in it.
+740 patients, 13 features, label 0 against 1 to 4: FLamby (du Terrail et al., NeurIPS 35, 2022,
+pages 5315 to 5334), which PICSR (Enouen et al. 2024) follows. The synthetic twin has sites of the
+same sizes, features and label rates, and no patient in it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from datasets.digits.pools import Places, PublicFiles, RemoteFile, find_files
+from datasets.io.digests import md5_of
+from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
+from datasets.io.text_files import read_text
 from datasets.tables.dataset import TableDataSet
-from datasets.tables.parsing import Column, TableSchema, read_text
+from datasets.tables.parsing import Column, TableSchema
 from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 
@@ -80,10 +82,10 @@ class Heart(TableDataSet):
         """Read the site's file, which must be the published one."""
         wanted = _FILES[site]
         path = find_files(self.files, places, [wanted.name]) / wanted.name
-        found = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-        if found != wanted.md5:
+        checksum = md5_of(path.read_bytes())
+        if checksum != wanted.md5:
             raise DataError(
-                f"{path} has MD5 {found}, not {wanted.md5}: it was altered or cut short; run "
+                f"{path} has MD5 {checksum}, not {wanted.md5}: it was altered or cut short; run "
                 "'fedsilo fetch heart --data-dir DIR'"
             )
         return read_text(path), str(path)
@@ -130,28 +132,28 @@ def synthetic_text(site: str) -> str:
     data, by round figures.
     """
     population = _POPULATIONS[site]
-    draw = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
+    rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
     sick = round(population.patients * population.disease)
-    disease = draw.permutation(np.arange(population.patients) < sick)
-    return "".join(_patient(draw, population, bool(ill)) for ill in disease)
+    disease = rng.permutation(np.arange(population.patients) < sick)
+    return "".join(_patient(rng, population, bool(ill)) for ill in disease)
 
 
-def _patient(draw: np.random.Generator, population: _Population, ill: bool) -> str:
+def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> str:
     shift = 1 if ill else -1
     pains = (0.05, 0.1, 0.15, 0.7) if ill else (0.1, 0.35, 0.35, 0.2)
     values = [
-        np.clip(draw.normal(population.age + 2 * shift, 8), 28, 77),
-        draw.random() < population.male,
-        draw.choice(4, p=pains) + 1,
-        np.clip(draw.normal(131 + shift, 17), 90, 200),
-        population.chol and np.clip(draw.normal(population.chol + 5 * shift, 50), 100, 600),
-        draw.random() < 0.15 + 0.05 * ill,
-        draw.choice(3, p=(0.55, 0.15, 0.3)),
-        np.clip(draw.normal(140 - 10 * shift, 22), 70, 200),
-        draw.random() < 0.35 + 0.2 * shift,
+        np.clip(rng.normal(population.age + 2 * shift, 8), 28, 77),
+        rng.random() < population.male,
+        rng.choice(4, p=pains) + 1,
+        np.clip(rng.normal(131 + shift, 17), 90, 200),
+        population.chol and np.clip(rng.normal(population.chol + 5 * shift, 50), 100, 600),
+        rng.random() < 0.15 + 0.05 * ill,
+        rng.choice(3, p=(0.55, 0.15, 0.3)),
+        np.clip(rng.normal(140 - 10 * shift, 22), 70, 200),
+        rng.random() < 0.35 + 0.2 * shift,
     ]
-    depression = max(0.0, draw.normal(0.8 + 0.5 * shift, 0.8))
-    stage = draw.integers(1, 5) if ill else 0
+    depression = max(0.0, rng.normal(0.8 + 0.5 * shift, 0.8))
+    stage = rng.integers(1, 5) if ill else 0
     numbers = ",".join(str(round(float(value))) for value in values)
     return f"{numbers},{depression:.1f},?,?,?,{stage}\n"
 

@@ -6,20 +6,17 @@ levels are declared, not found, so that all hospitals have the same features wit
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import hashlib
-import io
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from datasets.io.digests import json_digest
+from datasets.io.text_files import csv_lines, same_text
 from models.contract.errors import DataError
 from models.contract.feature_statistics import FeatureStatistics
 
@@ -69,13 +66,13 @@ class TableSchema:
 
     def features(self) -> tuple[str, ...]:
         """Return the features' names: numeric columns, then ``column=level`` of the others."""
-        found: list[str] = []
+        names: list[str] = []
         for column in self.columns:
             if column.kind == "numeric":
-                found.append(column.name)
+                names.append(column.name)
         for column in self.columns:
-            found += [f"{column.name}={level}" for level in column.levels[1:]]
-        return tuple(found)
+            names += [f"{column.name}={level}" for level in column.levels[1:]]
+        return tuple(names)
 
     def digest(self) -> str:
         """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
@@ -84,7 +81,7 @@ class TableSchema:
             [self.label, [[name, sorted(values)] for name, values in self.classes.items()]],
             [sorted(same_text(mark) for mark in self.missing), self.policy],
         ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return json_digest(facts)
 
     def lacks(self, token: str) -> bool:
         """Tell whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
@@ -118,20 +115,6 @@ class Table:
     dropped: int
 
 
-def same_text(token: str) -> str:
-    """Return a value's text in one form: '4.0' and '4' are the same level."""
-    text = token.strip()
-    if "_" in text:  # which Python would take for a separator of digits
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    if abs(number) >= 2**53:  # beyond that floats merge neighbours
-        return text
-    return str(int(number)) if number.is_integer() else repr(number)
-
-
 def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     """Return the rows of a CSV text.
 
@@ -144,7 +127,7 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
         DataError: a column too few or too many, a text in a numeric column, a level or label that
             the schema does not know; with line and column.
     """
-    lines = _lines(text, schema.delimiter, where)
+    lines = csv_lines(text, where, schema.delimiter)
     names = [*(column.name for column in schema.columns), schema.label]
     if schema.header:
         names = _header(lines[0][1] if lines else [], names, where)
@@ -161,27 +144,18 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     )
 
 
-def _lines(text: str, delimiter: str, where: str) -> list[tuple[int, list[str]]]:
-    """Return the lines that are not empty, with their numbers in the file."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        return [(reader.line_num, line) for line in reader if line]
-    except csv.Error as error:
-        raise DataError(f"{where}, line {reader.line_num}: no valid CSV ({error})") from None
-
-
-def _header(names: list[str], wanted: list[str], where: str) -> list[str]:
-    found = [name.strip() for name in names]
+def _header(line: list[str], wanted: list[str], where: str) -> list[str]:
+    names = [name.strip() for name in line]
     # Surplus names are only counted: without a header they would be a patient's values
-    missing, surplus = sorted(set(wanted) - set(found)), len(set(found) - set(wanted))
-    if missing or surplus or len(found) != len(set(found)):
+    missing, surplus = sorted(set(wanted) - set(names)), len(set(names) - set(wanted))
+    if missing or surplus or len(names) != len(set(names)):
         raise DataError(
             f"{where}: the first line does not name the schema's columns: missing {missing}, "
             f"{surplus} that the schema does not know"
-            f"{'' if len(found) == len(set(found)) else ', a name stands twice'}; correct the "
+            f"{'' if len(names) == len(set(names)) else ', a name stands twice'}; correct the "
             "file, declare surplus columns as 'ignored', or set the schema's 'header' to false"
         )
-    return found
+    return names
 
 
 @dataclass(frozen=True)
@@ -250,17 +224,3 @@ class _RowReader:
 
 def _listed(texts: Iterable[Any]) -> str:
     return ", ".join(f"'{text}'" for text in texts)
-
-
-def read_text(path: Path) -> str:
-    """Return a table file's text.
-
-    Raises:
-        DataError: it is missing or no text.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text ({error.reason}): save it as UTF-8") from None

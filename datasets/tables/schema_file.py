@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from datasets.tables.parsing import KINDS, Column, TableSchema, read_text, same_text
+from datasets.io.text_files import read_text, same_text
+from datasets.tables.parsing import KINDS, Column, TableSchema
 from models.contract.errors import DataError
 
 _KEYS = (

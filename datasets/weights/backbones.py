@@ -10,16 +10,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from datasets.digits.pools import find_places
-from datasets.io.atomic_files import load_state
+from datasets.io.locations import find_places, weight_paths
+from datasets.io.state_files import load_state
 from models.contract.errors import CheckpointError, SettingError
 from models.contract.settings import CommonSettings
 from models.networks.resnet22_weights import fill_resnet22
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
-
-FOLDER = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
 
 
 def weights_file(settings: CommonSettings) -> Path | None:
@@ -37,10 +35,7 @@ def weights_file(settings: CommonSettings) -> Path | None:
         )
     if named in ("timm", "random"):
         return None
-    places = find_places(settings.data_dir, settings.cache_dir)
-    folders = [places.cache / FOLDER] + ([places.data] if places.data else [])
-    given = Path(named).expanduser()
-    tried = [given] if given.is_absolute() else [folder / given for folder in folders]
+    tried = weight_paths(named, find_places(settings.data_dir, settings.cache_dir))
     for path in tried:
         if path.is_file():
             return path
@@ -138,13 +133,13 @@ def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
     from timm.models import load_state_dict
 
     try:
-        found: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
+        state: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(
             f"setting '{key}': {path} is cut short or no weights file "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         ) from None
-    return found
+    return state
 
 
 def timm_state(name: str, key: str = "backbone-weights") -> dict[str, Tensor]:
@@ -168,11 +163,11 @@ def timm_state(name: str, key: str = "backbone-weights") -> dict[str, Tensor]:
     return state
 
 
-def _sum_colours(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Let a patch embedding of colour images take grey ones, the same in all three channels."""
     name = "patch_embed.proj.weight"
-    if found[name].ndim == 4 and found[name].shape[1] == 3 and wanted[name][1] == 1:
-        found[name] = found[name].sum(dim=1, keepdim=True)
+    if given[name].ndim == 4 and given[name].shape[1] == 3 and wanted[name][1] == 1:
+        given[name] = given[name].sum(dim=1, keepdim=True)
 
 
 def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
@@ -183,26 +178,31 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     other = f"setting 'backbone-weights': {where} is of another architecture than the run's ViT"
     advice = "set 'backbone' and 'backbone-...' to those of the weights, or name other weights"
     try:
-        found = checkpoint_filter_fn(state, vit)
+        given = checkpoint_filter_fn(state, vit)
     except Exception as error:  # resampling fails on what is no ViT's
         raise SettingError(f"{other} ({type(error).__name__}): {advice}") from None
-    missing = sorted(wanted.keys() - found.keys())
-    surplus = sorted(n for n in found.keys() - wanted.keys() if not n.startswith("head"))
+    missing = sorted(wanted.keys() - given.keys())
+    surplus = sorted(n for n in given.keys() - wanted.keys() if not n.startswith("head"))
     if missing or surplus:
         raise SettingError(
             f"{other}: {len(missing)} arrays are missing ({', '.join(missing[:3])}), "
             f"{len(surplus)} too many ({', '.join(surplus[:3])}); {advice}"
         )
-    _sum_colours(found, wanted)
+    _sum_colours(given, wanted)
     for name, shape in wanted.items():
-        if found[name].shape != shape:
+        if given[name].shape != shape:
             raise SettingError(
-                f"{other}: '{name}' is {tuple(found[name].shape)}, not {tuple(shape)}; {advice}"
+                f"{other}: '{name}' is {tuple(given[name].shape)}, not {tuple(shape)}; {advice}"
             )
-    trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
-    values = {name: torch.as_tensor(found[name]).float().contiguous() for name in wanted}
+    _assign(vit, {name: given[name] for name in wanted}, where)
+
+
+def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
+    """Put ``arrays`` into ``vit``; what is trained stays so."""
+    values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
     if not all(value.isfinite().all() for value in values.values()):
         raise SettingError(f"setting 'backbone-weights': {where} holds values that are not finite")
+    trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
     vit.load_state_dict(values, assign=True)
     for name, parameter in vit.named_parameters():
         parameter.requires_grad_(trained[name])

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from datasets.digits.pools import find_places
-from datasets.weights.backbones import FOLDER, file_state, timm_state
-from datasets.weights.provenance import refuse_other_cut, run_beside
+from datasets.io.locations import find_places, weight_paths
+from datasets.weights.backbones import file_state, timm_state
+from datasets.weights.provenance import refuse_other_provenance, run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -60,15 +60,15 @@ def refuse_seen_start(settings: CommonSettings) -> None:
         SettingError: names the setting that differs, or a file that is missing.
     """
     seen: set[Path] = set()
-    found: CommonSettings | None = settings
-    while found and found.initial_weights and not found.initial_weights.startswith(_TIMM):
-        path = initial_file(found) if found is settings else Path(found.initial_weights)
+    run: CommonSettings | None = settings
+    while run and run.initial_weights and not run.initial_weights.startswith(_TIMM):
+        path = initial_file(run) if run is settings else Path(run.initial_weights)
         if path in seen or not path.is_file():
             return
         seen.add(path)
-        found = run_beside(path)
-        if found:
-            refuse_other_cut(settings, found, f"the run of {path}")
+        run = run_beside(path)
+        if run:
+            refuse_other_provenance(settings, run, f"the run of {path}")
 
 
 def initial_file(settings: CommonSettings) -> Path:
@@ -78,9 +78,7 @@ def initial_file(settings: CommonSettings) -> Path:
         SettingError: there is none.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
-    given = Path(settings.initial_weights).expanduser()
-    folders = [places.cache / FOLDER] + ([places.data] if places.data else [])
-    tried = [given] if given.is_absolute() else [folder / given for folder in folders]
+    tried = weight_paths(settings.initial_weights, places)
     for path in tried:
         if path.is_file():
             return path
@@ -117,10 +115,10 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
         )
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()
-    found = _renamed(_resampled(state, vit))
+    given = _renamed(_resampled(state, vit))
     fitting = {
         name: torch.as_tensor(array).float()
-        for name, array in found.items()
+        for name, array in given.items()
         if name in wanted and isinstance(array, Tensor) and array.shape == wanted[name].shape
     }
     blocks = [name for name in wanted if name.startswith("blocks.")]
@@ -140,10 +138,10 @@ def _resampled(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str,
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     try:
-        found: Mapping[str, Any] = checkpoint_filter_fn(dict(state), vit)
+        resampled: Mapping[str, Any] = checkpoint_filter_fn(dict(state), vit)
     except Exception:  # it knows its own kinds of files only, and fails on others in any way
         return state
-    return found
+    return resampled
 
 
 def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,10 +149,10 @@ def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
     prefix = next(
         (p for p in _PREFIXES if any(name.startswith(f"{p}blocks.") for name in state)), ""
     )
-    found = {}
+    renamed = {}
     for name, array in state.items():
         short = name.removeprefix(prefix)
         for old, new in _RENAMED.items():
             short = short.replace(old, new)
-        found[short] = array
-    return found
+        renamed[short] = array
+    return renamed

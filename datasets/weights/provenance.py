@@ -1,6 +1,6 @@
 """Which images a run tests, by its settings; and whether weights have been trained on them.
 
-A run's ``config.toml`` lies beside its ``model.safetensors`` and says of which cut it is.
+A run's ``config.toml`` lies beside its ``model.safetensors`` and says how its data were split.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAME_TEST = frozenset(
 PARTITION = frozenset({"silos", "partition", "unseen", "silo-set"})
 
 
-def cut_of(settings: CommonSettings) -> dict[str, Value]:
+def provenance_of(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide which images of the data set are test images.
 
     Partition ``unseen`` leaves every image of named sites in the part that it has there.
@@ -42,7 +42,7 @@ def cut_of(settings: CommonSettings) -> dict[str, Value]:
     return {key: value for key, value in as_mapping(settings).items() if key in keys}
 
 
-def refuse_other_cut(here: CommonSettings, there: CommonSettings, what: str) -> None:
+def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
     """Refuse weights that may have been trained on what is tested here.
 
     Args:
@@ -55,7 +55,7 @@ def refuse_other_cut(here: CommonSettings, there: CommonSettings, what: str) -> 
     """
     if here.dataset != there.dataset:
         return
-    now, then = cut_of(here), cut_of(there)
+    now, then = provenance_of(here), provenance_of(there)
     if other := [key for key in sorted(now) if now[key] != then[key]]:
         key = other[0]
         raise SettingError(
@@ -70,8 +70,8 @@ def run_beside(weights: Path) -> CommonSettings | None:
     if not config.is_file():
         return None
     try:
-        found = tomllib.loads(config.read_text(encoding="utf-8"))
+        values = tomllib.loads(config.read_text(encoding="utf-8"))
     except (ValueError, OSError):
         return None
     known = defaults(CommonSettings)
-    return build(CommonSettings, {key: found[key] for key in found if key in known})
+    return build(CommonSettings, {key: values[key] for key in values if key in known})

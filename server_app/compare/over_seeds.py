@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from datasets.digits.pools import find_places
 from datasets.io.atomic_files import write_atomically
+from datasets.io.locations import find_places
 from datasets.registry import data_set, load_silo
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from models.contract.settings_schema import Value

@@ -101,7 +101,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     check_data_settings(common)
     check_network_settings(common)
     check_pace(common)
-    is_table = "standardise" in data_set(common.dataset).settings
+    is_table = data_set(common.dataset).is_table
     cls.capabilities.refuse_more(common, is_table)
     _refuse_foreign_keys(values, common.method, known)
     own: Any = build(settings_class(common.method), values)

@@ -20,7 +20,8 @@ from client_app.site.private_state import SiteState, settings_digest_of
 from client_app.site.request import Request
 from client_app.site.standardised import ready_silo
 from client_app.training.compute import choose_compute
-from datasets.io.atomic_files import load_state, write_atomically
+from datasets.io.atomic_files import write_atomically
+from datasets.io.state_files import load_state
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from datasets.weights.backbones import backbone_digest

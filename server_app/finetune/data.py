@@ -49,7 +49,7 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
     Raises:
         SettingError: the data are a table, or one is not there.
     """
-    if "standardise" in data_set(settings.dataset).settings:
+    if data_set(settings.dataset).is_table:
         raise SettingError(
             f"fine-tuning is of images, and data set '{settings.dataset}' is a table: name another "
             "by --dataset"

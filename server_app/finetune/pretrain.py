@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from client_app.training.compute import choose_compute
 from client_app.training.evaluation import in_batches
-from datasets.digits.pools import find_places
 from datasets.images.dataset import ImageDataSet
-from datasets.io.atomic_files import save_state
+from datasets.io.locations import BACKBONES, find_places
+from datasets.io.state_files import save_state
 from datasets.registry import data_set
 from datasets.silo.silos import Split
-from datasets.weights.backbones import FOLDER
 from models.contract.errors import DataError, FedsiloError, SettingError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
@@ -139,7 +138,7 @@ def _target(common: CommonSettings, given: Path | None) -> Path:
             "--weights FILE"
         )
     path = Path(named).expanduser()
-    folder = find_places(common.data_dir, common.cache_dir).cache / FOLDER
+    folder = find_places(common.data_dir, common.cache_dir).cache / BACKBONES
     return path if path.is_absolute() else folder / path
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from datasets.io.atomic_files import save_state, write_atomically
+from datasets.io.atomic_files import write_atomically
+from datasets.io.state_files import save_state
 from server_app.compare.tables import Row
 from server_app.figures.learning_curves import write_picture
 from server_app.finetune.overlays import draw_overlays, spread

@@ -10,7 +10,7 @@ from pathlib import Path
 from datasets.partition.unseen import KEYS, UNSEEN
 from datasets.registry import check_data_settings, data_set
 from datasets.weights.initial_weights import refuse_seen_start
-from datasets.weights.provenance import PARTITION, refuse_other_cut
+from datasets.weights.provenance import PARTITION, refuse_other_provenance
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, as_mapping, build, defaults, unknown_key
@@ -136,7 +136,7 @@ def settings_of(
     check_data_settings(settings)
     check_network_settings(settings)
     for theta in thetas:
-        refuse_other_cut(settings, theta.common, theta.label)
+        refuse_other_provenance(settings, theta.common, theta.label)
         refuse_seen_start(replace(settings, initial_weights=theta.common.initial_weights))
     return settings
 

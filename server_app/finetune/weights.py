@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from datasets.registry import data_set
 from datasets.weights.backbones import backbone_digest, load_backbone
 from datasets.weights.initial_weights import load_initial_weights
@@ -131,7 +131,7 @@ def open_theta(run_dir: Path, options: argparse.Namespace) -> Theta:
     silos = RunDirectory(run_dir).read_json("silos.json")
     first = next(iter(silos.values()))
     label = run_dir.resolve().name
-    if "standardise" in data_set(common.dataset).settings:
+    if data_set(common.dataset).is_table:
         raise SettingError(f"{run_dir} is a run on a table, and fine-tuning is of images")
     if options.from_site:
         _, network = opened(run_dir, options.from_site, options.data_dir, options.state_dir)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from datasets.io.atomic_files import load_state, save_state
+from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError
 from models.contract.settings_schema import Value
 from server_app.config.settings import differences

@@ -12,7 +12,8 @@ from typing import Any
 from flwr.serverapp import Grid
 from rich.console import Console
 
-from datasets.io.atomic_files import save_state, write_atomically
+from datasets.io.atomic_files import write_atomically
+from datasets.io.state_files import save_state
 from datasets.registry import data_set, silo_count, silo_names
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError
 from models.contract.messages import SiteFacts

@@ -72,9 +72,7 @@ class PICSR(Method):
                 "zero, all prototypes coincide and the router is blind; set it to 'pooled' or "
                 "'declared'"
             )
-        sums_leave = common.standardise == "pooled" and (
-            "standardise" in data_set(common.dataset).settings
-        )
+        sums_leave = common.standardise == "pooled" and data_set(common.dataset).is_table
         if settings.prototype_noise and sums_leave:
             raise SettingError(
                 f"setting 'prototype-noise' is {settings.prototype_noise:g} and 'standardise' is "

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from datasets.tables.heart import HEART

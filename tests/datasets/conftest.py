@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
+import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]
 
@@ -42,3 +44,13 @@ def small_places(tmp_path: Path, write_idx: IdxWriter) -> Places:
             write_idx(tmp_path / "data" / folder / f"{part}-images-idx3-ubyte.gz", images)
             write_idx(tmp_path / "data" / folder / f"{part}-labels-idx1-ubyte.gz", values % 10)
     return Places(tmp_path / "data", tmp_path / "cache")
+
+
+@pytest.fixture
+def own_log() -> Iterator[io.StringIO]:
+    """Return what this machine's own log is told."""
+    text = io.StringIO()
+    handler, log = logging.StreamHandler(text), logging.getLogger("flwr")
+    log.addHandler(handler)
+    yield text
+    log.removeHandler(handler)

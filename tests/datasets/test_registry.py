@@ -330,3 +330,10 @@ def test_a_data_set_says_nothing_of_data_that_are_not_here(
 ) -> None:
     monkeypatch.delenv("FEDSILO_DATA", raising=False)
     assert data_set(name).notices(CommonSettings(dataset=name)) == []
+
+
+@pytest.mark.parametrize("dataset", DATA_SETS)
+def test_tables_and_no_others_are_standardised(dataset: str) -> None:
+    data = data_set(dataset)
+    assert data.is_table == ("standardise" in data.settings)
+    assert data.is_table == (dataset in TABLES)

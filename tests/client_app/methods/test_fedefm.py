@@ -15,7 +15,7 @@ from client_app.methods.base import SiteContext
 from client_app.methods.fedefm import FedEFMSite
 from client_app.site_round import SiteRound
 from client_app.training.loop import LocalTraining, steps_of, train_locally
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS
 from models.methods.fedefm import multishot_loss

@@ -17,7 +17,7 @@ import client_app.methods.fedevprompt as site_side
 from client_app.methods.fedevprompt import FedEvPromptSite
 from client_app.site_round import SiteRound
 from client_app.training.loop import LocalTraining, open_optimiser
-from datasets.io.atomic_files import load_state, save_state
+from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError, SiteError
 from models.contract.messages import ARRAYS, METRICS
 from models.networks.exchanged import exchanged_arrays

@@ -8,34 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.digits.pools import (
-    SOURCES,
-    Places,
-    Pool,
-    find_files,
-    find_places,
-    open_pool,
-    source_key,
-)
+from datasets.digits.pools import SOURCES, Pool, open_pool, source_key
+from datasets.io.locations import Places, find_places
 from models.contract.errors import DataError
 
 MNIST = SOURCES["mnist"]
 TEST_LABELS = "t10k-labels-idx1-ubyte.gz"
-
-
-def test_a_missing_file_is_named_with_its_folder_and_its_public_source(
-    small_places: Places,
-) -> None:
-    assert small_places.data is not None
-    folder = small_places.data / "mnist"
-    assert find_files(MNIST, small_places) == folder
-    (folder / TEST_LABELS).unlink()
-    with pytest.raises(DataError) as caught:
-        find_files(MNIST, small_places)
-    message = str(caught.value)
-    assert f"{TEST_LABELS} is missing in {folder}" in message
-    assert MNIST.url in message
-    assert "fedsilo fetch mnist" in message
 
 
 def test_without_a_data_directory_the_message_says_how_to_name_one(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from datasets.digits.pools import Places
 from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.index import ImageIndex, in_public, joined, read_rows, take_share
+from datasets.images.index import ImageIndex, in_public, joined, take_share
+from datasets.io.locations import Places
 from datasets.registry import check_data_settings
 from datasets.silo.silos import Silo, Split, no_such_silo
 from datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
@@ -53,7 +53,7 @@ class Flat(ImageDataSet):
             names=tuple(f"{number}.png" for number in numbers),
             labels=np.array([number // 3 % 2 for number in numbers], dtype=np.int64),
             groups=tuple(f"p{number if self.alone else number // 3}" for number in numbers),
-            told=tuple(f"{number}.png" for number in numbers),
+            safe_names=tuple(f"{number}.png" for number in numbers),
             parts=self.parts,
         )
         return take_share(whole, settings.sample_share)
@@ -312,10 +312,10 @@ def test_images_of_several_sites_are_told_apart_by_their_sites() -> None:
         for where, told in (("a", ("line 2", "line 3")), ("b", ("line 2", "line 3")))
     ]
     lines = ("line 2 of a", "line 3 of a", "line 2 of b", "line 3 of b")
-    assert joined("all", parts).told == lines
-    assert joined("all", parts).take(np.array([3, 0])).told == ("line 3 of b", "line 2 of a")
-    public = [dataclasses.replace(part, told=part.names) for part in parts]
-    assert joined("all", public).told == joined("all", public).names
+    assert joined("all", parts).safe_names == lines
+    assert joined("all", parts).take(np.array([3, 0])).safe_names == ("line 3 of b", "line 2 of a")
+    public = [dataclasses.replace(part, safe_names=part.names) for part in parts]
+    assert joined("all", public).safe_names == joined("all", public).names
 
 
 def test_a_given_split_with_one_content_on_two_sides_is_refused(places: Places) -> None:
@@ -359,30 +359,3 @@ def test_images_too_small_and_folds_that_are_not_there_are_refused(name: str) ->
         check_data_settings(dataclasses.replace(settings, image_size=15))
     with pytest.raises(SettingError, match="'test-folds' is 1; it must be 0 or at least 2"):
         check_data_settings(dataclasses.replace(settings, test_folds=1))
-
-
-def test_lines_of_a_listing_come_with_their_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text('b, a\n1, 2\n\n"3\n4",5\n')
-    assert read_rows(path, ["a"]) == [(2, {"b": "1", "a": "2"}), (5, {"b": "3\n4", "a": "5"})]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", r"line 1: the columns must be a, c \(optional\): missing \['a'\], 0 unknown"),
-        ("c\n1\n", r"missing \['a'\], 0 unknown"),
-        ("a,Smith\n1,2\n", r"missing \[\], 1 unknown$"),
-        ("a,a\n1,2\n", r"missing \[\], 0 unknown, a name stands twice"),
-        ("a,c\n1,2\n3\n", "line 3: 1 values, and line 1 names 2 columns"),
-        ("a\n1\n2,Smith\n", "line 3: 2 values, and line 1 names 1 columns"),
-        ("a\n" + "1" * 200_000, r"line 2: no valid CSV \(field larger"),
-    ],
-)
-def test_a_listing_that_cannot_be_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(text)
-    with pytest.raises(DataError, match=said) as caught:
-        read_rows(path, ["a"], ["c"])
-    assert "Smith" not in str(caught.value)
-    assert str(caught.value).startswith(f"{path}, line ")

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import io
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -185,16 +183,6 @@ def test_no_files_are_no_images(tmp_path: Path) -> None:
     found = decode_files(tmp_path, [], 16, False)
     assert found.images.shape == (0, 3, 16, 16)
     assert len(found.kept) == len(found.faults) == 0
-
-
-@pytest.fixture
-def own_log() -> Iterator[io.StringIO]:
-    """Return what this machine's own log is told."""
-    text = io.StringIO()
-    handler, log = logging.StreamHandler(text), logging.getLogger("flwr")
-    log.addHandler(handler)
-    yield text
-    log.removeHandler(handler)
 
 
 def test_faults_are_counted_and_the_first_five_told_with_the_way_on(own_log: io.StringIO) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets.digits.pools import Places
 from datasets.images.isic2019 import CENTRES, DIAGNOSES, ISIC2019, class_of, classes_of
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_count, silo_names
 from datasets.silo.silos import Silo
 from datasets.synthetic.dermoscopy_phantom import COUNTS

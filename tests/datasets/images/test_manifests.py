@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from datasets.digits.pools import Places
 from datasets.images.manifests import IMAGES, read_declaration
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_count, silo_names
 from datasets.silo.silos import Silo
 from models.contract.errors import DataError
@@ -266,16 +265,6 @@ def test_a_link_on_the_other_side_is_a_copy_too(places: Places) -> None:
     (places.data / "north" / "photos" / "10.png").unlink()
     (places.data / "north" / "photos" / "10.png").symlink_to("1.png")
     assert "the image of line 3 (train) and the image of line 12 (val)" in refused(places)
-
-
-@pytest.fixture
-def own_log() -> Iterator[io.StringIO]:
-    """Return what this machine's own log is told."""
-    text = io.StringIO()
-    handler, log = logging.StreamHandler(text), logging.getLogger("flwr")
-    log.addHandler(handler)
-    yield text
-    log.removeHandler(handler)
 
 
 def missing_files(places: Places) -> None:

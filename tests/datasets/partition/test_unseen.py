@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.partition.label_sets import label_sets
 from datasets.partition.unseen import load_unseen, unseen_names
 from datasets.registry import check_data_settings, load_silo, silo_count, silo_names

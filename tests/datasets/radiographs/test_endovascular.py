@@ -14,8 +14,8 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from datasets.digits.pools import Places
 from datasets.images.decoding import BrokenImageError
+from datasets.io.locations import Places
 from datasets.radiographs.endovascular import ENDOVASCULAR, read_picture
 from datasets.radiographs.masks import MaskedSilo, load_masked_silo
 from datasets.registry import check_data_settings, load_silo, silo_names

@@ -14,8 +14,8 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from datasets.digits.pools import Places
 from datasets.images.manifests import read_declaration
+from datasets.io.locations import Places
 from datasets.radiographs.mammography import MAMMOGRAPHY
 from datasets.registry import check_data_settings, load_silo, silo_names
 from datasets.silo.silos import Silo

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.radiographs.masks import (
     MASK_CLASSES,
     MaskedSplit,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.radiographs.mini_mias import MINI_MIAS
 from datasets.registry import load_silo, silo_names
 from models.contract.errors import DataError

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.radiographs.pneumoniamnist import PNEUMONIAMNIST, read_parts
 from datasets.registry import check_data_settings, load_silo, silo_names
 from datasets.silo.silos import Silo

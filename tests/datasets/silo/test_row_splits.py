@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.silo.row_splits import Indices, RowSplit, shared_out, split_rows
 from datasets.tables.heart import HEART
 from datasets.tables.parsing import parse_table

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.radiographs.masks import load_masked_silo
 from datasets.registry import check_data_settings, load_silo, silo_names
 from datasets.synthetic.angiogram_phantom import (
     ANGIOGRAM_PHANTOM,
     CLASSES,
     COUNTS,
-    frames,
+    PLAN,
     phantom_frame,
 )
 from models.contract.errors import DataError, SettingError
@@ -54,7 +54,7 @@ def test_a_sample_has_the_sources_proportions_and_at_least_twelve_frames(
 
 def test_a_third_of_the_frames_are_of_the_sequence_of_the_one_before() -> None:
     for site in SITES:
-        anatomies, sequences = map(np.array, frames(site))
+        anatomies, sequences = map(np.array, PLAN.sequence(site))
         again = sequences[1:] == sequences[:-1]
         assert again.mean() == pytest.approx(0.35, abs=0.08)
         assert (sequences[1:] - sequences[:-1]).max() == 1  # a sequence does not come back
@@ -99,9 +99,9 @@ def test_the_masked_silo_has_the_same_frames_in_the_same_parts(places: Places, s
     assert (masks.shape, masks.dtype) == ((len(images), 16, 16), torch.uint8)
     assert set(masks.flatten().tolist()) == {0, 1}
     made = (phantom_frame(site, n, 16) for n in range(len(images)))
-    drawn = {image.tobytes(): mask.tobytes() for image, mask in made}
+    painted = {image.tobytes(): mask.tobytes() for image, mask in made}
     for image, mask in zip(images, masks, strict=True):
-        assert drawn[image.numpy().tobytes()] == mask.numpy().tobytes()
+        assert painted[image.numpy().tobytes()] == mask.numpy().tobytes()
 
 
 def test_masks_come_from_the_cache_the_second_time(
@@ -110,7 +110,7 @@ def test_masks_come_from_the_cache_the_second_time(
     first = load_masked_silo("animal", PHANTOM, places)
 
     def never(*_: object) -> None:
-        raise AssertionError("it is drawn again")
+        raise AssertionError("it is painted again")
 
     monkeypatch.setattr("datasets.synthetic.angiogram_phantom.render", never)
     assert torch.equal(load_masked_silo("animal", PHANTOM, places).train.masks, first.train.masks)
@@ -144,7 +144,7 @@ def test_classes_can_be_learnt_but_not_by_single_pixels() -> None:
     for place, site in enumerate(SITES):
         for number in range(90):
             images.append(phantom_frame(site, number, 16)[0].ravel() / 255)
-            labels.append(3 * place + frames(site)[0][number])
+            labels.append(3 * place + PLAN.sequence(site)[0][number])
     pixels, wanted = np.stack(images), np.array(labels)
     held = np.arange(360) % 90 >= 60
     found = RidgeClassifier(10).fit(pixels[~held], wanted[~held]).predict(pixels[held])

@@ -16,31 +16,31 @@ from datasets.synthetic.vessel_trees import ANATOMIES
 KINDS = list(itertools.product(LOOKS, ANATOMIES))
 
 
-def drawn(
+def painted(
     source: str, anatomy: str, sequence: int = 0, frame: int = 0, size: int = 32
 ) -> tuple[Pixels, Pixels]:
-    draws = np.random.default_rng([1, sequence]), np.random.default_rng([2, frame])
-    return render(source, anatomy, *draws, size)
+    generators = np.random.default_rng([1, sequence]), np.random.default_rng([2, frame])
+    return render(source, anatomy, *generators, size)
 
 
 @pytest.mark.parametrize(("source", "anatomy"), KINDS)
 def test_equal_generators_draw_equal_frames_and_others_others(source: str, anatomy: str) -> None:
-    image, mask = drawn(source, anatomy)
+    image, mask = painted(source, anatomy)
     for found in (image, mask):
         assert (found.shape, found.dtype.name) == ((32, 32), "uint8")
-    again = drawn(source, anatomy)
+    again = painted(source, anatomy)
     assert (again[0] == image).all()
     assert (again[1] == mask).all()
-    assert (drawn(source, anatomy, sequence=1)[0] != image).any()
-    assert (drawn(source, anatomy, frame=1)[0] != image).any()
+    assert (painted(source, anatomy, sequence=1)[0] != image).any()
+    assert (painted(source, anatomy, frame=1)[0] != image).any()
     assert image.std() > 5
 
 
 @pytest.mark.parametrize("source", LOOKS)
 def test_the_size_only_decides_how_finely_a_frame_is_sampled(source: str) -> None:
     for number, anatomy in enumerate(ANATOMIES):
-        large, large_mask = drawn(source, anatomy, number, number, 256)
-        small, small_mask = drawn(source, anatomy, number, number, 64)
+        large, large_mask = painted(source, anatomy, number, number, 256)
+        small, small_mask = painted(source, anatomy, number, number, 64)
         pooled = large.reshape(64, 4, 64, 4).mean(axis=(1, 3))
         assert np.abs(pooled - small).mean() < 12
         assert np.corrcoef(pooled.ravel(), small.ravel())[0, 1] > 0.85
@@ -67,9 +67,9 @@ def test_the_mask_is_where_the_catheter_is_seen_and_nowhere_else(
 ) -> None:
     numbers = [(anatomy, number) for anatomy in ANATOMIES for number in range(4)]
     clean(source)
-    frames = [drawn(source, anatomy, n, n, 64) for anatomy, n in numbers]
+    frames = [painted(source, anatomy, n, n, 64) for anatomy, n in numbers]
     clean(source, device=0.0)
-    without = [drawn(source, anatomy, n, n, 64)[0] for anatomy, n in numbers]
+    without = [painted(source, anatomy, n, n, 64)[0] for anatomy, n in numbers]
     for (image, mask), bare in zip(frames, without, strict=True):
         seen = np.abs(image.astype(int) - bare)
         assert not mask.any() or (seen[mask > 0] > 0).mean() > 0.95
@@ -85,7 +85,7 @@ def near(mask: Pixels) -> npt.NDArray[np.bool_]:
 
 
 def test_some_frames_show_no_catheter_and_their_masks_are_empty() -> None:
-    empty = [not drawn("silicone", "arch", n, n)[1].any() for n in range(120)]
+    empty = [not painted("silicone", "arch", n, n)[1].any() for n in range(120)]
     assert np.mean(empty) == pytest.approx(0.12, abs=0.08)
 
 
@@ -94,7 +94,7 @@ def test_a_catheter_is_thin_and_of_one_piece(anatomy: str) -> None:
     from scipy.ndimage import label
 
     for number in range(12):
-        mask = drawn("simulation", anatomy, number, number, 64)[1]
+        mask = painted("simulation", anatomy, number, number, 64)[1]
         assert label(mask, np.ones((3, 3)))[1] <= 2  # two where it leaves the picture in between
         assert mask.mean() < 0.06
 
@@ -102,7 +102,7 @@ def test_a_catheter_is_thin_and_of_one_piece(anatomy: str) -> None:
 def test_nothing_is_marked_where_the_collimator_lets_no_light_through() -> None:
     for number in range(12):
         for anatomy in ANATOMIES:
-            image, mask = drawn("human", anatomy, number, number, 64)
+            image, mask = painted("human", anatomy, number, number, 64)
             assert image[:2, :2].max() < 30
             assert not mask[:3, :3].any()
 
@@ -111,13 +111,15 @@ def test_frames_of_a_sequence_share_tree_and_background_but_not_the_catheters_pl
     shared, other = [], []
     places = set()
     for number in range(10):
-        first, mask = drawn("animal", "carotid", number, 0)
+        first, mask = painted("animal", "carotid", number, 0)
         places.add(mask.tobytes())
-        second, moved = drawn("animal", "carotid", number, 1)
+        second, moved = painted("animal", "carotid", number, 1)
         assert mask.any() != moved.any() or (mask != moved).any()
         shared.append(np.corrcoef(first.ravel(), second.ravel())[0, 1])
         other.append(
-            np.corrcoef(first.ravel(), drawn("animal", "carotid", number + 10, 1)[0].ravel())[0, 1]
+            np.corrcoef(first.ravel(), painted("animal", "carotid", number + 10, 1)[0].ravel())[
+                0, 1
+            ]
         )
     assert np.median(shared) > np.median(other) + 0.1
     assert len(places) == 10
@@ -125,7 +127,7 @@ def test_frames_of_a_sequence_share_tree_and_background_but_not_the_catheters_pl
 
 def test_sources_differ_in_ground_and_field_and_simulation_is_bright_on_dark() -> None:
     frames = {
-        source: np.stack([drawn(source, a, n, n)[0] for a in ANATOMIES for n in range(5)])
+        source: np.stack([painted(source, a, n, n)[0] for a in ANATOMIES for n in range(5)])
         for source in LOOKS
     }
     middle = {source: np.median(found) for source, found in frames.items()}
@@ -146,8 +148,8 @@ def test_vessels_are_dark_on_human_and_bright_on_simulated_frames(
 ) -> None:
     for source, sign in (("human", -1), ("animal", -1), ("silicone", -1), ("simulation", 1)):
         clean(source)
-        seen = drawn(source, "arch", size=64)[0].astype(int)
+        seen = painted(source, "arch", size=64)[0].astype(int)
         clean(source, lumen=(0.0, 0.0), wall=0.0)
-        change = sign * (seen - drawn(source, "arch", size=64)[0])
+        change = sign * (seen - painted(source, "arch", size=64)[0])
         assert change.min() >= 0
         assert (change > 5).mean() > 0.03

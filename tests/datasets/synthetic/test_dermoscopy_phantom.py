@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
 from datasets.images.decoding import shades_of_grey
 from datasets.images.isic2019 import CENTRES, DIAGNOSES
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_names
 from datasets.synthetic.dermoscopy_phantom import (
     COUNTS,
     DERMOSCOPY_PHANTOM,
+    PLAN,
     phantom_image,
-    sequence,
 )
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
@@ -60,7 +60,7 @@ def test_a_sample_has_the_centres_proportions_and_at_least_eight_images(
 
 def test_some_images_show_the_lesion_of_the_one_before() -> None:
     for site in CENTRES:
-        diagnoses, lesions = map(np.array, sequence(site))
+        diagnoses, lesions = map(np.array, PLAN.sequence(site))
         again = lesions[1:] == lesions[:-1]
         assert again.mean() == pytest.approx(0.15, abs=0.05)
         assert (lesions[1:] - lesions[:-1]).max() == 1  # a lesion does not come back
@@ -68,7 +68,7 @@ def test_some_images_show_the_lesion_of_the_one_before() -> None:
 
 
 def test_two_views_of_a_lesion_are_more_alike_than_two_lesions() -> None:
-    diagnoses, lesions = sequence("bcn")
+    diagnoses, lesions = PLAN.sequence("bcn")
     nevi = [i for i in range(1, 1500) if diagnoses[i] == 1]
     pairs = [i for i in nevi if lesions[i] == lesions[i - 1]][:30]
 
@@ -115,7 +115,7 @@ def test_centres_have_colours_and_light_of_their_own() -> None:
 
 
 def test_diagnoses_differ_in_colour_but_not_always() -> None:
-    diagnoses, _ = sequence("bcn")
+    diagnoses, _ = PLAN.sequence("bcn")
     middles = {}
     for name in ("MEL", "NV", "BCC", "VASC"):
         numbers = [i for i, d in enumerate(diagnoses) if DIAGNOSES[d] == name][:60]
@@ -136,7 +136,7 @@ def test_diagnoses_differ_in_colour_but_not_always() -> None:
 def test_nevi_can_be_told_from_the_others_but_not_all_of_them() -> None:
     from sklearn.ensemble import RandomForestClassifier
 
-    diagnoses, _ = sequence("rosendahl")
+    diagnoses, _ = PLAN.sequence("rosendahl")
     images = np.stack([phantom_image("rosendahl", i, 16).ravel() for i in range(400)])
     nevus = np.array(diagnoses[:400]) == 1
     forest = RandomForestClassifier(60, class_weight="balanced", random_state=0)

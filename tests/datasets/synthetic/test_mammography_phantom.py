@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_names
-from datasets.synthetic.mammogram_pictures import draw_breast, render
+from datasets.synthetic.mammogram_pictures import random_breast, render
 from datasets.synthetic.mammography_phantom import (
     COUNTS,
     MAMMOGRAPHY_PHANTOM,
+    PLAN,
     phantom_mammogram,
-    sequence,
 )
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
@@ -53,7 +53,7 @@ def test_a_sample_has_the_vendors_proportions_and_at_least_eight_images(
 
 def test_some_patients_have_two_images_of_one_breast() -> None:
     for site in SITES:
-        labels, patients = map(np.array, sequence(site))
+        labels, patients = map(np.array, PLAN.sequence(site))
         again = patients[1:] == patients[:-1]
         assert again.mean() == pytest.approx(0.3, abs=0.06)
         assert (labels[1:][again] == labels[:-1][again]).all()
@@ -95,7 +95,7 @@ def test_a_breast_lies_at_one_chest_wall_in_the_dark() -> None:
 
 def test_a_breast_with_a_lesion_is_brighter_where_the_lesion_is() -> None:
     for seed in range(12):
-        breast = draw_breast(np.random.default_rng(seed), malignant=True)
+        breast = random_breast(np.random.default_rng(seed), malignant=True)
         assert breast.masses or breast.grains
         bare = dataclasses.replace(breast, masses=(), grains=())
         with_it, without = (render(one, np.random.default_rng(99), 128) for one in (breast, bare))
@@ -106,12 +106,12 @@ def test_a_breast_with_a_lesion_is_brighter_where_the_lesion_is() -> None:
 
 
 def test_benign_breasts_have_masses_too_but_none_with_spicules() -> None:
-    breasts = [draw_breast(np.random.default_rng(s), malignant=False) for s in range(400)]
+    breasts = [random_breast(np.random.default_rng(s), malignant=False) for s in range(400)]
     with_mass = [breast for breast in breasts if breast.masses]
     assert len(with_mass) == pytest.approx(100, abs=30)
     assert not any(mass.spicules for breast in with_mass for mass in breast.masses)
     assert sum(bool(breast.grains) for breast in breasts) == pytest.approx(80, abs=30)
-    bad = [draw_breast(np.random.default_rng(s), malignant=True) for s in range(400)]
+    bad = [random_breast(np.random.default_rng(s), malignant=True) for s in range(400)]
     assert all(mass.spicules for breast in bad for mass in breast.masses)
     assert sum(len(breast.masses) == 0 for breast in bad) == pytest.approx(80, abs=30)
 
@@ -125,7 +125,7 @@ def test_malignancy_can_be_told_but_not_always() -> None:
         smooth = picture.reshape(16, 2, 16, 2).mean(axis=(1, 3))
         return float(np.quantile(smooth, 0.99) - np.median(smooth[smooth > 0.1]))
 
-    labels = sequence("hologic")[0][:240]
+    labels = PLAN.sequence("hologic")[0][:240]
     found = [brightest(number) for number in range(240)]
     assert 0.55 < roc_auc_score(labels, found) < 0.95
 

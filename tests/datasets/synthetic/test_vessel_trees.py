@@ -11,9 +11,9 @@ from datasets.synthetic.vessel_trees import ANATOMIES, Tree, smooth_line
 @given(st.integers(0, 10**6), st.sampled_from(ANATOMIES))
 @settings(max_examples=30)
 def test_a_way_follows_vessels_and_a_path_stays_within_them(seed: int, anatomy: str) -> None:
-    draw = np.random.default_rng(seed)
-    tree = Tree.drawn(draw, anatomy)
-    path = tree.path(draw)
+    rng = np.random.default_rng(seed)
+    tree = Tree.random(rng, anatomy)
+    path = tree.path(rng)
     assert np.isfinite(path).all()
     assert ((path[:, 2] > 0.01) & (path[:, 2] < 0.03)).all()
     way = np.concatenate(tree.ways)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.registry import load_silo, silo_names
 from datasets.silo.silos import SPLITS, Silo
 from datasets.tables.parsing import TableSchema

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from datasets.digits.pools import Places
+from datasets.io.locations import Places
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from datasets.tables.heart import HEART, synthetic_text

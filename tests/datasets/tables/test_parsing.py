@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datasets.tables.parsing import Column, Table, TableSchema, parse_table, read_text, same_text
+from datasets.io.text_files import read_text
+from datasets.tables.parsing import Column, Table, TableSchema, parse_table
 from models.contract.errors import DataError
 from models.maths.standardisation import standardised
 
@@ -63,27 +64,6 @@ def test_with_a_header_the_order_of_columns_is_free(order: list[int]) -> None:
     table = parse(text)
     assert table.rows.tolist() == [[50.0, 70.0, 1.0, 0.0, 1.0]]
     assert table.labels.tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("token", "same"),
-    [
-        ("4", "4"),
-        ("4.0", "4"),
-        (" 4.00 ", "4"),
-        ("+4", "4"),
-        ("-0", "0"),
-        ("4.5", "4.5"),
-        ("4.50", "4.5"),
-        (" f ", "f"),
-        ("", ""),
-        ("inf", "inf"),
-        (" 1_0 ", "1_0"),
-        ("1_0.0", "1_0.0"),
-    ],
-)
-def test_a_number_is_the_same_level_however_it_is_written(token: str, same: str) -> None:
-    assert same_text(token) == same
 
 
 def test_levels_and_labels_may_be_written_as_decimals() -> None:
@@ -291,15 +271,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xef\xbb\xbf" + HEADER.encode() + b"m,50,x,3,70,2\n")
     assert len(parse(read_text(path)).rows) == 1
-
-
-def test_a_file_that_is_missing_or_no_text_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.csv cannot be read: No such file"):
-        read_text(tmp_path / "absent.csv")
-    path = tmp_path / "latin.csv"
-    path.write_bytes("Größe".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.csv is no UTF-8 text"):
-        read_text(path)
 
 
 def test_a_file_without_a_header_tells_none_of_its_first_patient() -> None:

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from datasets.io.atomic_files import save_state
+from datasets.io.state_files import save_state
 from datasets.weights.backbones import (
     backbone_digest,
     load_backbone,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from datasets.weights.provenance import cut_of, refuse_other_cut, run_beside
+from datasets.weights.provenance import provenance_of, refuse_other_provenance, run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value
@@ -36,21 +36,21 @@ def angio(**more: object) -> CommonSettings:
     "same", [{"val_folds": 5}, {"image_size": 32}, {"data_dir": "/x"}, {"partition": "unseen"}]
 )
 def test_what_leaves_the_test_images_as_they_are_is_free(same: dict[str, object]) -> None:
-    refuse_other_cut(angio(), angio(**same), "a run")
+    refuse_other_provenance(angio(), angio(**same), "a run")
 
 
 @pytest.mark.parametrize("other", [{"fold_seed": 1}, {"test_folds": 7}, {"sample_share": 0.5}])
 def test_another_cut_of_the_same_data_is_refused(other: dict[str, object]) -> None:
     with pytest.raises(SettingError, match="images that it has trained on might be tested"):
-        refuse_other_cut(angio(), angio(**other), "a run")
-    refuse_other_cut(CommonSettings(dataset="digits"), angio(**other), "a run of other data")
+        refuse_other_provenance(angio(), angio(**other), "a run")
+    refuse_other_provenance(CommonSettings(dataset="digits"), angio(**other), "a run of other data")
 
 
 def test_of_images_cut_by_number_the_number_of_silos_belongs_to_the_cut() -> None:
     digits = CommonSettings(dataset="digits", silos=9)
-    assert {"silos", "partition", "unseen"} <= cut_of(digits).keys()
+    assert {"silos", "partition", "unseen"} <= provenance_of(digits).keys()
     with pytest.raises(SettingError, match="'silos' is 9, and a run was trained with 3"):
-        refuse_other_cut(digits, CommonSettings(dataset="digits", silos=3), "a run")
+        refuse_other_provenance(digits, CommonSettings(dataset="digits", silos=3), "a run")
 
 
 def test_a_file_of_no_run_says_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from models.contract.errors import DataError
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import exchanged_arrays

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from client_app.training.initial_network import set_prior
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from datasets.registry import load_silo
 from models.contract.settings_schema import Value
 from models.networks.build import build_classifier

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from datasets.radiographs.masks import MaskedSilo, MaskedSplit
 from datasets.registry import load_silo
 from datasets.silo.silos import Split

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import find_places
-from datasets.io.atomic_files import load_state
+from datasets.io.locations import find_places
+from datasets.io.state_files import load_state
 from datasets.registry import data_set, load_silo, silo_names
 from models.contract.errors import FedsiloError
 from models.networks.encoders import float_inputs

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import server_app.run.inline_engine
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from models.contract.messages import ARRAYS, CONFIG
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import server_app.run.inline_engine
 from client_app.methods.fedefm import FedEFMSite
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, CONFIG
 from models.contract.settings_schema import Value

@@ -22,7 +22,7 @@ import server_app.run.inline_engine
 from client_app.site.private_state import SiteState, settings_digest_of
 from client_app.site_round import SiteRound
 from client_app.training.loop import LocalTraining
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import SiteError

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from client_app.privacy.protection import LEDGER
-from datasets.io.atomic_files import load_state
+from datasets.io.state_files import load_state
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings

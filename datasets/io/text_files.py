@@ -1,0 +1,88 @@
+"""Text files: their decoding, the lines of a CSV file by its header, and values in one form."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.contract.errors import DataError
+
+
+def read_text(path: Path) -> str:
+    """Return a UTF-8 file's text, without a byte-order mark.
+
+    Raises:
+        DataError: it is missing or no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text ({error.reason}): save it as UTF-8") from None
+
+
+def same_text(token: str) -> str:
+    """Return a value's text in one form: '4.0' and '4' are the same level."""
+    text = token.strip()
+    if "_" in text:  # which Python would take for a separator of digits
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if abs(number) >= 2**53:  # beyond that floats merge neighbours
+        return text
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
+    """Return the lines of a CSV text that are not empty, each with its number in the file.
+
+    Args:
+        text: the file's content.
+        where: names the file in errors.
+        delimiter: what stands between two values.
+
+    Raises:
+        DataError: it is no CSV; with the line.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        return [(reader.line_num, line) for line in reader if line]
+    except csv.Error as error:
+        raise DataError(f"{where}, line {reader.line_num}: no valid CSV ({error})") from None
+
+
+def read_rows(
+    path: Path, needed: Sequence[str], optional: Sequence[str] | None = None
+) -> list[tuple[int, dict[str, str]]]:
+    """Return the lines of a CSV file with a header: line number, and values by column.
+
+    Args:
+        path: the file.
+        needed: columns that it must have.
+        optional: columns that it may have besides; None: any.
+
+    Raises:
+        DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
+    """
+    lines = csv_lines(read_text(path), str(path))
+    header = [name.strip() for name in lines[0][1]] if lines else []
+    missing = [name for name in needed if name not in header]
+    # Surplus names are only counted: without a header they would be a patient's values
+    surplus = 0 if optional is None else len(set(header) - {*needed, *optional})
+    if missing or surplus or len(header) != len(set(header)):
+        known = ", ".join([*needed, *(f"{name} (optional)" for name in optional or ())])
+        raise DataError(
+            f"{path}, line 1: the columns must be {known}: missing {missing}, {surplus} unknown"
+            f"{'' if len(header) == len(set(header)) else ', a name stands twice'}"
+        )
+    for number, line in lines[1:]:
+        if len(line) != len(header):
+            raise DataError(
+                f"{path}, line {number}: {len(line)} values, and line 1 names {len(header)} columns"
+            )
+    return [(n, dict(zip(header, map(str.strip, line), strict=True))) for n, line in lines[1:]]

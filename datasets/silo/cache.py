@@ -1,0 +1,38 @@
+"""Silos in the cache: each in a folder named after all that decides its content, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets.io.atomic_files import build_folder
+from datasets.io.digests import json_digest
+from datasets.silo.silos import Silo, open_silo
+
+_KEY_LENGTH = 16  # hexadecimal digits
+
+
+def cached_silo(
+    folder: Path,
+    name: str,
+    facts: Sequence[Any],
+    classes: int,
+    fill: Callable[[Path], None],
+) -> Silo:
+    """Return a silo from the cache; it is made first where there is none.
+
+    Args:
+        folder: the cache's folder of the data set's silos.
+        name: what the silo's own folder is called, before its key.
+        facts: all that decides the content, JSON-serialisable: their digest is the key.
+        classes: number of classes.
+        fill: writes the silo into a new folder by ``save_silo``.
+
+    Raises:
+        DataError: the cached files are damaged, or what ``fill`` raises.
+    """
+    target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
+    if not target.is_dir():
+        build_folder(target, fill)
+    return open_silo(target, classes)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from datasets.io.text_files import read_rows, read_text, same_text
+from models.contract.errors import DataError
+
+
+def test_a_file_that_is_missing_or_no_text_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.csv cannot be read: No such file"):
+        read_text(tmp_path / "absent.csv")
+    path = tmp_path / "latin.csv"
+    path.write_bytes("Größe".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.csv is no UTF-8 text"):
+        read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("token", "same"),
+    [
+        ("4", "4"),
+        ("4.0", "4"),
+        (" 4.00 ", "4"),
+        ("+4", "4"),
+        ("-0", "0"),
+        ("4.5", "4.5"),
+        ("4.50", "4.5"),
+        (" f ", "f"),
+        ("", ""),
+        ("inf", "inf"),
+        (" 1_0 ", "1_0"),
+        ("1_0.0", "1_0.0"),
+    ],
+)
+def test_a_number_is_the_same_level_however_it_is_written(token: str, same: str) -> None:
+    assert same_text(token) == same
+
+
+def test_lines_of_a_listing_come_with_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('b, a\n1, 2\n\n"3\n4",5\n')
+    assert read_rows(path, ["a"]) == [(2, {"b": "1", "a": "2"}), (5, {"b": "3\n4", "a": "5"})]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"line 1: the columns must be a, c \(optional\): missing \['a'\], 0 unknown"),
+        ("c\n1\n", r"missing \['a'\], 0 unknown"),
+        ("a,Smith\n1,2\n", r"missing \[\], 1 unknown$"),
+        ("a,a\n1,2\n", r"missing \[\], 0 unknown, a name stands twice"),
+        ("a,c\n1,2\n3\n", "line 3: 1 values, and line 1 names 2 columns"),
+        ("a\n1\n2,Smith\n", "line 3: 2 values, and line 1 names 1 columns"),
+        ("a\n" + "1" * 200_000, r"line 2: no valid CSV \(field larger"),
+    ],
+)
+def test_a_listing_that_cannot_be_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=said) as caught:
+        read_rows(path, ["a"], ["c"])
+    assert "Smith" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}, line ")

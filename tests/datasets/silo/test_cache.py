@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from datasets.io.locations import Places
+from datasets.registry import load_silo
+from datasets.silo.cache import cached_silo
+from datasets.silo.silos import SPLITS, Split, save_silo
+from models.contract.errors import DataError
+from models.contract.settings import CommonSettings
+
+FACTS = [3, "site", {"image-size": 16}]
+# What earlier versions called these silos' folders: users' caches hold such ones
+OLD_FOLDERS = [
+    ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "4ca04874116aa215"),
+    ({"dataset": "digits"}, "s1a", "digits-71cbcd25e452961c-silos", "915963f55b5e753f"),
+    (
+        {"dataset": "digits", "partition": "unseen", "silos": 4},
+        "silo-1",
+        "digits-unseen-silos",
+        "0387cb25469ee816",
+    ),
+    (
+        {"dataset": "dermoscopy-phantom", "sample_share": 0.01, "image_size": 16},
+        "bcn",
+        "dermoscopy-phantom-silos",
+        "silo-f4e953c3ac8124ee",
+    ),
+]
+
+
+def write_silo(folder: Path, samples: int = 3) -> None:
+    split = Split(torch.zeros(samples, 1, 2, 2), torch.zeros(samples, dtype=torch.int64))
+    save_silo(folder, dict.fromkeys(SPLITS, split), {"name": "site", "distribution": "site"})
+
+
+def test_a_silo_is_made_once_for_equal_facts_and_again_for_others(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def fill(folder: Path) -> None:
+        made.append(folder)
+        write_silo(folder)
+
+    silos = [cached_silo(tmp_path, "site", facts, 2, fill) for facts in (FACTS, [*FACTS])]
+    assert len(made) == 1
+    assert [(silo.name, len(silo.train), silo.task.classes) for silo in silos] == [
+        ("site", 3, 2)
+    ] * 2
+    cached_silo(tmp_path, "site", [*FACTS, "other"], 2, fill)
+    assert len(made) == 2
+    key = hashlib.sha256(json.dumps(FACTS).encode()).hexdigest()[:16]
+    assert (tmp_path / f"site-{key}" / "silo.json").is_file()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_silo_that_cannot_be_made_leaves_no_folder(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        write_silo(folder)
+        raise DataError("too few rows")
+
+    with pytest.raises(DataError, match="too few rows"):
+        cached_silo(tmp_path / "silos", "site", FACTS, 2, fill)
+    assert list((tmp_path / "silos").iterdir()) == []
+
+
+@pytest.mark.parametrize(("values", "site", "folder", "key"), OLD_FOLDERS)
+def test_the_folder_of_an_earlier_version_is_used(
+    tmp_path: Path, values: dict[str, Any], site: str, folder: str, key: str
+) -> None:
+    old = tmp_path / folder / f"{site}-{key}"
+    old.mkdir(parents=True)
+    write_silo(old, samples=5)
+    silo = load_silo(site, CommonSettings(**values), Places(None, tmp_path))
+    assert len(silo.train) == 5
+    assert [path.name for path in old.parent.iterdir()] == [old.name]
+
+
+def test_pneumoniamnists_folder_of_an_earlier_version_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "pneumoniamnist" / "pneumoniamnist.npz"
+    file.parent.mkdir(parents=True)
+    np.savez(file, nothing=np.zeros(1))
+    read = {
+        "fold-seed": 0,
+        "image-size": 0,
+        "intensity-profiles": False,
+        "sample-share": 0.5,
+        "use-test": True,
+    }
+    stamp = file.stat()
+    facts = [1, "vendor-b", str(file.resolve()), stamp.st_size, stamp.st_mtime_ns, read]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    old = tmp_path / "cache" / "pneumoniamnist-silos" / f"vendor-b-{key}"
+    old.mkdir(parents=True)
+    write_silo(old, samples=5)
+    settings = CommonSettings(dataset="pneumoniamnist")
+    settings = dataclasses.replace(settings, sample_share=0.5, intensity_profiles=False)
+    silo = load_silo("vendor-b", settings, Places(tmp_path / "data", tmp_path / "cache"))
+    assert len(silo.train) == 5
