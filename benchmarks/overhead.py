@@ -28,7 +28,8 @@ from client_app.training.evaluation import measure
 from datasets.registry import load_silo, silo_names
 from models.contract.settings import CommonSettings
 from models.networks.classifier import build_classifier, exchanged_arrays, load_exchanged
-from server_app.config.settings import RunSettings, find_experiment, resolve
+from server_app.config.experiments import find_experiment
+from server_app.config.settings import RunSettings, resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import run_inline
 from server_app.run.ray_engine import app_folder, run_with_ray
