@@ -16,7 +16,6 @@ from datasets.io.atomic_files import build_folder
 from datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
 from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, open_silo, save_silo
 from datasets.tables.parsing import Table, TableSchema, parse_table, read_text
-from datasets.tables.schema_file import read_schema
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping
@@ -112,6 +111,8 @@ class OwnTables(TableDataSet):
 
     def schema(self, places: Places) -> TableSchema:
         """Read ``schema.yaml``."""
+        from datasets.tables.schema_file import read_schema  # pydantic, only where it is used
+
         return read_schema(self._folder(places) / SCHEMA_FILE)
 
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
