@@ -6,6 +6,7 @@ takes a while to import: whoever may do without this module imports it where a f
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from models.contract.errors import FedsiloError, SettingError
-from models.contract.settings_schema import build, defaults, key_of
+from models.contract.settings_schema import build, key_of
 
 _DEEPEST = 32  # lists and mappings within one another
 _LARGEST = 1_000_000  # values, each as often as aliases repeat it
@@ -197,13 +198,20 @@ def whole(least: int, most: int, told: str = "") -> Any:
     return Field(ge=least, le=most, description=f"a whole number from {least} to {told or most}")
 
 
-def settings_model(cls: type) -> type[Declared]:
-    """Return the model of a settings dataclass: its keys, each under its own rule."""
+def settings_model(cls: type, **more: Any) -> type[Declared]:
+    """Return the model of a settings dataclass: its keys under their own rules, and ``more``.
+
+    Fields of the dataclass that have no rule are left out.
+    """
     fields: dict[str, Any] = {
-        key.replace("-", "_"): (Annotated[Any, BeforeValidator(partial(_ruled, cls, key))], default)
-        for key, default in defaults(cls).items()
+        field.name: (
+            Annotated[Any, BeforeValidator(partial(_ruled, cls, key_of(field.name)))],
+            field.default,
+        )
+        for field in dataclasses.fields(cls)
+        if "rule" in field.metadata
     }
-    model: type[Declared] = create_model(cls.__name__, __base__=Declared, **fields)
+    model: type[Declared] = create_model(cls.__name__, __base__=Declared, **fields, **more)
     return model
 
 
@@ -221,7 +229,8 @@ class Fault:
     """The first fault of a content.
 
     Attributes:
-        kind: 'unknown' or 'missing' where it is of a key, else empty.
+        kind: 'unknown' or 'missing' of a key; 'shape' where it is no mapping, list or text; or
+            'value'.
         key: that key.
         keys: what stands in its place, or may.
         sentence: all of it in words.
@@ -247,10 +256,10 @@ def checked(model: type[M], content: Any, refuse: Callable[[Fault], FedsiloError
 
 
 def _first_fault(model: type[Declared], invalid: ValidationError) -> Fault:
-    """Return a misspelt key before a missing one, which it may be, and both before all others."""
-    rank = {"extra_forbidden": 0, "invalid_key": 0, "missing": 1}
+    """Return a misspelt key first, and last a missing one, which it may be."""
+    rank = {"extra_forbidden": 0, "invalid_key": 0, "missing": 2}
     errors = invalid.errors(include_url=False, include_input=False)
-    return _fault_of(model, min(errors, key=lambda error: rank.get(error["type"], 2)))
+    return _fault_of(model, min(errors, key=lambda error: rank.get(error["type"], 1)))
 
 
 def _fault_of(model: type[Declared], error: ErrorDetails) -> Fault:
@@ -267,11 +276,11 @@ def _fault_of(model: type[Declared], error: ErrorDetails) -> Fault:
         return Fault("missing", key, keys, f"{title} lacks the key '{key}'")
     if kind == "model_type":
         told = f"{title} must be a mapping with the keys {', '.join(keys)}"
-        return Fault("", key, keys, told)
+        return Fault("shape", key, keys, told)
     sentence = str(error.get("ctx", {}).get("sentence", ""))
     if kind != "fault":
         sentence = f"{_place(path)} {sentence or _must(spot.field, error)}"
-    return Fault("", key, keys, sentence)
+    return Fault("shape" if kind in _KINDS else "value", key, keys, sentence)
 
 
 _KINDS = {

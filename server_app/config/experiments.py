@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-import yaml
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from models.contract.errors import SettingError
-from models.contract.settings_schema import (
-    Value,
-    build,
-    defaults,
-    setting,
-    unknown_key,
-    unknown_name,
-)
-from server_app.config.settings import flat_values, known_defaults
+from models.contract.settings_schema import Value, setting, unknown_key, unknown_name
+
+if TYPE_CHECKING:
+    from server_app.config.experiment_file import Parts
 
 S = TypeVar("S")
 
@@ -50,70 +43,60 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     Raises:
         SettingError: the file is missing, no YAML, or an experiment is malformed.
     """
-    content = _read_yaml(path)
-    if not isinstance(content.get("experiments"), dict):
+    from server_app.config.experiment_file import parts  # pydantic, only where it is used
+
+    raw = _read_yaml(path).get("experiments")
+    if not isinstance(raw, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
-    raw = content["experiments"]
-    return {name: _experiment(name, raw, path, ()) for name in raw}
+    declared = {name: parts(name, content, path) for name, content in raw.items()}
+    return {name: _experiment(name, declared, path, ()) for name in declared}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    from datasets.io.declarations import YamlError, parse_yaml
+
     try:
-        content = yaml.safe_load(path.read_text())
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingError(
             f"{path} cannot be read ({error.strerror}): run this in fedsilo's "
             "folder or name the file by --file"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+    except YamlError as error:
+        detail = f": {error.detail}" if error.detail else ""
+        raise SettingError(f"{error.of(str(path))}{detail}") from None
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{path} is no valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
     return content
 
 
-def _experiment(name: str, raw: Mapping[str, Any], path: Path, seen: tuple[str, ...]) -> Experiment:
-    if name not in raw:
-        raise unknown_name("experiment", name, raw)
+def _experiment(
+    name: str, declared: Mapping[str, Parts], path: Path, seen: tuple[str, ...]
+) -> Experiment:
+    if name not in declared:
+        raise unknown_name("experiment", name, declared)
     if name in seen:
         raise SettingError(
             f"{path}: experiments {' -> '.join((*seen, name))} are based on one another"
         )
-    content = raw[name]
-    if not _well_formed(content):
-        raise SettingError(
-            f"{path}: experiment '{name}' must be a mapping, and so must its config, grid and "
-            "resources"
-        )
-    surplus = set(content) - {"base", "config", "resources", "about", "grid"}
-    if surplus:
-        raise SettingError(
-            f"{path}: experiment '{name}' has unknown parts {sorted(surplus)}; "
-            "allowed are about, base, config, grid and resources"
-        )
-    where = f"{path}: experiment '{name}'"
+    own = declared[name]
     values: dict[str, Value] = {}
     resources: dict[str, Value] = {}
     grid: dict[str, Sequence[Value]] = {}
-    if "base" in content:
-        base = _experiment(content["base"], raw, path, (*seen, name))
+    if "base" in own.given():
+        base = _experiment(own.base, declared, path, (*seen, name))
         values, resources, grid = dict(base.values), dict(base.resources), dict(base.grid)
-    values |= flat_values(content.get("config") or {}, where)
-    resources |= flat_values(content.get("resources") or {}, where)
-    grid |= _grid(content.get("grid") or {}, where)
-    return Experiment(name, values, resources, grid)
+    return Experiment(name, values | own.config, resources | own.resources, grid | own.grid)
 
 
-def _grid(content: Mapping[str, Any], where: str) -> dict[str, Sequence[Value]]:
-    known = known_defaults()
-    for key, values in content.items():
-        if key not in known:
-            raise unknown_key(key, known)
-        if not isinstance(values, list) or not values:
-            raise SettingError(f"{where}: grid of '{key}' is {values!r}; it must be a list")
-        for value in values:
-            flat_values({key: value}, f"{where}, grid")
-    return dict(content)
+def find_experiment(path: Path, name: str) -> Experiment:
+    """Return the experiment ``name`` of a simulation file."""
+    experiments = read_experiments(path)
+    if name not in experiments:
+        raise unknown_name("experiment", name, experiments)
+    return experiments[name]
 
 
 def read_tuning(path: Path) -> Tuning:
@@ -131,29 +114,14 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
     Raises:
         SettingError: the file cannot be read, or the section is malformed.
     """
+    from datasets.io.declarations import Fault, checked, settings_model
+
+    def refusal(found: Fault) -> SettingError:
+        if found.kind == "unknown":
+            return unknown_key(f"{name}: {found.key}", [f"{name}: {key}" for key in found.keys])
+        return SettingError(found.sentence)
+
     raw = _read_yaml(path).get(name) or {}
     if not isinstance(raw, dict):
         raise SettingError(f"{path}: '{name}' must be a mapping")
-    for key in raw:
-        if key not in defaults(cls):
-            raise unknown_key(f"{name}: {key}", [f"{name}: {known}" for known in defaults(cls)])
-    return build(cls, raw)
-
-
-_PARTS = ("config", "resources", "grid")
-
-
-def _well_formed(content: Any) -> bool:
-    return (
-        isinstance(content, dict)
-        and all(isinstance(content.get(part) or {}, dict) for part in _PARTS)
-        and isinstance(content.get("base", ""), str)
-    )
-
-
-def find_experiment(path: Path, name: str) -> Experiment:
-    """Return the experiment ``name`` of a simulation file."""
-    experiments = read_experiments(path)
-    if name not in experiments:
-        raise unknown_name("experiment", name, experiments)
-    return experiments[name]
+    return cls(**checked(settings_model(cls), raw, refusal).given())
