@@ -160,7 +160,8 @@ def read_site_file(context: Context) -> SiteFile:
     except SettingError as error:
         raise RefusedError(f"the site file cannot be used: {error}") from None
     if found.site and found.site != (named := own_name(context)):
-        raise RefusedError(f"the site file's 'site' is '{found.site}', and this is site '{named}'")
+        other = " ".join(found.site.split())
+        raise RefusedError(f"the site file's 'site' is '{other}', and this is site '{named}'")
     return found
 
 

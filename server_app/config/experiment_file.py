@@ -67,8 +67,9 @@ def parts(name: Any, content: Any, path: Path) -> Parts:
     Raises:
         SettingError: it is malformed, or its name is no text.
     """
-    if not isinstance(name, str):
-        raise SettingError(f"{path}: experiment '{name}' has no text as its name: write it quoted")
+    if not isinstance(name, str) or len(name.splitlines()) != 1:
+        shown = " ".join(str(name).split())
+        raise SettingError(f"{path}: experiment '{shown}' must have a text of one line as its name")
     where = f"{path}: experiment '{name}'"
 
     def refusal(found: Fault) -> SettingError:

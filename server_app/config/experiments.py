@@ -76,7 +76,7 @@ def _experiment(
     name: str, declared: Mapping[str, Parts], path: Path, seen: tuple[str, ...]
 ) -> Experiment:
     if name not in declared:
-        raise unknown_name("experiment", name, declared)
+        raise unknown_name("experiment", " ".join(name.split()), declared)
     if name in seen:
         raise SettingError(
             f"{path}: experiments {' -> '.join((*seen, name))} are based on one another"

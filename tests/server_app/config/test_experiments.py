@@ -53,6 +53,17 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
         ("experiments: {a: hello}", "must be a mapping"),
         ("experiments: {a: {config: [1]}}", "must be a mapping"),
         ("experiments: {a: {base: [1]}}", "must be a mapping"),
+        ("experiments: {a: {config: {rounds: 1, rounds: 2}}}", "'rounds' stands in .* twice"),
+        ("experiments: {a: {}, a: {}}", "'a' stands in .* twice"),
+        ("experiments: {1: {}}", "experiment '1' must have a text of one line as its name"),
+        ('experiments: {"a\\nb": {}}', "experiment 'a b' must have a text of one line as its name"),
+        ('experiments: {a: {base: "b\\nc"}}', "unknown experiment 'b c'"),
+        ("experiments: {a: {base: }}", "must be a mapping"),
+        ("experiments: {a: {1: {}}}", "unknown parts"),
+        ("experiments: {a: {config: {1: 2}}}", "experiment 'a': '1' is no text"),
+        ("experiments: {a: {config: {rounds: [1]}}}", r"setting 'rounds' is \[1\]; it must be"),
+        ("experiments: {a: {grid: {1: [2]}}}", "experiment 'a': '1' is no text"),
+        ("tuning: &a [*a]", "refers to itself"),
         ("experiments: [", "no valid YAML"),
         ("rounds: 3", "no mapping 'experiments'"),
     ],
@@ -60,5 +71,6 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
 def test_a_malformed_simulation_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "simulation.yaml"
     path.write_text(text)
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=told) as caught:
         read_experiments(path)
+    assert "\n" not in str(caught.value)
