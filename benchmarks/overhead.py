@@ -29,7 +29,8 @@ from datasets.registry import load_silo, silo_names
 from models.contract.settings import CommonSettings
 from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays, load_exchanged
-from server_app.config.settings import RunSettings, find_experiment, resolve
+from server_app.config.experiments import find_experiment
+from server_app.config.settings import RunSettings, resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import run_inline
 from server_app.run.processes import app_folder

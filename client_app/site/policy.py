@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,14 @@ from flwr.app import Context, Message, RecordDict
 from client_app.site.audit_log import check_log, grouped, names_in
 from client_app.site.identity import own_name
 from models.contract.errors import RefusedError, SettingError
-from models.contract.messages import ARRAYS, CONFIG, METRICS
+from models.contract.messages import CONFIG
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, build, key_of, setting, unknown_key, unknown_name
+from models.contract.settings_schema import Value, build, key_of, setting
 
 if TYPE_CHECKING:
     from datasets.silo.silos import Silo
 
 SITE_FILE = "site-file"
-_LISTS = ("methods", "datasets", "records", "refused-records")
-_NEEDED = _LISTS[:3]
-_ROOTS = (f"{ARRAYS}/", f"{METRICS}/", f"{CONFIG}/")
 
 
 def _lower_cap(one: float, other: float) -> float:
@@ -163,7 +160,8 @@ def read_site_file(context: Context) -> SiteFile:
     except SettingError as error:
         raise RefusedError(f"the site file cannot be used: {error}") from None
     if found.site and found.site != (named := own_name(context)):
-        raise RefusedError(f"the site file's 'site' is '{found.site}', and this is site '{named}'")
+        other = " ".join(found.site.split())
+        raise RefusedError(f"the site file's 'site' is '{other}', and this is site '{named}'")
     return found
 
 
@@ -256,71 +254,12 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _parsed(text: str) -> SiteFile:
-    values = _mapping(text)
-    lists = {key: _list(key, values[key]) for key in _LISTS if key in values}
-    known = {key_of(f.name) for f in fields(SiteFile)} - {"given"}
-    for key in values:
-        if key not in known:
-            raise unknown_key(str(key), known)
-    if missing := [key for key in _NEEDED if key not in values]:
-        raise SettingError(
-            f"it lacks '{missing[0]}': list what is allowed, or [\"*\"] for everything"
-        )
-    _check_names(lists)
-    single = {key: value for key, value in values.items() if key not in lists}
-    found = build(SiteFile, single)
-    if found.audit_log and not Path(found.audit_log).is_absolute():
-        raise SettingError("'audit-log' must be an absolute path")
-    return replace(
-        found,
-        methods=lists["methods"],
-        datasets=lists["datasets"],
-        records=lists["records"],
-        refused_records=lists.get("refused-records", ()),
-        given=_typed(found, single),
-    )
+    from client_app.site.site_file import read_limits  # pydantic, only at who has a site file
 
-
-def _mapping(text: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        node = yaml.compose(text, yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        where = "" if line is None else f" (line {line + 1})"
-        raise SettingError(f"it is no valid YAML{where}") from None
-    if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
-        raise SettingError("it is empty" if values is None else "it is no list of 'key: value'")
-    keys = [key.value for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:  # YAML would let the last one win
-            raise SettingError(f"'{key}' stands in it twice")
-    return values
-
-
-def _list(key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
-        raise SettingError(f"'{key}' must be a list of texts, such as [\"*\"], and is {value!r}")
-    return tuple(value)
-
-
-def _check_names(lists: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse names that nothing has: a misspelt one would refuse, or let pass, unnoticed."""
-    from datasets.registry import DATA_SETS
-    from models.contract.methods import METHODS
-
-    for what, key, known in (("method", "methods", METHODS), ("data set", "datasets", DATA_SETS)):
-        for name in lists[key]:
-            if "*" not in name and name not in known:
-                raise unknown_name(what, name, known)
-    for key in ("records", "refused-records"):
-        for pattern in lists.get(key, ()):
-            if pattern != "*" and not pattern.startswith(_ROOTS):
-                raise SettingError(
-                    f"'{key}' has '{pattern}', which must begin with one of {', '.join(_ROOTS)}"
-                )
+    named = read_limits(text, SiteFile).given()
+    lists = {f.name for f in fields(SiteFile) if "rule" not in f.metadata}
+    given = {key_of(name): value for name, value in named.items() if name not in lists}
+    return SiteFile(**named, given=given)
 
 
 def _typed(found: SiteFile, keys: Iterable[str]) -> dict[str, Value]:

@@ -10,23 +10,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
+from datasets.images.dataset import Classes, ImageDataSet
 from datasets.images.decoding import describe
 from datasets.images.index import ImageIndex, take_share
 from datasets.io.locations import Places, data_folder, find_places
 from datasets.io.text_files import read_rows, same_text
 from datasets.silo.silos import SPLITS, no_such_silo
-from datasets.tables.schema_file import Reading, read_yaml
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
 
 KEYS = ("sites", "classes", "image-size", "test-share")
-_LARGEST_IMAGE = 4096
-_BITS = (8, 16)  # the least and the most that can be declared
 
 
 @dataclass(frozen=True)
@@ -76,33 +73,19 @@ def read_declaration(path: Path, form: Form = IMAGES_FORM) -> Declaration:
     Raises:
         DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
     """
-    reading = Reading(str(path))
-    found = reading.mapping(read_yaml(path), "the file", form.keys, ("sites", "classes"))
-    size = reading.whole(found.get("image-size", form.image_size), "image-size")
-    if not SMALLEST_IMAGE <= size <= _LARGEST_IMAGE:
-        raise reading.fail(
-            f"'image-size' is {size}; it must be from {SMALLEST_IMAGE} to {_LARGEST_IMAGE}"
-        )
-    bits = reading.whole(found.get("bits", form.bits), "bits")
-    if not _BITS[0] <= bits <= _BITS[1]:
-        raise reading.fail(f"'bits' is {bits}; it must be from {_BITS[0]} to {_BITS[1]}")
+    # pydantic takes a while to import
+    from datasets.images.declaration import DeepImagesModel, ImagesModel
+    from datasets.tables.schema_file import one_class_each, read_declared
+
+    declared = read_declared(path, DeepImagesModel if "bits" in form.keys else ImagesModel)
+    own = declared.given()
     return Declaration(
-        sites=reading.sites(found["sites"]),
-        classes=_classes(reading, found["classes"]),
-        image_size=size,
-        test_share=reading.number(found.get("test-share", form.test_share), "test-share", 0.0, 0.9),
-        bits=bits,
+        sites=declared.sites,
+        classes=one_class_each(declared.classes),
+        image_size=own.get("image_size", form.image_size),
+        test_share=own.get("test_share", form.test_share),
+        bits=own.get("bits", form.bits),
     )
-
-
-def _classes(reading: Reading, content: Any) -> dict[str, tuple[str, ...]]:
-    """Return each class's labels; a list of classes are their own labels."""
-    if isinstance(content, list):
-        names = [reading.text(name, "classes") for name in content]
-        if len(set(names)) != len(names):
-            raise reading.fail("under 'classes' a name stands twice")
-        content = {name: [name] for name in names}
-    return reading.classes(content)
 
 
 class ManifestDataSet(ImageDataSet):

@@ -19,7 +19,7 @@ from itertools import combinations
 from pathlib import Path
 
 from datasets.io.text_files import read_rows
-from datasets.tables.schema_file import Reading
+from datasets.silo.site_names import site_name_fault
 from models.contract.errors import DataError
 
 GAIA = "gaia"
@@ -114,7 +114,8 @@ def _read(path: Path) -> SiloSet:
     for number, row in read_rows(path, _EDGE, _VALUES):
         where = f"{path}, line {number}"
         ends = [row[column] for column in _EDGE]
-        Reading(where).sites(dict.fromkeys(ends, where))  # refuses what is no site's name
+        if fault := site_name_fault(ends[0]) or site_name_fault(ends[1]):
+            raise DataError(f"{where}: {fault}")
         for name in ends:
             names.setdefault(name, len(names))
         pair = min(ends, key=names.__getitem__), max(ends, key=names.__getitem__)

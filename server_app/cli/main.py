@@ -14,13 +14,8 @@ from models.contract.settings_schema import Value, defaults, key_of, rule_of
 from server_app.cli.deploy import add_deploy
 from server_app.cli.figures import add_pictures
 from server_app.cli.finetune import add_finetune
-from server_app.config.settings import (
-    known_defaults,
-    launch_values,
-    read_experiments,
-    resolve,
-    run_values,
-)
+from server_app.config.experiments import read_experiments
+from server_app.config.settings import known_defaults, launch_values, resolve, run_values
 from server_app.run.planning import planned, simulation_file, start
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

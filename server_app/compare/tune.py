@@ -24,7 +24,8 @@ from datasets.registry import data_fingerprint, data_set
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value
 from server_app.compare.trials import Trial, run_trials
-from server_app.config.settings import Tuning, find_experiment, read_tuning, resolve
+from server_app.config.experiments import Tuning, find_experiment, read_tuning
+from server_app.config.settings import resolve
 from server_app.run.planning import planned, simulation_file
 from server_app.run.progress_bars import make_console
 

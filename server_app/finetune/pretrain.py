@@ -32,7 +32,7 @@ from models.contract.settings_schema import as_mapping, setting
 from models.maths.classification_metrics import classification_metrics
 from models.networks.encoders import float_inputs
 from models.networks.kinds import Task
-from server_app.config.settings import read_section
+from server_app.config.experiments import read_section
 from server_app.run.planning import planned, simulation_file
 from server_app.run.progress_bars import make_console
 

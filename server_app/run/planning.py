@@ -9,14 +9,8 @@ from pathlib import Path
 
 from datasets.registry import silo_names
 from models.contract.settings_schema import Value
-from server_app.config.settings import (
-    SIMULATION_FILE,
-    RunSettings,
-    find_experiment,
-    parse_assignment,
-    read_toml,
-    resolve,
-)
+from server_app.config.experiments import SIMULATION_FILE, find_experiment
+from server_app.config.settings import RunSettings, parse_assignment, read_toml, resolve
 from server_app.records.run_directory import named, open_run_directory
 from server_app.run.ray_engine import check_resources, run_with_ray
 

@@ -362,6 +362,11 @@ def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file() -> None:
         ("method: [fedavg]\n", "unknown setting 'method'; did you mean 'methods'?"),
         ("given: {}\n", "unknown setting 'given'"),
         ("methods: [local]\nmethods: ['*']\n", "'methods' stands in it twice"),
+        ("methods: ['*']\nrefused-records: [{a: 1, a: 2}]\n", "'a' stands in it twice"),
+        ("methods: &a [*a]\n", "it refers to itself"),
+        ("methods: !!bool maybe\n", "it is no valid YAML"),
+        ("methods: ['*']\nmax-rounds: [Smith]\n", "'max-rounds' must be one value"),
+        ("methods: [[Smith]]\n", "'methods' must be a list of texts, such as [\"*\"]"),
         ("methods: fedavg\n", "'methods' must be a list of texts"),
         ("methods: [1]\n", "'methods' must be a list of texts"),
         ("methods: \n", "'methods' must be a list of texts"),
@@ -377,6 +382,7 @@ def test_a_file_that_cannot_be_used_refuses_every_message_in_one_line(
         assert reason.startswith("site s1a: the site file cannot be used: ")
         assert said in reason
         assert "\n" not in reason
+        assert "Smith" not in reason
     assert len(log_of(node)) == 3
 
 

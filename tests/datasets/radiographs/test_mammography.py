@@ -142,9 +142,9 @@ def test_the_declared_size_share_and_bits_have_defaults(places: Places) -> None:
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        ("bits: 7\n", "'bits' is 7; it must be from 8 to 16"),
-        ("bits: 17\n", "'bits' is 17; it must be from 8 to 16"),
-        ("bits: high\n", "'bits' is 'high'; it must be a whole number"),
+        ("bits: 7\n", "'bits' must be a whole number from 8 to 16"),
+        ("bits: 17\n", "'bits' must be a whole number from 8 to 16"),
+        ("bits: high\n", "'bits' must be a whole number from 8 to 16"),
         ("bit: 8\n", "unknown key 'bit'; did you mean 'bits'"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_declaration_that_cannot_be_is_refused(places: Places, added: str, sai
 
 def test_a_size_beyond_4096_is_refused(places: Places) -> None:
     rewrite(places, "mammography.yaml", lambda text: text.replace(": 16", ": 4097"))
-    assert "'image-size' is 4097; it must be from 16 to 4096" in refused(places)
+    assert "'image-size' must be a whole number from 16 to 4096" in refused(places)
 
 
 def test_bits_mean_nothing_to_images_of_8(places: Places) -> None:

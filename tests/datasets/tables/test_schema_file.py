@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,48 +100,60 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("label.class", {}, "'label' has the unknown key 'class'; did you mean 'classes'?"),
         ("label", "sick", "'label' must be a mapping with the keys column, classes"),
         ("columns.0", "age", "a column must be a mapping with the keys name, kind, levels"),
-        ("columns", {"age": 1}, "'columns' is {'age': 1}; it must be a list"),
-        ("columns", None, "'columns' is None; it must be a list"),
-        ("columns.1.levels", "1, 2", "'levels of 'pain'' is '1, 2'; it must be a list"),
-        ("missing", "NA", "'missing' is 'NA'; it must be a list"),
-        ("columns.0.kind", "number", "'kind of 'age'' is 'number'; it must be one of ['numeric'"),
-        ("columns.1.levels", ..., "column 'pain' is categorical with levels []"),
-        ("columns.1.levels", [1, 2, "2.0"], "column 'pain' is categorical with levels ['1', '2',"),
-        ("columns.0.levels", [1, 2], "column 'age' is numeric with levels ['1', '2']"),
-        ("columns.2.levels", [1, 2], "column 'room' is ignored with levels ['1', '2']"),
+        ("columns", {"age": 1}, "'columns' must be a list"),
+        ("columns", None, "'columns' must be a list"),
+        ("columns.1.levels", "1, 2", "'columns', item 2, 'levels' must be a list"),
+        ("missing", "NA", "'missing' must be a list"),
+        ("columns.0.kind", "number", "'columns', item 1, 'kind' must be 'numeric', 'categ"),
+        ("columns.1.levels", ..., "column 'pain' is categorical with 0 levels"),
+        (
+            "columns.1.levels",
+            [1, 2, "2.0"],
+            "column 'pain' is categorical with 3 levels, of which 2",
+        ),
+        ("columns.0.levels", [1, 2], "column 'age' is numeric with 2 levels"),
+        ("columns.2.levels", [1, 2], "column 'room' is ignored with 2 levels"),
         ("columns.1.levels", [1], "column 'pain' has one level only"),
         ("columns.0.std", ..., "column 'age' declares one of 'mean' and 'std'"),
         ("columns.0.mean", ..., "column 'age' declares one of 'mean' and 'std'"),
-        ("columns.0.std", 0, "'std of 'age'' is 0; it must be a number from 1e-12"),
-        ("columns.0.std", -1.5, "'std of 'age'' is -1.5"),
-        ("columns.0.mean", "55", "'mean of 'age'' is '55'; it must be a number"),
-        ("columns.0.mean", True, "'mean of 'age'' is True; it must be a number"),
-        ("columns.0.mean", float("nan"), "'mean of 'age'' is nan"),
-        ("columns.0.std", float("inf"), "'std of 'age'' is inf"),
+        ("columns.0.std", 0, "'columns', item 1, 'std' must be a number from 1e-12"),
+        ("columns.0.std", -1.5, "'columns', item 1, 'std' must be a number"),
+        ("columns.0.mean", "55", "'columns', item 1, 'mean' must be a number"),
+        ("columns.0.mean", True, "'columns', item 1, 'mean' must be a number"),
+        ("columns.0.mean", float("nan"), "'columns', item 1, 'mean' must be a number"),
+        ("columns.0.std", float("inf"), "'columns', item 1, 'std' must be a number"),
         ("columns.1.name", "age", "two columns have one name, or the label stands among"),
         ("label.column", "age", "two columns have one name, or the label stands among"),
         ("columns", [{"name": "a", "kind": "ignored"}], "no column is 'numeric' or 'categorical'"),
         ("columns", [], "no column is 'numeric' or 'categorical'"),
         ("label.classes", [0, 1], "'classes' must map at least two class names to lists"),
         ("label.classes", {"ill": [1]}, "'classes' must map at least two class names to lists"),
-        ("label.classes.ill", 1, "'class 'ill'' is 1; it must be a list"),
+        ("label.classes.ill", 1, "'label', 'classes', 'ill' must be a list"),
         ("label.classes.ill", [1, 0], "under 'classes' each label value must stand once"),
         ("label.classes.ill", ["0.0"], "under 'classes' each label value must stand once"),
         ("label.classes.ill", [], "under 'classes' each label value must stand once"),
+        (
+            "missing",
+            [None],
+            "'missing', item 1 must be a text or a number; of words such as yes",
+        ),
+        ("columns.0.name", True, "'columns', item 1, 'name' must be a text or a number; of words"),
+        ("label.classes", {1: [0], "1": [1]}, "under 'classes' two names are the same text"),
+        ("sites", {"north": ["a.csv"]}, "'sites', 'north' must be a text or a number; of words"),
         ("sites", {}, "'sites' must map each site's name to its CSV file"),
         ("sites", {"all": "a.csv"}, "site 'all' is no plain name of letters, digits, '.', '_' "),
         ("sites", {"north": "n.csv", "a/b": "s.csv"}, "site 'a/b' is no plain name of letters"),
         ("sites", ["north"], "'sites' must map each site's name to its CSV file"),
-        ("policy", "mean", "'policy' is 'mean'; it must be one of ['drop', 'impute']"),
-        ("header", "no", "'header' is 'no'; it must be one of [True, False]"),
-        ("delimiter", "||", "'delimiter' is '||'; it must be one character"),
-        ("delimiter", "", "'delimiter' is ''; it must be one character"),
-        ("test-share", 0.95, "'test-share' is 0.95; it must be a number from 0.0 to 0.9"),
-        ("test-share", -0.1, "'test-share' is -0.1"),
-        ("test-share", "third", "'test-share' is 'third'; it must be a number"),
-        ("split-seed", -1, "'split-seed' is -1; it must be a whole number from 0"),
-        ("split-seed", 1.5, "'split-seed' is 1.5"),
-        ("split-seed", True, "'split-seed' is True; it must be a whole number"),
+        ("policy", "mean", "'policy' must be 'drop' or 'impute'"),
+        ("header", "no", "'header' must be true or false"),
+        ("delimiter", "||", "'delimiter' must be one character"),
+        ("delimiter", "", "'delimiter' must be one character"),
+        ("test-share", 0.95, "'test-share' must be a number from 0.0 to 0.9"),
+        ("test-share", -0.1, "'test-share' must be a number"),
+        ("test-share", "third", "'test-share' must be a number"),
+        ("split-seed", -1, "'split-seed' must be a whole number from 0 to 2^32 - 1"),
+        ("split-seed", 1.5, "'split-seed' must be a whole number"),
+        ("split-seed", True, "'split-seed' must be a whole number"),
     ],
 )
 def test_a_wrong_schema_is_refused_with_its_file_and_key(
@@ -149,6 +163,41 @@ def test_a_wrong_schema_is_refused_with_its_file_and_key(
     with pytest.raises(DataError, match=re.escape(f"{path}: {said}")) as caught:
         read_schema(path)
     assert "\n" not in str(caught.value)
+
+
+@contextmanager
+def refused_without(value: str) -> Iterator[None]:
+    """Let an error pass whose text is one line without ``value``."""
+    try:
+        yield
+    except DataError as error:
+        told = str(error)
+        assert value not in told  # a value that is allowed raises nothing
+        assert "\n" not in told
+        raise
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("columns", "columns.0", "columns.0.kind", "columns.0.levels", "columns.0.mean"),
+        *("columns.1.levels", "label", "label.column", "label.classes", "label.classes.ill"),
+        *("missing", "policy", "header", "delimiter", "sites", "sites.north", "test-share"),
+        "split-seed",
+    ],
+)
+@pytest.mark.parametrize("value", ["Müller 1950", ["Müller 1950", None], [["Müller 1950"]]])
+def test_no_value_stands_in_an_error(tmp_path: Path, where: str, value: Any) -> None:
+    with suppress(DataError), refused_without("Müller"):
+        read_schema(write(tmp_path, changed(where, value)))
+
+
+def test_a_key_that_stands_twice_is_refused_at_any_depth(tmp_path: Path) -> None:
+    text = yaml.safe_dump(GOOD)
+    for old, new in (("ill:", "healthy:"), ("south:", "north:"), ("std:", "mean:")):
+        assert old in text
+        with pytest.raises(DataError, match=rf"'{new[:-1]}' stands in .*schema\.yaml twice \(line"):
+            read_schema(write(tmp_path, text.replace(old, new)))
 
 
 @pytest.mark.parametrize("content", ["", "- a\n- b\n", "text"])

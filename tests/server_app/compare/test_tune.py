@@ -13,7 +13,7 @@ import pytest
 from models.contract.errors import SettingError
 from server_app.cli.main import main
 from server_app.compare.tune import chosen_document, grid_points, ranking
-from server_app.config.settings import Tuning, find_experiment, read_tuning
+from server_app.config.experiments import Tuning, find_experiment, read_tuning
 
 GRID = {"seed": [1, 2, 3], "learning-rate": [0.1, 0.2]}
 Simulation = Callable[[str], Path]

@@ -9,12 +9,11 @@ import pytest
 
 from models.contract.errors import SettingError
 from models.contract.methods import METHODS
+from server_app.config.experiments import read_experiments
 from server_app.config.settings import (
     differences,
-    find_experiment,
     known_defaults,
     parse_assignment,
-    read_experiments,
     read_toml,
     resolve,
 )
@@ -76,23 +75,6 @@ def test_pyprojects_run_config_lists_every_key_with_its_default() -> None:
     assert declared == known_defaults(), "run: fedsilo settings --pyproject"
 
 
-def test_every_experiment_of_simulation_yaml_is_valid() -> None:
-    experiments = read_experiments(ROOT / "simulation.yaml")
-    assert {"uefl-digits", "uefl-mnist", "uefl-mnist-cpu", "uefl-fmnist-cpu"} <= set(experiments)
-    for experiment in experiments.values():
-        resolve(experiment.values)
-
-
-@pytest.mark.parametrize("data", ["digits", "mnist", "mnist-cpu", "fmnist-cpu"])
-def test_methods_of_a_comparison_share_everything_but_the_method(data: str) -> None:
-    def shared(method: str) -> dict[str, object]:
-        values = find_experiment(ROOT / "simulation.yaml", f"{method}-{data}").values
-        settings = resolve(values).common
-        return {k: v for k, v in vars(settings).items() if k != "method"}
-
-    assert shared("uefl") == shared("fedavg") == shared("local")
-
-
 def test_assignments_are_toml_values_and_bare_words_are_texts() -> None:
     assert parse_assignment("rounds=5") == ("rounds", 5)
     assert parse_assignment("gamma=0.5") == ("gamma", 0.5)
@@ -116,40 +98,6 @@ def test_a_toml_file_is_read_and_its_faults_named(tmp_path: Path) -> None:
     for path in (nested, broken, tmp_path / "absent.toml"):
         with pytest.raises(SettingError, match=path.name):
             read_toml(path)
-
-
-def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
-    path = tmp_path / "simulation.yaml"
-    path.write_text(
-        "experiments:\n"
-        "  first: {config: {rounds: 4, seed: 1}, resources: {num-supernodes: 3}}\n"
-        "  second: {base: first, config: {seed: 2}}\n"
-    )
-    second = find_experiment(path, "second")
-    assert second.values == {"rounds": 4, "seed": 2}
-    assert second.resources == {"num-supernodes": 3}
-    with pytest.raises(SettingError, match="did you mean 'second'"):
-        find_experiment(path, "secnd")
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("experiments: {a: {base: b}, b: {base: a}}", "based on one another"),
-        ("experiments: {a: {confg: {}}}", "unknown parts"),
-        ("experiments: {a: }", "must be a mapping"),
-        ("experiments: {a: hello}", "must be a mapping"),
-        ("experiments: {a: {config: [1]}}", "must be a mapping"),
-        ("experiments: {a: {base: [1]}}", "must be a mapping"),
-        ("experiments: [", "no valid YAML"),
-        ("rounds: 3", "no mapping 'experiments'"),
-    ],
-)
-def test_a_malformed_simulation_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
-    path = tmp_path / "simulation.yaml"
-    path.write_text(text)
-    with pytest.raises(SettingError, match=told):
-        read_experiments(path)
 
 
 def test_circumstances_do_not_decide_a_result_and_everything_else_does() -> None:

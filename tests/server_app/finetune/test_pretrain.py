@@ -17,7 +17,8 @@ from datasets.registry import data_set, load_silo, silo_names
 from models.contract.errors import FedsiloError
 from models.networks.encoders import float_inputs
 from server_app.cli.main import main
-from server_app.config.settings import RunSettings, find_experiment, resolve
+from server_app.config.experiments import find_experiment
+from server_app.config.settings import RunSettings, resolve
 from server_app.figures.explain import finished_site
 from server_app.finetune.pretrain import augmented, class_weights
 from server_app.run.inline_engine import run_inline

@@ -1,0 +1,76 @@
+"""Experiments of a simulation file, and what is told of one that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.contract.errors import SettingError
+from server_app.config.experiments import find_experiment, read_experiments
+from server_app.config.settings import resolve
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_experiment_of_simulation_yaml_is_valid() -> None:
+    experiments = read_experiments(ROOT / "simulation.yaml")
+    assert {"uefl-digits", "uefl-mnist", "uefl-mnist-cpu", "uefl-fmnist-cpu"} <= set(experiments)
+    for experiment in experiments.values():
+        resolve(experiment.values)
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "mnist-cpu", "fmnist-cpu"])
+def test_methods_of_a_comparison_share_everything_but_the_method(data: str) -> None:
+    def shared(method: str) -> dict[str, object]:
+        values = find_experiment(ROOT / "simulation.yaml", f"{method}-{data}").values
+        settings = resolve(values).common
+        return {k: v for k, v in vars(settings).items() if k != "method"}
+
+    assert shared("uefl") == shared("fedavg") == shared("local")
+
+
+def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(
+        "experiments:\n"
+        "  first: {config: {rounds: 4, seed: 1}, resources: {num-supernodes: 3}}\n"
+        "  second: {base: first, config: {seed: 2}}\n"
+    )
+    second = find_experiment(path, "second")
+    assert second.values == {"rounds": 4, "seed": 2}
+    assert second.resources == {"num-supernodes": 3}
+    with pytest.raises(SettingError, match="did you mean 'second'"):
+        find_experiment(path, "secnd")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("experiments: {a: {base: b}, b: {base: a}}", "based on one another"),
+        ("experiments: {a: {confg: {}}}", "unknown parts"),
+        ("experiments: {a: }", "must be a mapping"),
+        ("experiments: {a: hello}", "must be a mapping"),
+        ("experiments: {a: {config: [1]}}", "must be a mapping"),
+        ("experiments: {a: {base: [1]}}", "must be a mapping"),
+        ("experiments: {a: {config: {rounds: 1, rounds: 2}}}", "'rounds' stands in .* twice"),
+        ("experiments: {a: {}, a: {}}", "'a' stands in .* twice"),
+        ("experiments: {1: {}}", "experiment '1' must have a text of one line as its name"),
+        ('experiments: {"a\\nb": {}}', "experiment 'a b' must have a text of one line as its name"),
+        ('experiments: {a: {base: "b\\nc"}}', "unknown experiment 'b c'"),
+        ("experiments: {a: {base: }}", "must be a mapping"),
+        ("experiments: {a: {1: {}}}", "unknown parts"),
+        ("experiments: {a: {config: {1: 2}}}", "experiment 'a': '1' is no text"),
+        ("experiments: {a: {config: {rounds: [1]}}}", r"setting 'rounds' is \[1\]; it must be"),
+        ("experiments: {a: {grid: {1: [2]}}}", "experiment 'a': '1' is no text"),
+        ("tuning: &a [*a]", "refers to itself"),
+        ("experiments: [", "no valid YAML"),
+        ("rounds: 3", "no mapping 'experiments'"),
+    ],
+)
+def test_a_malformed_simulation_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=told) as caught:
+        read_experiments(path)
+    assert "\n" not in str(caught.value)
