@@ -18,7 +18,7 @@ PAGES = sorted(
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"`[^`\n]+`")
+_CODE = re.compile(r"`(?:[^`\n]|\n(?!\n))+`")  # in a paragraph, over lines too
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 _FILE = re.compile(
@@ -98,6 +98,18 @@ def test_the_readme_is_short_and_shows_a_run() -> None:
     pictures = [target for target in _links(readme) if target.endswith(".png")]
     assert len(pictures) == 1
     assert (ROOT / pictures[0]).stat().st_size < 200_000
+
+
+def test_every_figure_in_the_readmes_table_stands_on_a_page_that_its_row_links() -> None:
+    rows = [
+        line for line in (ROOT / "README.md").read_text().splitlines() if "docs/results" in line
+    ]
+    measured = [row.split(" | ")[-1] for row in rows if row.count(" | ") == 3]
+    assert len(measured) > 10
+    for cell in measured:
+        pages = "".join((ROOT / path).read_text() for path in _LINK.findall(cell))
+        for figure in re.findall(r"\d*\.\d+", re.sub(r"\([^)]*\)", "", cell)):
+            assert figure in pages, f"{figure} of '{cell}' stands on none of its pages"
 
 
 def test_anchors_are_those_of_a_forge(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ KEYED = ("silos.json", "summary.json", "privacy.json")
 @pytest.fixture(scope="module")
 def named() -> set[str]:
     """Return all that the page writes as code."""
-    return set(re.findall(r"`([^`\n]+)`", PAGE.read_text()))
+    return set(re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", PAGE.read_text()))
 
 
 @pytest.fixture
