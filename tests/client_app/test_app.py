@@ -18,6 +18,7 @@ from datasets.io.locations import Places
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from datasets.tables.heart import HEART
+from models.contract.errors import ERROR_CODES
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value
@@ -116,6 +117,8 @@ def test_the_hello_of_a_real_site_refuses_folds_by_its_name() -> None:
     reason = reason_of(app(asked, table_node("va", val_folds=5)))
     assert reason.startswith("va: the run's val-folds choose which of this site's samples")
     assert "'allow-folds=true'" in reason
+    refused = app(asked, table_node("va", val_folds=5))
+    assert refused.error.code == ERROR_CODES["refused"]
     assert app(asked, table_node(3, val_folds=5)).has_content(), "a simulated site has no patients"
 
 
@@ -203,6 +206,7 @@ def test_a_message_of_another_version_is_an_error_reply(context: Node, message: 
     del asked.content[CONFIG]["step"]
     reply = app(asked, context({"partition-id": 0}))
     assert "a message lacks 'step'" in reason_of(reply)
+    assert reply.error.code == 2, "Flower's own of a client app that raised"
 
 
 def test_the_app_is_loaded_without_the_methods_and_torch() -> None:

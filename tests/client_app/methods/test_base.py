@@ -1,6 +1,8 @@
+"""What a method finds at a site: its arrays, its own state, the network of the seed."""
+
 from __future__ import annotations
 
-import dataclasses
+from abc import ABC
 from collections.abc import Callable
 from typing import Any
 
@@ -10,153 +12,20 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from client_app.methods.base import SiteMethod
+from client_app.methods.base import SiteMethod, refuse_row
 from client_app.site.request import Request
-from client_app.site_round import SiteRound, peak_memory_bytes
 from client_app.training.compute import Compute
-from datasets.silo.silos import Split
-from models.contract.errors import SettingError, SiteError
-from models.contract.messages import (
-    ARRAYS,
-    KEPT_STATE,
-    METRICS,
-    NUM_EXAMPLES,
-    PEAK_MEMORY,
-    SECONDS,
-    Instruction,
-)
+from datasets.silo.silos import Silo
+from models.contract.errors import DataError, SettingError
+from models.contract.messages import ARRAYS, Instruction
 from models.networks.exchanged import exchanged_arrays
+from strategies.loop.state import to_record
 
 Opened = Callable[..., SiteMethod]
-ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}
 
 
 def test_a_request_without_arrays_has_none() -> None:
     assert Request(Instruction(1, "train"), RecordDict()).arrays() == {}
-
-
-def test_training_leaves_the_message_as_it_came(opened: Opened, weights: dict[str, Any]) -> None:
-    method = opened("fedavg", weights)
-    reply = SiteRound(method).answer()
-    for name, array in weights.items():
-        came = method.request.content[ARRAYS][name].numpy()
-        np.testing.assert_array_equal(came, array)
-    assert not np.array_equal(reply[ARRAYS]["head.1.weight"].numpy(), weights["head.1.weight"])
-
-
-def test_arrays_leave_sorted_and_in_float32(opened: Opened) -> None:
-    arrays = {"b": torch.ones(2, dtype=torch.bfloat16), "a": torch.ones(3, 2, dtype=torch.double).T}
-    reply = SiteRound(opened("fedavg")).reply({}, arrays)
-    assert list(reply[ARRAYS]) == ["a", "b"]
-    assert {array.dtype for array in reply[ARRAYS].values()} == {"float32"}
-    assert reply[ARRAYS]["a"].numpy().shape == (2, 3)
-
-
-def test_every_reply_tells_examples_time_and_memory(opened: Opened) -> None:
-    metrics = SiteRound(opened("fedavg")).reply({"x": 0.5})[METRICS]
-    assert set(metrics) == {"x", *ALWAYS}
-    assert metrics[NUM_EXAMPLES] == 36
-    assert 0 < float(str(metrics[SECONDS])) < 60
-    assert float(str(metrics[PEAK_MEMORY])) > 1e6
-
-
-def test_peak_memory_never_falls() -> None:
-    before = peak_memory_bytes()
-    ballast = np.ones(2_000_000)
-    assert peak_memory_bytes() >= before > len(ballast)
-
-
-@pytest.mark.parametrize("evaluate", [True, False])
-def test_a_site_measures_when_it_is_told_to(
-    opened: Opened, weights: dict[str, Any], evaluate: bool
-) -> None:
-    metrics = (
-        set(SiteRound(opened("fedavg", weights, evaluate=evaluate)).answer()[METRICS]) - ALWAYS
-    )
-    measured = {
-        f"{where}.{metric}"
-        for where in ("incoming.val", "incoming.test", "trained.val")
-        for metric in (
-            "accuracy",
-            "loss",
-            "entropy",
-            "balanced-accuracy",
-            "calibration-error",
-        )
-    }
-    assert metrics == {"trained.train.loss"} | (measured if evaluate else set())
-
-
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_a_split_without_samples_is_not_measured_and_the_other_is(
-    opened: Opened, weights: dict[str, Any], split: str
-) -> None:
-    method = opened("fedavg", weights)
-    empty = Split(torch.empty(0, 1, 16, 16), torch.empty(0, dtype=torch.int64))
-    method.silo = dataclasses.replace(method.silo, **{split: empty})  # type: ignore[arg-type]
-    for records in (SiteRound(method).answer(), SiteRound(method).measure_only()):
-        measured = {key.rpartition(".")[0] for key in records[METRICS] if "." in key}
-        assert not [place for place in measured if place.endswith(split)]
-        assert f"incoming.{'test' if split == 'val' else 'val'}" in measured
-
-
-def test_weights_stay_at_the_site_where_the_server_wants_none(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    assert ARRAYS not in SiteRound(opened("fedavg", weights, returns=False)).answer()
-    assert ARRAYS in SiteRound(opened("fedavg", weights, returns=True)).answer()
-
-
-def test_measuring_does_not_change_what_is_trained(opened: Opened, weights: dict[str, Any]) -> None:
-    measured = SiteRound(opened("fedavg", weights, evaluate=True)).answer()[ARRAYS]
-    silent = SiteRound(opened("fedavg", weights, evaluate=False)).answer()[ARRAYS]
-    for name in weights:
-        assert measured[name].numpy().tobytes() == silent[name].numpy().tobytes()
-
-
-def test_the_incoming_model_is_measured_before_it_is_trained(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    trained = SiteRound(opened("fedavg", weights)).answer()[METRICS]
-    untouched = SiteRound(opened("fedavg", weights)).measure_only()[METRICS]
-    for key in ("incoming.val.loss", "incoming.test.loss", "incoming.test.entropy"):
-        assert trained[key] == untouched[key]
-    assert trained["trained.val.loss"] != trained["incoming.val.loss"]
-
-
-def test_a_phase_that_the_method_does_not_know_names_site_method_and_phase(
-    opened: Opened,
-) -> None:
-    with pytest.raises(SiteError, match="site s2a: method 'local' has no phase 'centroids'"):
-        SiteRound(opened("local", site="s2a", phase="centroids")).answer()
-
-
-def test_a_method_that_keeps_nothing_stores_nothing(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    method = opened("fedavg", weights)
-    assert SiteRound(method).answer()[METRICS][KEPT_STATE] == 0
-    assert not method.context.state.folder.exists()
-
-
-def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> None:
-    method = opened("fedavg")
-    round_ = SiteRound(method)
-    round_.keep({"w": torch.ones(2)})
-    assert round_.reply({})[METRICS][KEPT_STATE] == 1
-    kept = method.context.state.before(Instruction(2, "train"))
-    assert kept is not None
-    assert kept["w"].tolist() == [1, 1]
-
-
-def test_sites_train_differently_from_the_same_weights(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    first = SiteRound(opened("fedavg", weights, site="s1a")).answer()[ARRAYS]["head.4.bias"].numpy()
-    second = (
-        SiteRound(opened("fedavg", weights, site="s2a")).answer()[ARRAYS]["head.4.bias"].numpy()
-    )
-    assert not np.array_equal(first, second)
 
 
 def test_the_classifier_has_the_arrays_that_are_given_else_the_seeds(
@@ -177,3 +46,40 @@ def test_the_classifier_has_the_arrays_that_are_given_else_the_seeds(
             np.testing.assert_array_equal(tensor, expected[name])
     with pytest.raises(SettingError, match="weights do not fit the network"):
         method.classifier({})
+
+
+def test_arrays_that_came_are_read_below_a_prefix() -> None:
+    content = RecordDict({ARRAYS: to_record({"a/x": np.ones(2), "b/x": np.zeros(1)})})
+    request = Request(Instruction(1, "train"), content)
+    assert set(request.arrays()) == {"a/x", "b/x"}
+    assert [(name, array.tolist()) for name, array in request.arrays("a/").items()] == [
+        ("x", [1, 1])
+    ]
+
+
+def test_a_methods_own_state_is_without_the_progress_in_an_epoch(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    method = opened("fedavg", weights)
+    arrays = {"pace/order": torch.ones(1), "mine/w": torch.zeros(2), "v": torch.ones(1)}
+    method.context.state.store(Instruction(1, "train"), arrays)
+    later = opened("fedavg", round=2)
+    assert set(later.own_state()) == {"mine/w", "v"}
+    assert set(later.own_state("mine/")) == {"w"}
+    assert set(later.context.stored) == set(arrays)
+    assert opened("fedavg", site="s2a").own_state() == {}
+
+
+def test_an_author_of_a_method_meets_at_most_15_names() -> None:
+    public = [name for name in vars(SiteMethod) if not name.startswith("_")]
+    assert len(public) <= 15, public
+    assert SiteMethod.__bases__ == (ABC,)
+
+
+@pytest.mark.parametrize(("row", "fits"), [(0, True), (9, True), (10, False), (-1, False)])
+def test_a_row_that_a_split_does_not_have_is_refused(silo: Silo, row: int, fits: bool) -> None:
+    if fits:
+        refuse_row(silo, "test", row)
+        return
+    with pytest.raises(DataError, match=f"s1a has 10 test rows, .* there is no row {row}"):
+        refuse_row(silo, "test", row)

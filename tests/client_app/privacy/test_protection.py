@@ -23,7 +23,7 @@ from client_app.site.identity import site_settings
 from client_app.site.request import OwnCap
 from client_app.site_round import SiteRound
 from datasets.registry import load_silo
-from models.contract.errors import CheckpointError, SettingError, SiteError
+from models.contract.errors import ERROR_CODES, CheckpointError, SettingError, SiteError
 from models.contract.messages import ARRAYS, DP_RELEASES, EVALUATE, METRICS, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import map_fault
@@ -253,6 +253,7 @@ def test_the_refusal_reaches_the_server_in_its_own_words(
     reply = app(message(TRAIN, weights), node)
     assert reply.has_error()
     assert reply.error.reason.startswith("epsilon is spent: 0 noisy messages of this run")
+    assert reply.error.code == ERROR_CODES["epsilon-spent"]
 
 
 def test_a_site_checks_the_settings_whatever_the_server_has_checked(

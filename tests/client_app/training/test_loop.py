@@ -165,6 +165,29 @@ def test_training_lowers_the_loss(common: CommonSettings, silo: Silo) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_a_training_is_told_of_its_steps_and_its_end_in_order(common: CommonSettings) -> None:
+    told: list[str] = []
+    network = Counting()
+
+    def after_step(inputs: Tensor, optimiser: torch.optim.Optimizer) -> None:
+        assert optimiser.param_groups[0]["params"][0] is network.weight
+        told.append(f"step of {len(inputs)}")
+
+    training = LocalTraining(
+        network,
+        split_of(20),
+        dataclasses.replace(common, local_epochs=1),
+        CPU,
+        (1, "s1a"),
+        pass_begins=lambda number: told.append(f"pass {number}"),
+        after_step=after_step,
+        ended=lambda: told.append("end"),
+    )
+    train_locally(training)
+    assert told == ["pass 0", "step of 16", "step of 4", "end"]
+    assert training.loss == network.loss
+
+
 class TwoRates(nn.Module):
     """A module of a fast, a slow and a frozen parameter."""
 
