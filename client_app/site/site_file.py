@@ -77,7 +77,7 @@ def _texts(key: str) -> BeforeValidator:
 
 
 def _known_methods(names: tuple[str, ...]) -> tuple[str, ...]:
-    from models.contract.methods import METHODS  # becomes models.contract.methods
+    from models.contract.methods import METHODS
 
     return _known("method", names, METHODS)
 

@@ -19,7 +19,7 @@ from datasets.silo.silos import Silo
 from models.contract.errors import DataError, SettingError
 from models.contract.messages import ARRAYS, Instruction
 from models.networks.exchanged import exchanged_arrays
-from strategies.loop.state import to_record
+from strategies.wire.records import to_record
 
 Opened = Callable[..., SiteMethod]
 
