@@ -21,7 +21,7 @@ from server_app.config.settings import (
     resolve,
     run_values,
 )
-from server_app.run.planning import planned, simulation_file, start
+from server_app.run.planning import RunSources, planned, simulation_file, start
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -206,8 +206,17 @@ def _simulate(options: argparse.Namespace) -> None:
         more["seed"] = options.seed
     if options.name:
         more["run-name"] = options.name
-    settings, resources = planned(options.experiment, options, **more)
+    settings, resources = planned(
+        options.experiment, sources_of(options), supernodes=options.supernodes, more=more
+    )
     start(settings, resources, options.engine)
+
+
+def sources_of(options: argparse.Namespace) -> RunSources:
+    """Return where the settings come from."""
+    return RunSources(
+        file=options.file, config=options.config, changes=tuple(options.changes), out=options.out
+    )
 
 
 def _resume(options: argparse.Namespace) -> None:

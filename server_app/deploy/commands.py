@@ -35,7 +35,7 @@ from server_app.deploy.deployment import (
     plan,
     read_deployment,
 )
-from server_app.run.planning import planned
+from server_app.run.planning import RunSources, planned
 from server_app.run.processes import app_folder, end_trees, free_ports, tool
 from server_app.run.progress_bars import make_console
 
@@ -183,9 +183,10 @@ def _made(folder: Path, options: argparse.Namespace) -> Deployment:
 
 def _silos(options: argparse.Namespace) -> list[str]:
     """Return the names of an experiment's silos, as many as --sites asks for."""
-    options.changes, options.config, options.out, options.supernodes = [], None, Path("/"), None
     more: dict[str, Value] = {"silos": options.sites} if options.sites else {}
-    settings, _ = planned(options.experiment, options, **more)
+    settings, _ = planned(
+        options.experiment, RunSources(file=options.file, out=Path("/")), more=more
+    )
     names = silo_names(settings.common)
     if options.sites and len(names) != options.sites:
         raise SettingError(

@@ -17,7 +17,7 @@ from server_app.deploy.deployment import (
     read_deployment,
 )
 from server_app.records.run_directory import open_run_directory
-from server_app.run.planning import planned
+from server_app.run.planning import RunSources, planned
 from server_app.run.processes import app_folder, tool
 from server_app.run.progress_bars import make_console
 
@@ -33,8 +33,13 @@ def run(options: argparse.Namespace) -> None:
     import tomli_w
 
     deployment = read_deployment(options.dir.expanduser().resolve())
-    options.out, options.supernodes = deployment.runs, None
-    settings, _ = planned(options.experiment, options, **_named(options))
+    sources = RunSources(
+        file=options.file,
+        config=options.config,
+        changes=tuple(options.changes),
+        out=deployment.runs,
+    )
+    settings, _ = planned(options.experiment, sources, more=_named(options))
     name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), name, resume).path
     _refuse_incomplete(deployment)

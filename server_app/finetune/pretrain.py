@@ -33,7 +33,7 @@ from models.contract.settings_schema import as_mapping, setting
 from models.maths.classification_metrics import classification_evidence
 from models.networks.classifier import Task, float_inputs
 from server_app.config.settings import read_section
-from server_app.run.planning import planned, simulation_file
+from server_app.run.planning import RunSources, planned, simulation_file
 from server_app.run.progress_bars import make_console
 
 _SHAPE = ("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch")
@@ -64,7 +64,10 @@ def pretrain(options: argparse.Namespace) -> None:
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
     """
-    common = planned(options.experiment, options)[0].common
+    sources = RunSources(
+        file=options.file, config=options.config, changes=tuple(options.changes), out=options.out
+    )
+    common = planned(options.experiment, sources)[0].common
     recipe = read_section(simulation_file(options.file), "pretraining", Pretraining)
     chosen = _data_set(options.experiment, common)
     target = _target(common, options.weights)
