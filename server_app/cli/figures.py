@@ -13,19 +13,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_pictures(commands: Commands) -> None:
-    """Add ``against``, ``histograms``, ``embeddings`` and ``gradcam``."""
-    shares = commands.add_parser("against", help="draw a figure of finished runs over a setting")
-    shares.add_argument("setting", help="in which the runs differ, for example unseen")
-    shares.add_argument(
-        "folders", nargs="+", type=Path, metavar="run_dir", help="a run, or a folder of runs"
-    )
-    shares.add_argument("--metric", default="accuracy", help="(default %(default)s)")
-    shares.add_argument("--split", choices=("test", "val"), default="test", help="(default test)")
-    shares.add_argument(
-        "--picture", type=Path, default=Path("against.png"), help="(default %(default)s)"
-    )
-    shares.set_defaults(handler=_against)
-
+    """Add ``histograms``, ``embeddings`` and ``gradcam``."""
     pixels = commands.add_parser("histograms", help="draw how sites' images differ in brightness")
     pixels.add_argument("run_dir", type=Path)
     _add_options(pixels, "train", "RUN-DIR/histograms.png")
@@ -58,12 +46,6 @@ def _add_options(parser: argparse.ArgumentParser, split: str, picture: str) -> N
     parser.add_argument("--split", choices=SPLITS, default=split, help="(default %(default)s)")
     parser.add_argument("--picture", type=Path, help=f"PNG to write (default: {picture})")
     parser.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
-
-
-def _against(options: argparse.Namespace) -> None:
-    from server_app.compare.over_setting import against
-
-    against(options)
 
 
 def _histograms(options: argparse.Namespace) -> None:

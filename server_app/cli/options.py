@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from models.contract.errors import SettingError
+
 Engine = Literal["ray", "inline"]
 Split = Literal["train", "val", "test"]
 MeasuredSplit = Literal["test", "val"]
@@ -77,3 +79,13 @@ SitesOption = Annotated[
     list[str],
     typer.Option("--site", default_factory=list, show_default=False, help="a site (default: all)"),
 ]
+
+
+def refuse_below(least: int, option: str, value: int) -> None:
+    """Refuse an option's number that is too small.
+
+    Raises:
+        SettingError: it is.
+    """
+    if value < least:
+        raise SettingError(f"--{option} is {value}; it must be at least {least}")

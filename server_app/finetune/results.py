@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from datasets.io.atomic_files import save_state, write_atomically
-from server_app.compare.tables import Row
+from server_app.compare.tables import Spread, spread_cell
 from server_app.figures.learning_curves import write_picture
 from server_app.finetune.overlays import draw_overlays, spread
 from server_app.finetune.settings import used
@@ -37,10 +37,10 @@ class Line:
     taken: Taken | None
     trained: tuple[Trained, ...]
 
-    def row(self, metric: str) -> Row | None:
+    def row(self, metric: str) -> Spread | None:
         """Return a test figure over the seeds that have it, None if none has."""
         values = tuple(one.test[metric] for one in self.trained if metric in one.test)
-        return Row(self.label, "", "all", metric, values) if values else None
+        return Spread.of(values) if values else None
 
     def best(self, headline: str) -> Trained:
         """Return the seed with the best validation figure, the first of equals."""
@@ -57,7 +57,7 @@ def result_table(study: Study, lines: Sequence[Line]) -> Table:
         table.add_column(metric, justify="right")
     for line in lines:
         rows = [line.row(metric) for metric in study.downstream.shown]
-        table.add_row(line.label, *(row.cell() if row else "" for row in rows))
+        table.add_row(line.label, *(spread_cell(row) if row else "" for row in rows))
     return table
 
 

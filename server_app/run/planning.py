@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datasets.registry import silo_names
+from models.contract.errors import RunDirectoryError
 from models.contract.settings_schema import Value
 from server_app.config.settings import (
     SIMULATION_FILE,
     RunSettings,
     find_experiment,
+    launch_values,
     parse_assignment,
     read_toml,
     resolve,
+    run_values,
 )
-from server_app.records.run_directory import named, open_run_directory
+from server_app.records.run_directory import RunDirectory, named, open_run_directory
 from server_app.run.ray_engine import check_resources, run_with_ray
 
 _PATHS = ("data-dir", "cache-dir", "out")
@@ -94,6 +97,39 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
         if path and isinstance(path, str):
             placed[key] = str(Path(path).expanduser().resolve())
     return placed
+
+
+def replanned(
+    run_dir: Path, *, supernodes: int | None = None
+) -> tuple[RunSettings, Mapping[str, Value], str]:
+    """Return settings, resources and engine with which a run goes on that was cut short.
+
+    Args:
+        run_dir: its run directory.
+        supernodes: simulated sites; None: as before.
+
+    Raises:
+        FedsiloError: there is no run, or its files cannot be used.
+    """
+    directory = RunDirectory(run_dir.resolve())
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        raise RunDirectoryError(
+            f"{directory.path} has no config.toml: it is no run directory, or "
+            "its run never began; start it anew"
+        )
+    launch = launch_values(config)
+    values = run_values(config) | {
+        "resume": True,
+        "out": str(directory.path.parent),
+        "run-name": directory.path.name,
+    }
+    resources = dict(launch.get("resources", {}))
+    resources.setdefault("num-supernodes", len(directory.read_json("silos.json")))
+    if supernodes is not None:
+        resources["num-supernodes"] = supernodes
+    settings = resolve(values)
+    return settings, check_resources(resources), str(launch.get("engine", "ray"))
 
 
 def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> None:
