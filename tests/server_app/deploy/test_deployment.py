@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 
 import psutil
@@ -23,7 +22,8 @@ from server_app.deploy.deployment import (
     plan,
     read_deployment,
 )
-from server_app.deploy.run import _again
+from server_app.deploy.run import resume_command
+from server_app.run.planning import RunSources
 from server_app.run.processes import app_folder, end_trees, free_ports, process_of, runs
 
 
@@ -159,14 +159,8 @@ def test_a_run_directory_that_exists_starts_nothing(
 
 
 def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
-    options = Namespace(
-        experiment="uefl-digits",
-        dir=Path("here"),
-        config=None,
-        seed=3,
-        changes=["silos=6", "resume=true"],
-    )
-    assert _again(options, "x") == (
+    sources = RunSources(changes=("silos=6", "resume=true"))
+    assert resume_command("uefl-digits", Path("here"), sources, 3, "x") == (
         "fedsilo deploy run uefl-digits --dir here --seed 3 --set silos=6 --name x "
         "--set resume=true"
     )

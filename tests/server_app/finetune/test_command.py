@@ -25,11 +25,12 @@ from models.contract.settings_schema import Value
 from models.networks.classifier import Task, build_classifier
 from server_app.cli.main import main
 from server_app.config.settings import resolve
-from server_app.finetune.command import data as finetune_data
+from server_app.finetune import data as finetune_data
 from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
 from server_app.finetune.tasks import Segmentation, predicted_masks
 from server_app.finetune.training import Study, start, train
-from server_app.finetune.weights import Taken, Theta, take
+from server_app.finetune.transfer import TransferReport, transfer
+from server_app.finetune.weights import RunModel
 from server_app.run.inline_engine import run_inline
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -241,13 +242,13 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
     assert "are not those of the run in" in capsys.readouterr().err
 
 
-def theta(common: CommonSettings, task: Task, **more: Any) -> Theta:
+def run_model(common: CommonSettings, task: Task, **more: Any) -> RunModel:
     """Return a run's model with arrays all of 7."""
     network = build_classifier(common, task)
     state = {n: t for n, t in network.state_dict().items() if t.is_floating_point()}
     arrays = {name: torch.full_like(tensor, 7.0) for name, tensor in state.items()}
     return dataclasses.replace(
-        Theta("run", "fedavg", common, arrays, ((), task.classes), True), **more
+        RunModel("run", "fedavg", common, arrays, ((), task.classes), True), **more
     )
 
 
@@ -255,10 +256,10 @@ SMALL = CommonSettings(width=2, device="cpu")
 
 
 def test_what_does_not_fit_stays_as_the_seed_has_it_and_is_counted() -> None:
-    given = theta(SMALL, Task((3, 16, 16), 2))
+    given = run_model(SMALL, Task((3, 16, 16), 2))
     network = build_classifier(SMALL, Task((1, 16, 16), 2))
     before = network.encoder.stages[0].weight.clone()  # type: ignore[index,union-attr]
-    taken = take(network, given, SMALL, ((), 2))
+    taken = transfer(network, given, SMALL, ((), 2))
     state = network.state_dict()
     assert taken.left == ("encoder.stages.0.weight",), "grey images have another first layer"
     assert torch.equal(state["encoder.stages.0.weight"], before)
@@ -269,14 +270,14 @@ def test_what_does_not_fit_stays_as_the_seed_has_it_and_is_counted() -> None:
     assert all((t == 7).all() for n, t in below.items() if n not in taken.left)
     assert taken.head is True
     assert (state["head.4.weight"] == 7).all()
-    assert "left to the seed: encoder.stages.0.weight" in taken.told()
+    assert "left to the seed: encoder.stages.0.weight" in taken.summary()
 
 
 @pytest.mark.parametrize("classes", [((), 3), (("a", "b"), 2)])
 def test_a_head_for_other_classes_is_the_seed_s(classes: tuple[tuple[str, ...], int]) -> None:
-    given = theta(SMALL, Task((1, 16, 16), 2))
+    given = run_model(SMALL, Task((1, 16, 16), 2))
     network = build_classifier(SMALL, Task((1, 16, 16), classes[1]))
-    taken = take(network, given, SMALL, classes)
+    taken = transfer(network, given, SMALL, classes)
     assert taken.head is False
     assert taken.share == 1
     assert not (network.state_dict()["head.1.weight"] == 7).any()
@@ -284,9 +285,9 @@ def test_a_head_for_other_classes_is_the_seed_s(classes: tuple[tuple[str, ...], 
 
 def test_a_run_of_another_width_fits_nowhere_and_is_named() -> None:
     arrays = {"encoder.stages.0.weight": torch.zeros(9, 1, 3, 3)}
-    given = theta(SMALL, Task((1, 16, 16), 2), arrays=arrays)
+    given = run_model(SMALL, Task((1, 16, 16), 2), arrays=arrays)
     with pytest.raises(SettingError, match=r"none of the 1 arrays of run \(network 'conv'\) fits"):
-        take(build_classifier(SMALL, Task((1, 16, 16), 2)), given, SMALL, ((), 2))
+        transfer(build_classifier(SMALL, Task((1, 16, 16), 2)), given, SMALL, ((), 2))
 
 
 class Dots(nn.Module):
@@ -354,9 +355,9 @@ def test_starts_differ_in_nothing_but_what_they_took() -> None:
         study(), data=dataclasses.replace(study().data, task=Task((1, 16, 16), 2))
     )
     scratch, nothing = start(plan, None, 0)
-    given, taken = start(plan, theta(SMALL, Task((1, 16, 16), 2)), 0)
+    given, taken = start(plan, run_model(SMALL, Task((1, 16, 16), 2)), 0)
     assert nothing is None
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, TransferReport)
     others = [n for n in scratch.state_dict() if not n.startswith("pyramid.encoder.")]
     first, second = scratch.state_dict(), given.state_dict()
     assert len(others) > 10
