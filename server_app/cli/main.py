@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
+
+import typer
 
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, defaults, key_of, rule_of
-from server_app.cli.deploy import add_deploy
+from server_app.cli import deploy, finetune
 from server_app.cli.figures import add_pictures
-from server_app.cli.finetune import add_finetune
 from server_app.config.settings import (
     known_defaults,
     launch_values,
@@ -21,17 +23,21 @@ from server_app.config.settings import (
     resolve,
     run_values,
 )
-from server_app.run.planning import planned, simulation_file, start
+from server_app.run.planning import RunSources, planned, simulation_file, start
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 well, 1 an error told in one line."""
-    options = _parser().parse_args(arguments)
-    handler: Callable[[argparse.Namespace], None] = options.handler
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] and words[0] in _TYPED:
+        run = partial(_typed_app(), words, standalone_mode=False)
+    else:
+        options = _parser().parse_args(words)
+        run = partial(options.handler, options)
     try:
-        handler(options)
+        run()
     except FedsiloError as error:
         print(f"fedsilo: error: {error}", file=sys.stderr)
         return 1
@@ -47,14 +53,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+_TYPED = ("finetune", "pretrain", "deploy")
+
+
+def _typed_app() -> typer.Typer:
+    """Return the commands that are typed already."""
+    app = typer.Typer()
+    for module in (finetune, deploy):
+        module.add_commands(app)
+    return app
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedsilo", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_runs, _add_compare, _add_evidence, _add_small_commands):
         add(commands)
     add_pictures(commands)
-    add_finetune(commands)
-    add_deploy(commands, _add_settings_options)
     return parser
 
 
@@ -131,12 +146,6 @@ def _add_small_commands(commands: Commands) -> None:
     fetch.add_argument("--base-url", default="", help="another place with the same files")
     fetch.set_defaults(handler=_fetch)
 
-    pre = commands.add_parser("pretrain", help="train an experiment's ViT on public images")
-    pre.add_argument("experiment")
-    _add_settings_options(pre)
-    pre.add_argument("--weights", type=Path, help="file (default: what backbone-weights names)")
-    pre.set_defaults(handler=_pretrain, supernodes=None)
-
     plot = commands.add_parser("plot", help="draw the learning curves of a finished run again")
     plot.add_argument("run_dir", type=Path)
     plot.set_defaults(handler=_plot)
@@ -206,8 +215,17 @@ def _simulate(options: argparse.Namespace) -> None:
         more["seed"] = options.seed
     if options.name:
         more["run-name"] = options.name
-    settings, resources = planned(options.experiment, options, **more)
+    settings, resources = planned(
+        options.experiment, sources_of(options), supernodes=options.supernodes, more=more
+    )
     start(settings, resources, options.engine)
+
+
+def sources_of(options: argparse.Namespace) -> RunSources:
+    """Return where the settings come from."""
+    return RunSources(
+        file=options.file, config=options.config, changes=tuple(options.changes), out=options.out
+    )
 
 
 def _resume(options: argparse.Namespace) -> None:
@@ -262,12 +280,6 @@ def _at_least(options: argparse.Namespace, **bounds: int) -> None:
             raise SettingError(
                 f"--{option} is {getattr(options, option)}; it must be at least {least}"
             )
-
-
-def _pretrain(options: argparse.Namespace) -> None:
-    from server_app.finetune.pretrain import pretrain
-
-    pretrain(options)
 
 
 def _fetch(options: argparse.Namespace) -> None:

@@ -209,7 +209,12 @@ def _job(experiment: str, seed: int, options: argparse.Namespace) -> Job:
     # A split of its own needs a name of its own, or the run of another split would be taken for it
     drawn: dict[str, Value] = {"fold-seed": seed} if options.splits else {}
     name = f"{experiment}-{'split' if options.splits else 'seed'}{seed}"
-    settings, resources = planned(experiment, options, seed=seed, **drawn, **{"run-name": name})
+    settings, resources = planned(
+        experiment,
+        options,  # type: ignore[arg-type]
+        supernodes=options.supernodes,
+        more={"seed": seed, **drawn, "run-name": name},
+    )
     command = [
         sys.executable,
         "-m",

@@ -52,7 +52,7 @@ def tune(options: argparse.Namespace) -> None:
     budget = read_tuning(file)
     grid = find_experiment(file, options.experiment).grid
     points = grid_points(grid, budget, options.experiment)
-    base, _ = planned(options.experiment, options)
+    base, _ = planned(options.experiment, options)  # type: ignore[arg-type]
     folder = Path(base.common.out) / f"tune-{options.experiment}"
     if "val-folds" not in data_set(base.common.dataset).settings:
         budget = replace(budget, folds=1)
