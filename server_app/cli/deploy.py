@@ -23,10 +23,8 @@ _Folder = Annotated[
     Path,
     typer.Option("--dir", show_default=False, help=f"the deployment's folder (default {_FOLDER})"),
 ]
-_Silos = Annotated[
-    str,
-    typer.Argument(metavar="experiment", show_default=False, help="(default uefl-digits)"),
-]
+# Their defaults are shown by typer: a newer click drops the help of an argument
+_Silos = Annotated[str, typer.Argument(metavar="experiment")]
 _SiteCount = Annotated[
     int | None, typer.Option("--sites", help="how many silos the experiment is cut into")
 ]
@@ -48,16 +46,13 @@ _NodeConfig = Annotated[
         help="what else every SuperNode is told, for example allow-folds=true",
     ),
 ]
-_Member = Annotated[
-    str,
-    typer.Argument(metavar="member", show_default=False, help="server (default) or a site"),
-]
+_Member = Annotated[str, typer.Argument(metavar="member", help="server or a site")]
 _Lines = Annotated[int, typer.Option("--lines", show_default=False, help="(default 40)")]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``deploy up | status | logs | run | down``."""
-    deploy = typer.Typer()
+    deploy = typer.Typer(rich_markup_mode=app.rich_markup_mode)
     deploy.command("up", help="start all that does not run")(_up)
     deploy.command("status", help="print what runs")(_status)
     deploy.command("logs", help="print the end of a log")(_logs)
