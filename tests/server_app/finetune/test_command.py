@@ -26,7 +26,9 @@ from models.networks.classifier import Task, build_classifier
 from server_app.cli.main import main
 from server_app.config.settings import resolve
 from server_app.finetune import data as finetune_data
+from server_app.finetune.command import finetune as tune
 from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
+from server_app.finetune.request import FinetuneRequest
 from server_app.finetune.tasks import Segmentation, predicted_masks
 from server_app.finetune.training import Study, start, train
 from server_app.finetune.transfer import TransferReport, transfer
@@ -133,6 +135,35 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
     assert facts["weights"] == "conv"
     assert facts["seed"] in (0, 1)
     assert "pyramid.encoder.stages.0.weight" in arrays
+
+
+def test_what_came_of_each_start_is_returned_and_its_lines_are_told_not_printed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    request = FinetuneRequest(
+        task="classification",
+        weights=(str(finished / "fedavg"), "scratch"),
+        out=tmp_path / "out",
+        seeds=1,
+        epochs=1,
+        device="cpu",
+    )
+    finetuned = tune(request, lines.append)
+    from_run, scratch = finetuned.starts
+    assert (from_run.label, from_run.method) == ("fedavg", "fedavg")
+    assert from_run.transfer is not None
+    assert from_run.transfer.head is True
+    assert (scratch.label, scratch.method, scratch.transfer) == ("scratch", "", None)
+    assert [result.seed for result in scratch.trained] == [0]
+    assert finetuned.study.epochs == 1
+    assert [line.split(":")[0] for line in lines] == [
+        "digits, s1a, s2a, s3a",
+        "fedavg",
+        "fedavg, seed 0",
+        "scratch, seed 0",
+    ]
+    assert capsys.readouterr().out == ""
 
 
 def test_equal_commands_give_equal_bytes(finetune: Finetune, runs: Path, tmp_path: Path) -> None:
