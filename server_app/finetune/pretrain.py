@@ -129,14 +129,14 @@ def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -
     return public, len(chosen.classes(common, places))
 
 
-def _target(common: CommonSettings, given: Path | None) -> Path:
+def _target(common: CommonSettings, file: Path | None) -> Path:
     """Return where the weights go.
 
     Raises:
         SettingError: nothing names a file.
     """
-    if given is not None:
-        return given
+    if file is not None:
+        return file
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
