@@ -11,7 +11,13 @@ import typer.core
 import typer.main
 
 from models.contract.errors import FedsiloError
-from server_app.cli import bridge, compare, data, finished, runs, settings, sweep
+from server_app.cli import compare, data, deploy, figures, finetune, runs, settings, sweep
+
+_LISTED = (
+    *("simulate", "resume", "compare", "tune", "crossvalidate", "fetch", "pretrain", "plot"),
+    *("explain", "attention", "settings", "experiments", "sweep", "histograms", "embeddings"),
+    *("gradcam", "finetune", "deploy"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,17 +60,25 @@ def _invoke(words: list[str]) -> int:
     return 0
 
 
+class _Listed(typer.core.TyperGroup):
+    """Lists commands as a user comes to need them, whichever file they are in."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands, key=lambda name: (*_LISTED, name).index(name))
+
+
 def make_app() -> typer.Typer:
-    """Return the app of all commands, in the order in which ``--help`` lists them."""
+    """Return the app of all commands."""
     typer.core.HAS_RICH = False  # else typer puts rich's escapes even into plain help
     app = typer.Typer(
         name="fedsilo",
+        cls=_Listed,
         help=__doc__,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for module in (runs, compare, data, finished, settings, sweep, bridge):
+    for module in (runs, compare, data, figures, settings, sweep, finetune, deploy):
         module.add_commands(app)
     return app
 
