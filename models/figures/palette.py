@@ -1,0 +1,64 @@
+"""The one palette: colours that colour-blind people tell apart, and that differ in grey too.
+
+Names have the colours of Okabe and Ito (2008, "Color universal design"), as given by Wong, Nature
+Methods 8:441 (2011). Lines also differ by marker and dash, so that a picture can be printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
+GREY, LIGHT = "#808080", "#DDDDDD"  # of what only helps to read: a diagonal, bars behind lines
+
+# In an order in which neighbours differ in lightness; yellow is not seen on white
+CATEGORIES = (BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE, BLACK)
+
+WRONG = VERMILLION  # an answer that is not the truth; words beside it say so, too
+
+# Colour maps whose lightness runs one way, of numbers from 0, and both ways from 0
+AMOUNTS, SIGNED = "Blues", "PuOr"
+SALIENCY = "plasma"  # over an image
+
+_MANY = "viridis"  # more names than colours: in order, from dark to light
+_MARKERS = "os^vDP*X"
+_DASHES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class LineStyle:
+    """How a line is drawn: its colour, the marker at its points, and its dash."""
+
+    color: str
+    marker: str
+    linestyle: str
+
+    def options(self) -> dict[str, Any]:
+        """Return it as keyword arguments of ``Axes.plot`` and ``errorbar``."""
+        return dict(vars(self))
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour of each name, as ``#rrggbb``; up to seven are told apart well."""
+    if len(names) <= len(CATEGORIES):
+        return dict(zip(names, CATEGORIES, strict=False))
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    shades, last = colormaps[_MANY], 0.95 / (len(names) - 1)  # the lightest is not seen on white
+    return {name: to_hex(shades(place * last)) for place, name in enumerate(names)}
+
+
+def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+    """Return a style of each name; no two of up to 56 names have the same."""
+    return {
+        name: LineStyle(
+            CATEGORIES[place % len(CATEGORIES)],
+            _MARKERS[place % len(_MARKERS)],
+            _DASHES[place // len(CATEGORIES) % len(_DASHES)],
+        )
+        for place, name in enumerate(names)
+    }
