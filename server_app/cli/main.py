@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import typer
+
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, defaults, key_of, rule_of
 from server_app.cli.deploy import add_deploy
-from server_app.cli.figures import add_pictures
+from server_app.cli.figures import add_commands
 from server_app.cli.finetune import add_finetune
 from server_app.config.settings import (
     known_defaults,
@@ -52,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_runs, _add_compare, _add_evidence, _add_small_commands):
         add(commands)
-    add_pictures(commands)
+    _add_pictures(commands)
+    _add_against(commands)
     add_finetune(commands)
     add_deploy(commands, _add_settings_options)
     return parser
@@ -136,31 +139,6 @@ def _add_small_commands(commands: Commands) -> None:
     _add_settings_options(pre)
     pre.add_argument("--weights", type=Path, help="file (default: what backbone-weights names)")
     pre.set_defaults(handler=_pretrain, supernodes=None)
-
-    plot = commands.add_parser("plot", help="draw the learning curves of a finished run again")
-    plot.add_argument("run_dir", type=Path)
-    plot.set_defaults(handler=_plot)
-
-    explain = commands.add_parser("explain", help="why a run's model answers so for one patient")
-    explain.add_argument("run_dir", type=Path)
-    explain.add_argument("--site", required=True, help="the patient's site")
-    explain.add_argument("--row", type=int, required=True, help="row of the split, from 0")
-    explain.add_argument("--split", choices=("train", "val", "test"), default="test")
-    explain.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
-    explain.add_argument("--state-dir", type=Path, help="the site's state (default: the run's)")
-    explain.add_argument("--json", type=Path, help="also write it as JSON")
-    explain.add_argument("--picture", type=Path, help="also draw it as PNG")
-    explain.set_defaults(handler=_explain)
-
-    attention = commands.add_parser("attention", help="draw where a run's ViT looked, per site")
-    attention.add_argument("run_dir", type=Path)
-    attention.add_argument("--site", help="one site (default: all)")
-    attention.add_argument("--split", choices=("train", "val", "test"), default="test")
-    attention.add_argument("--images", type=int, default=5, help="images per class (default 5)")
-    attention.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
-    attention.add_argument("--state-dir", type=Path, help="the site's state (default: the run's)")
-    attention.add_argument("--out", type=Path, help="folder of the pictures (default: the run's)")
-    attention.set_defaults(handler=_attention)
 
     settings = commands.add_parser("settings", help="list every setting, its default and range")
     settings.add_argument(
@@ -290,29 +268,43 @@ def _fetch(options: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
-def _plot(options: argparse.Namespace) -> None:
-    from server_app.figures.learning_curves import draw_curves, draw_pictures
-    from server_app.records.run_directory import RunDirectory
-    from strategies.methods.registry import strategy_class
+def _against(options: argparse.Namespace) -> None:
+    from server_app.compare.over_setting import against
 
-    directory = RunDirectory(options.run_dir)
-    draw_curves(directory)
-    print(directory.path / "curves.png")
-    method = strategy_class(directory.read_json("summary.json")["method"])
-    for path in draw_pictures(directory, method.pictures):
-        print(path)
+    against(options)
 
 
-def _explain(options: argparse.Namespace) -> None:
-    from server_app.figures.explain import explain
+def _add_against(commands: Commands) -> None:
+    shares = commands.add_parser("against", help="draw a figure of finished runs over a setting")
+    shares.add_argument("setting", help="in which the runs differ, for example unseen")
+    shares.add_argument(
+        "folders", nargs="+", type=Path, metavar="run_dir", help="a run, or a folder of runs"
+    )
+    shares.add_argument("--metric", default="accuracy", help="(default %(default)s)")
+    shares.add_argument("--split", choices=("test", "val"), default="test", help="(default test)")
+    shares.add_argument(
+        "--picture", type=Path, default=Path("against.png"), help="(default %(default)s)"
+    )
+    shares.set_defaults(handler=_against)
 
-    explain(options)
+
+def _add_pictures(commands: Commands) -> None:
+    """Add the commands of ``figures``, which typer reads: until all of them are."""
+    app = typer.Typer(add_completion=False)
+    add_commands(app)
+    for command in app.registered_commands:
+        name = str(getattr(command.callback, "__name__", ""))
+        parser = commands.add_parser(name, help=command.help, add_help=False, prefix_chars="\0")
+        parser.add_argument("rest", nargs=argparse.REMAINDER)
+        parser.set_defaults(handler=lambda options, name=name: _typed(app, [name, *options.rest]))
 
 
-def _attention(options: argparse.Namespace) -> None:
-    from server_app.figures.explain import draw_attention
-
-    draw_attention(options)
+def _typed(app: typer.Typer, arguments: list[str]) -> None:
+    try:
+        app(arguments, prog_name="fedsilo")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def _settings(options: argparse.Namespace) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from models.contract.errors import RunDirectoryError, SettingError
 from models.contract.settings_schema import Value, unknown_key
+from models.figures.palette import colours
 from server_app.compare.tables import chosen_metrics, figure_of, of_split
 from server_app.config.settings import differences, known_defaults, resolve, run_values
 from server_app.figures.learning_curves import write_picture
-from server_app.figures.style import colours
 from server_app.records.run_directory import RunDirectory
 from server_app.run.progress_bars import make_console
 

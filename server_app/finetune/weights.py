@@ -19,8 +19,7 @@ from datasets.weights.initial_weights import load_initial_weights
 from datasets.weights.provenance import run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from server_app.figures.explain import finished_settings
-from server_app.figures.style import opened
+from server_app.records.finished_site import finished_settings, opened
 from server_app.records.run_directory import RunDirectory
 
 SCRATCH = "scratch"
