@@ -16,6 +16,7 @@ GREY, LIGHT = "#808080", "#DDDDDD"  # of what only helps to read: a diagonal, ba
 
 # In an order in which neighbours differ in lightness; yellow is not seen on white
 CATEGORIES = (BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE, BLACK)
+_DARKER = ("#7F0000", "#4D4D4D", "#332288", "#117733")  # four more, chosen to differ from those
 
 WRONG = VERMILLION  # an answer that is not the truth; words beside it say so, too
 
@@ -23,7 +24,7 @@ WRONG = VERMILLION  # an answer that is not the truth; words beside it say so, t
 AMOUNTS, SIGNED = "Blues", "PuOr"
 SALIENCY = "plasma"  # over an image
 
-_MANY = "viridis"  # more names than colours: in order, from dark to light
+_RAMP, _LIGHTEST = "viridis", 0.95  # the last of it is not seen on white
 _MARKERS = "os^vDP*X"
 _DASHES = ("-", "--", ":", "-.")
 
@@ -42,14 +43,18 @@ class LineStyle:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour of each name, as ``#rrggbb``; up to seven are told apart well."""
-    if len(names) <= len(CATEGORIES):
-        return dict(zip(names, CATEGORIES, strict=False))
+    """Return a colour of each name, as ``#rrggbb``; up to eleven are told apart well."""
+    several = CATEGORIES + _DARKER
+    return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
+
+
+def shades(names: Sequence[str]) -> dict[str, str]:
+    """Return colours, ``#rrggbb``, that run from dark to light in the order of the names."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    shades, last = colormaps[_MANY], 0.95 / (len(names) - 1)  # the lightest is not seen on white
-    return {name: to_hex(shades(place * last)) for place, name in enumerate(names)}
+    step = _LIGHTEST / max(1, len(names) - 1)
+    return {name: to_hex(colormaps[_RAMP](place * step)) for place, name in enumerate(names)}
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.figures.palette import GREY, LIGHT, colours, line_styles
+from models.figures.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +102,15 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
             color=LIGHT,
             zorder=0,
         )
-        axes.text(weighted / count, 0.02, f"{count:.0f}", ha="center", fontsize="x-small")
+        axes.text(
+            weighted / count,
+            0.02,
+            f"{count:.0f}",
+            ha="center",
+            fontsize="x-small",
+            zorder=3,  # lines of sites that are always wrong run here
+            bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+        )
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
@@ -117,9 +125,9 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     figure = Figure(figsize=(3.3 + 0.9 * len(sites), 4.2), layout="constrained")
     axes = figure.subplots()
     bottom = np.zeros(len(sites))
-    for label, (name, colour) in enumerate(colours(names).items()):
+    coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
+    for label, (name, colour) in enumerate(coloured.items()):
         heights = counts[:, label]
-        # An edge: in grey, two classes one on the other may look alike
         axes.bar(sites, heights, bottom=bottom, label=name, color=colour, edgecolor="white")
         bottom += heights
     for place, total in enumerate(bottom):

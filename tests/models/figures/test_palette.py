@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from models.figures.palette import CATEGORIES, colours, line_styles
+from models.figures.palette import CATEGORIES, colours, line_styles, shades
 
 # What a deuteranope and a protanope see of linear red, green and blue (Machado et al. 2009)
 DEUTERANOPIA = [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
@@ -36,7 +36,9 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seen", [np.eye(3), DEUTERANOPIA, PROTANOPIA])
 def test_any_two_colours_differ_to_colour_blind_people_too(seen: list[list[float]]) -> None:
-    shown = [lab(np.array(seen) @ linear(colour)) for colour in CATEGORIES]
+    several = colours([str(place) for place in range(11)]).values()
+    assert list(several)[:7] == list(CATEGORIES)
+    shown = [lab(np.array(seen) @ linear(colour)) for colour in several]
     apart = [float(np.linalg.norm(a - b)) for a, b in itertools.combinations(shown, 2)]
     assert min(apart) > 10, "2.3 is just noticeable"
 
@@ -47,7 +49,7 @@ def test_every_colour_can_be_seen_on_white_and_neighbours_differ_in_grey() -> No
     assert all(abs(a - b) > 5 for a, b in itertools.pairwise(grey))
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 20, 40])
+@pytest.mark.parametrize("count", [1, 7, 11, 12, 20, 40])
 def test_each_name_has_a_colour_of_its_own(count: int) -> None:
     names = [f"site-{place}" for place in range(count)]
     shades = colours(names)
@@ -55,10 +57,18 @@ def test_each_name_has_a_colour_of_its_own(count: int) -> None:
     assert len(set(shades.values())) == count
 
 
-def test_many_names_run_from_dark_to_light_and_stop_before_white() -> None:
-    grey = [lightness(colour) for colour in colours([str(place) for place in range(12)]).values()]
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_shades_run_from_dark_to_light_and_stop_before_white(count: int) -> None:
+    names = [str(place) for place in range(count)]
+    grey = [lightness(colour) for colour in shades(names).values()]
+    assert len(grey) == count
     assert grey == sorted(grey)
     assert grey[-1] < 91
+
+
+def test_more_names_than_colours_have_shades() -> None:
+    names = [str(place) for place in range(12)]
+    assert colours(names) == shades(names)
 
 
 def test_of_many_lines_no_two_look_alike() -> None:
@@ -72,3 +82,4 @@ def test_of_many_lines_no_two_look_alike() -> None:
 def test_no_names_have_no_colours() -> None:
     assert colours([]) == {}
     assert line_styles([]) == {}
+    assert shades([]) == {}
