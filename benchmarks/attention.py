@@ -43,7 +43,7 @@ from models.maths.dirichlet import evidences
 from models.methods.fedevprompt import BUFFER
 from models.networks.classifier import Task, build_classifier, float_inputs
 from models.networks.prompted_vit import PromptedViT
-from server_app.figures.explain import finished_site
+from server_app.records.finished_site import finished_site
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {

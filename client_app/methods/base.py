@@ -39,7 +39,7 @@ from models.contract.settings import CommonSettings
 from models.maths.dirichlet import evidences
 
 if TYPE_CHECKING:
-    from client_app.explain.routing import Told
+    from client_app.explain.explanation import Explanation
     from models.networks.prompted_vit import PromptedViT
 
 
@@ -143,7 +143,7 @@ class SiteMethod(Learner):
         enough = len(labels) >= self.common.sums_min_count
         return EvidenceWatch(network, labels, final and enough)
 
-    def explain(self, split: str, row: int) -> Told:
+    def explain(self, split: str, row: int) -> Explanation:
         """Say why the model that came answers as it does for one sample of this silo.
 
         An image's is by where a prompted ViT looked, or by a convolutional network's Grad-CAM.
@@ -160,12 +160,13 @@ class SiteMethod(Learner):
         title = f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}"
         network = self.open_network()
         if self.common.network != "vit":
-            from client_app.explain.gradcam import look_at_maps
+            from client_app.explain.gradcam import explain_by_grad_cam
 
-            return look_at_maps(network, chosen, self.compute, row, title, names)
-        from client_app.explain.attention import look
+            return explain_by_grad_cam(network, chosen, self.compute, row, title, names)
+        from client_app.explain.attention import explain_by_attention
 
-        return look(cast("PromptedViT", network), chosen, self.compute, row, title, names)
+        vit = cast("PromptedViT", network)
+        return explain_by_attention(vit, chosen, self.compute, row, title, names)
 
     def refuse_row(self, split: str, row: int) -> None:
         """Refuse a row that ``split`` does not have, by a ``DataError``."""

@@ -16,10 +16,10 @@ import pandas as pd
 
 from models.contract.errors import RunDirectoryError, SettingError
 from models.contract.settings_schema import Value, unknown_key
+from models.figures.palette import colours
 from server_app.compare.results import chosen_metrics, figure_of, of_split
 from server_app.compare.tables import deviation, mean
 from server_app.config.settings import differences, known_defaults
-from server_app.figures.style import colours
 from server_app.records.finished_run import FinishedRun, finished_run, has_begun
 
 if TYPE_CHECKING:

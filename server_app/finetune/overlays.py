@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from client_app.explain.gradcam import draw_image
+from client_app.explain.image_explanation import draw_image
 from models.networks.segmentation import image_dice, overlaps
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from datasets.weights.backbones import backbone_digest
 from datasets.weights.provenance import run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from server_app.figures.explain import finished_settings
-from server_app.figures.style import opened
 from server_app.finetune.request import FinetuneRequest
+from server_app.records.finished_site import finished_settings, opened
 from server_app.records.run_directory import RunDirectory
 
 SCRATCH = "scratch"

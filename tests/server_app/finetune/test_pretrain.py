@@ -18,8 +18,8 @@ from models.contract.errors import FedsiloError
 from models.networks.classifier import float_inputs
 from server_app.cli.main import main
 from server_app.config.settings import RunSettings, find_experiment, resolve
-from server_app.figures.explain import finished_site
 from server_app.finetune.pretrain import augmented, class_weights
+from server_app.records.finished_site import finished_site
 from server_app.run.inline_engine import run_inline
 
 EXPERIMENTS = """

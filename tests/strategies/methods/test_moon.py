@@ -16,7 +16,7 @@ from models.contract.settings import CommonSettings, NoSettings
 from models.methods.moon import MoonSettings
 from models.networks.classifier import build_classifier, exchanged_arrays
 from server_app.config.settings import resolve
-from server_app.figures.explain import finished_site
+from server_app.records.finished_site import finished_site
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg
