@@ -77,6 +77,7 @@ def make_app() -> typer.Typer:
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     for module in (runs, compare, data, figures, settings, sweep, finetune, deploy):
         module.add_commands(app)
