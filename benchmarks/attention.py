@@ -45,7 +45,7 @@ from models.networks.build import build_classifier
 from models.networks.encoders import float_inputs
 from models.networks.kinds import Task
 from models.networks.prompted_vit import PromptedViT
-from server_app.figures.explain import finished_site
+from server_app.records.finished_site import finished_site
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {

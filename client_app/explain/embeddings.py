@@ -44,13 +44,13 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
         SettingError: it mixes several.
     """
     parts = network.modules()
-    found = [part for part in parts if isinstance(part, TokenClassifier)]
-    if len(found) != 1:
+    classifiers = [part for part in parts if isinstance(part, TokenClassifier)]
+    if len(classifiers) != 1:
         raise SettingError(
-            f"this model mixes {len(found)} networks, which have no layer in common to look at: "
-            "name a run of a method with one network, such as fedavg or local"
+            f"this model mixes {len(classifiers)} networks, which have no layer in common to look "
+            "at: name a run of a method with one network, such as fedavg or local"
         )
-    return found[0]
+    return classifiers[0]
 
 
 def _last_linear(classifier: TokenClassifier) -> nn.Linear:

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from models.figures.heat_map import annotated_heat_map
+from models.figures.palette import BLUE, ORANGE
 from models.methods.picsr import PICSRNetwork, feature_contributions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-class Told(Protocol):
-    """An explanation, whatever the method."""
-
-    def lines(self) -> list[str]:
-        """Return it as text."""
-        ...
-
-    def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        ...
-
-    def figure(self) -> Figure:
-        """Draw it."""
-        ...
-
-
 LISTED, DRAWN = 3, 30  # features in a line of text, and in a picture
 
 
 @dataclass(frozen=True)
-class Explanation:
+class PatientExplanation:
     """What a router did with one sample.
 
     Attributes:
@@ -66,19 +50,19 @@ class Explanation:
 
     def lines(self) -> list[str]:
         """Return it as text: per expert its voice, the features near and apart, and its score."""
-        found = [self.title]
+        lines = [self.title]
         for index, site in enumerate(self.experts):
             pairs = zip(self.contributions[index], self.features, strict=True)
             ranked = sorted(pairs, key=lambda pair: abs(pair[0]))
             near, far = ranked[:LISTED], ranked[::-1][:LISTED]
             score = " ".join(f"{value:+.2f}" for value in self.scores[index])
-            found += [
+            lines += [
                 f"expert of {site}: weight {self.weights[index]:.3f}, says "
                 f"{self.answers[index]:.3f}; distance {self.distances[index]:.2f}",
-                f"  close by {_told(near)}; apart by {_told(far)}",
+                f"  close by {_parts(near)}; apart by {_parts(far)}",
                 f"  score {sum(self.scores[index]):.2f} = {score} (by each distance; bias last)",
             ]
-        return found
+        return lines
 
     def figure(self) -> Figure:
         """Draw the experts' voices, the distances' part in the scores, the features' in those."""
@@ -92,15 +76,18 @@ class Explanation:
         self._draw_voices(left)
         places = [*(f"from {site}" for site in self.experts), "bias"]
         columns = list(zip(*self.scores, strict=True))
-        _heat_map(middle, columns, places, self.experts, "what each distance adds to the score")
+        title = "what each distance adds to the score"
+        annotated_heat_map(middle, columns, places, self.experts, title, signed=True)
         self._draw_contributions(right)
         figure.suptitle(self.title, fontsize="medium")
         return figure
 
     def _draw_voices(self, axes: Axes) -> None:
         places = list(range(len(self.experts)))
-        axes.bar([p - 0.2 for p in places], self.weights, 0.4, label="router's weight")
-        axes.bar([p + 0.2 for p in places], self.answers, 0.4, label="expert's probability")
+        axes.bar([p - 0.2 for p in places], self.weights, 0.4, label="router's weight", color=BLUE)
+        axes.bar(
+            [p + 0.2 for p in places], self.answers, 0.4, label="expert's probability", color=ORANGE
+        )
         axes.set_xticks(places, self.experts, rotation=40, ha="right")
         axes.set_ylim(0, 1.05)
         axes.set_xlabel("expert of")
@@ -112,42 +99,23 @@ class Explanation:
         weight = [max(map(abs, column)) for column in columns]
         chosen = sorted(sorted(range(len(columns)), key=lambda i: -weight[i])[:DRAWN])
         labels = [f"{s}\n(sum {d:.2f})" for s, d in zip(self.experts, self.distances, strict=True)]
-        _heat_map(
+        annotated_heat_map(
             axes,
             [columns[index] for index in chosen],
             [self.features[index] for index in chosen],
             labels,
             "what each feature adds to the distance",
+            signed=True,
         )
 
 
-def _told(pairs: list[tuple[float, str]]) -> str:
+def _parts(pairs: list[tuple[float, str]]) -> str:
     return ", ".join(f"{name} {value:+.2f}" for value, name in pairs)
-
-
-def _heat_map(
-    axes: Axes,
-    table: Sequence[Sequence[float]],
-    rows: list[str],
-    columns: list[str],
-    title: str,
-) -> None:
-    top = max(abs(value) for row in table for value in row) or 1.0
-    axes.imshow(table, cmap="PuOr", vmin=-top, vmax=top, aspect="auto")
-    for y, row in enumerate(table):
-        for x, value in enumerate(row):
-            colour = "white" if abs(value) > 0.6 * top else "black"
-            axes.text(
-                x, y, f"{value:.2f}", ha="center", va="center", fontsize="x-small", color=colour
-            )
-    axes.set_xticks(range(len(columns)), columns, fontsize="small", rotation=40, ha="right")
-    axes.set_yticks(range(len(rows)), rows, fontsize="small")
-    axes.set_title(title, fontsize="small")
 
 
 def explain_routing(
     network: PICSRNetwork, sample: Tensor, title: str, features: list[str]
-) -> Explanation:
+) -> PatientExplanation:
     """Explain what ``network`` does with ``sample`` (*input_shape).
 
     ``title`` gets the answer appended; without names of features their numbers stand for them.
@@ -161,7 +129,7 @@ def explain_routing(
         distances = network.router.distances(sample[None], network.prototypes)[0]
         scores = network.router.scores(distances)
     parts = feature_contributions(network.router, sample, network.prototypes).flatten(1)
-    return Explanation(
+    return PatientExplanation(
         f"{title}; the mixture gives it {answer:.3f}",
         network.sites,
         weights.tolist(),

@@ -34,7 +34,7 @@ from models.networks.exchanged import load_exchanged
 from models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
-    from client_app.explain.routing import Told
+    from client_app.explain.explanation import Explanation
     from models.networks.prompted_vit import PromptedViT
 
 
@@ -166,7 +166,7 @@ class SiteMethod(ABC):
         """Return noised arrays in the form that the server checks; it may see nothing but them."""
         return arrays
 
-    def explain(self, split: str, row: int) -> Told:
+    def explain(self, split: str, row: int) -> Explanation:
         """Say why the model that came answers as it does for one sample of this silo.
 
         An image's is by where a prompted ViT looked, or by a convolutional network's Grad-CAM.
@@ -183,12 +183,13 @@ class SiteMethod(ABC):
         title = f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}"
         network = self.open_network()
         if self.common.network != "vit":
-            from client_app.explain.gradcam import look_at_maps
+            from client_app.explain.gradcam import explain_by_grad_cam
 
-            return look_at_maps(network, chosen, self.compute, row, title, names)
-        from client_app.explain.attention import look
+            return explain_by_grad_cam(network, chosen, self.compute, row, title, names)
+        from client_app.explain.attention import explain_by_attention
 
-        return look(cast("PromptedViT", network), chosen, self.compute, row, title, names)
+        vit = cast("PromptedViT", network)
+        return explain_by_attention(vit, chosen, self.compute, row, title, names)
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
         """Return the network with ``arrays``, else with the seed's initial weights, placed."""

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from client_app.explain.routing import Explanation, explain_routing
+from client_app.explain.routing import PatientExplanation, explain_routing
 from client_app.methods.base import SiteMethod, refuse_row
 from client_app.privacy.noise_source import noise_source
 from client_app.training.loop import LocalTraining
@@ -116,7 +116,7 @@ class PICSRSite(SiteMethod):
             return None
         return RoutingProbe(cast(PICSRNetwork, network).sites, self.settings.prototype_min_count)
 
-    def explain(self, split: str, row: int) -> Explanation:
+    def explain(self, split: str, row: int) -> PatientExplanation:
         """Say which experts spoke for a patient, and which features made the patient close to whom.
 
         Raises:

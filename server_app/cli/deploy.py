@@ -1,60 +1,141 @@
-"""The ``deploy`` commands: options only."""
+"""``fedsilo deploy``: options only."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+import typer
+
+from server_app.cli.options import (
+    ChangesOption,
+    ConfigOption,
+    ExperimentArgument,
+    FileOption,
+    NameOption,
+    OutOption,
+    SeedOption,
+)
+from server_app.cli.printing import line_printer
 
 _FOLDER = Path("deployment")
-
-
-def add_deploy(commands: Commands, add_run_options: Callable[..., None]) -> None:
-    """Add ``deploy up | status | logs | run | down``."""
-    deploy = commands.add_parser("deploy", help="a server and hospitals as processes, with TLS")
-    actions = deploy.add_subparsers(required=True, metavar="ACTION")
-    up = _action(actions, "up", "start all that does not run")
-    up.add_argument("experiment", nargs="?", default="uefl-digits", help="(default %(default)s)")
-    up.add_argument("--sites", type=int, help="how many silos the experiment is cut into")
-    up.add_argument("--site", action="append", default=[], help="a site by name, instead")
-    up.add_argument("--data-dir", type=Path, help="where the sites' data lie")
-    up.add_argument("--device", help="of all sites (default cpu)")
-    up.add_argument("--file", type=Path, help="simulation.yaml to read")
-    up.add_argument(
+_Folder = Annotated[
+    Path,
+    typer.Option("--dir", show_default=False, help=f"the deployment's folder (default {_FOLDER})"),
+]
+# Their defaults are shown by typer: a newer click drops the help of an argument
+_Silos = Annotated[str, typer.Argument(metavar="experiment")]
+_SiteCount = Annotated[
+    int | None, typer.Option("--sites", help="how many silos the experiment is cut into")
+]
+_Sites = Annotated[
+    list[str],
+    typer.Option(
+        "--site", default_factory=list, show_default=False, help="a site by name, instead"
+    ),
+]
+_DataDir = Annotated[Path | None, typer.Option("--data-dir", help="where the sites' data lie")]
+_Device = Annotated[str | None, typer.Option("--device", help="of all sites (default cpu)")]
+_NodeConfig = Annotated[
+    list[str],
+    typer.Option(
         "--node-config",
-        action="append",
-        default=[],
         metavar="KEY=VALUE",
+        default_factory=list,
+        show_default=False,
         help="what else every SuperNode is told, for example allow-folds=true",
+    ),
+]
+_Member = Annotated[str, typer.Argument(metavar="member", help="server or a site")]
+_Lines = Annotated[int, typer.Option("--lines", show_default=False, help="(default 40)")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add ``deploy up | status | logs | run | down``."""
+    deploy = typer.Typer(rich_markup_mode=app.rich_markup_mode)
+    deploy.command("up", help="start all that does not run")(_up)
+    deploy.command("status", help="print what runs")(_status)
+    deploy.command("logs", help="print the end of a log")(_logs)
+    deploy.command("run", help="run an experiment there, and wait")(_run)
+    deploy.command("down", help="end all processes")(_down)
+    app.add_typer(deploy, name="deploy", help="a server and hospitals as processes, with TLS")
+
+
+def _up(
+    experiment: _Silos = "uefl-digits",
+    *,
+    folder: _Folder = _FOLDER,
+    site_count: _SiteCount = None,
+    sites: _Sites,
+    data_dir: _DataDir = None,
+    device: _Device = None,
+    file: FileOption = None,
+    node_config: _NodeConfig,
+) -> None:
+    from server_app.deploy.commands import up
+    from server_app.deploy.making import DeploymentRequest
+    from server_app.run.progress_bars import make_console
+
+    request = DeploymentRequest(
+        experiment=experiment,
+        site_count=site_count,
+        sites=tuple(sites),
+        data_dir=data_dir,
+        device=device,
+        node_config=tuple(node_config),
+        file=file,
     )
-    _action(actions, "status", "print what runs")
-    logs = _action(actions, "logs", "print the end of a log")
-    logs.add_argument("member", nargs="?", default="server", help="server (default) or a site")
-    logs.add_argument("--lines", type=int, default=40, help="(default %(default)s)")
-    run = _action(actions, "run", "run an experiment there, and wait")
-    run.add_argument("experiment")
-    add_run_options(run)
-    run.add_argument("--seed", type=int, help="seed, instead of the experiment's")
-    run.add_argument("--name", help="name of the run directory")
-    _action(actions, "down", "end all processes")
+    say = line_printer(make_console())
+    deployment = up(folder, request, say)
+    say(f"{len(deployment.sites)} sites are online: {', '.join(deployment.sites)}")
 
 
-def _action(actions: Commands, name: str, told: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=told)
-    parser.add_argument(
-        "--dir", type=Path, default=_FOLDER, help="the deployment's folder (default %(default)s)"
-    )
-    parser.set_defaults(handler=_handle, action=name)
-    return parser
+def _status(folder: _Folder = _FOLDER) -> None:
+    from rich.table import Table
+
+    from server_app.deploy.commands import status
+    from server_app.run.progress_bars import make_console
+
+    table = Table("member", "process", "seen by the server", "log")
+    for one in status(folder):
+        table.add_row(one.member, str(one.pid or "-"), one.seen, str(one.log))
+    console = make_console()
+    console.print(table, soft_wrap=not console.is_terminal)
 
 
-def _handle(options: argparse.Namespace) -> None:
-    from server_app.deploy import commands as deploy
-    from server_app.deploy import run as deploy_run
+def _logs(
+    member: _Member = "server",  # deploy.deployment.SERVER, which imports what runs
+    *,
+    folder: _Folder = _FOLDER,
+    lines: _Lines = 40,
+) -> None:
+    from server_app.deploy.commands import logs
 
-    module = deploy_run if options.action == "run" else deploy
-    handler: Callable[[argparse.Namespace], None] = getattr(module, options.action)
-    handler(options)
+    print(logs(folder, member, lines))
+
+
+def _run(
+    experiment: ExperimentArgument,
+    *,
+    folder: _Folder = _FOLDER,
+    changes: ChangesOption,
+    config: ConfigOption = None,
+    out: OutOption = None,
+    file: FileOption = None,
+    seed: SeedOption = None,
+    name: NameOption = None,
+) -> None:
+    from server_app.deploy.run import run
+    from server_app.run.planning import RunSources
+    from server_app.run.progress_bars import make_console
+
+    sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
+    say = line_printer(make_console())
+    say(f"run directory: {run(experiment, folder, sources, say, seed=seed, name=name)}")
+
+
+def _down(folder: _Folder = _FOLDER) -> None:
+    from server_app.deploy.commands import down
+
+    deployment, ended = down(folder)
+    print(f"{len(ended)} processes ended; {deployment.folder} stays")

@@ -1,84 +1,178 @@
-"""The commands that draw finished runs where their data lie: options only."""
+"""The commands that draw and explain finished runs where their data lie: options only."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, Literal
 
-from client_app.explain.embeddings import EMBEDDING, LAYERS
-from datasets.silo.silos import SPLITS
+import typer
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+from models.contract.errors import SettingError
+from server_app.cli.options import (
+    RunDirArgument,
+    RunDirsArgument,
+    RunsDataDirOption,
+    RunsStateDirOption,
+    SitesOption,
+    Split,
+)
 
+Layer = Literal["embedding", "penultimate"]
 
-def add_pictures(commands: Commands) -> None:
-    """Add ``against``, ``histograms``, ``embeddings`` and ``gradcam``."""
-    shares = commands.add_parser("against", help="draw a figure of finished runs over a setting")
-    shares.add_argument("setting", help="in which the runs differ, for example unseen")
-    shares.add_argument(
-        "folders", nargs="+", type=Path, metavar="run_dir", help="a run, or a folder of runs"
-    )
-    shares.add_argument("--metric", default="accuracy", help="(default %(default)s)")
-    shares.add_argument("--split", choices=("test", "val"), default="test", help="(default test)")
-    shares.add_argument(
-        "--picture", type=Path, default=Path("against.png"), help="(default %(default)s)"
-    )
-    shares.set_defaults(handler=_against)
-
-    pixels = commands.add_parser("histograms", help="draw how sites' images differ in brightness")
-    pixels.add_argument("run_dir", type=Path)
-    _add_options(pixels, "train", "RUN-DIR/histograms.png")
-    pixels.add_argument("--site", action="append", default=[], help="a site (default: all)")
-    pixels.set_defaults(handler=_histograms)
-
-    cloud = commands.add_parser("embeddings", help="draw what models make of all sites' samples")
-    cloud.add_argument("run_dirs", nargs="+", type=Path, metavar="run_dir")
-    _add_options(cloud, "test", "embeddings.png of the first run")
-    cloud.add_argument("--site", action="append", default=[], help="a site (default: all)")
-    cloud.add_argument("--layer", choices=LAYERS, default=EMBEDDING, help="(default %(default)s)")
-    cloud.add_argument("--limit", type=int, metavar="N", help="samples a site (default: all)")
-    cloud.add_argument("--seed", type=int, default=0, help="of t-SNE and folds (default 0)")
-    cloud.set_defaults(handler=_embeddings)
-
-    cams = commands.add_parser("gradcam", help="draw where convolutional networks find a class")
-    cams.add_argument("run_dirs", nargs="+", type=Path, metavar="run_dir")
-    cams.add_argument("--site", required=True, help="the images' site")
-    cams.add_argument("--rows", required=True, help="rows of the split, from 0, as 0,3,7")
-    _add_options(cams, "test", "gradcam-SITE.png of the first run")
-    cams.add_argument(
-        "--class", dest="label", metavar="NAME", help="(default: what each network says)"
-    )
-    cams.set_defaults(handler=_gradcam)
-    for parser in (cloud, cams):
-        parser.add_argument("--state-dir", type=Path, help="the site's state (default: the run's)")
+SplitOption = Annotated[Split, typer.Option("--split", show_default=False, help="(default test)")]
+_PICTURE = "PNG to write (default: {})"
 
 
-def _add_options(parser: argparse.ArgumentParser, split: str, picture: str) -> None:
-    parser.add_argument("--split", choices=SPLITS, default=split, help="(default %(default)s)")
-    parser.add_argument("--picture", type=Path, help=f"PNG to write (default: {picture})")
-    parser.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
+def add_commands(app: typer.Typer) -> None:
+    """Add ``plot``, ``explain``, ``attention``, ``histograms``, ``embeddings`` and ``gradcam``."""
+    app.command(help="draw the learning curves of a finished run again")(plot)
+    app.command(help="why a run's model answers so for one patient")(explain)
+    app.command(help="draw where a run's ViT looked, per site")(attention)
+    app.command(help="draw how sites' images differ in brightness")(histograms)
+    app.command(help="draw what models make of all sites' samples")(embeddings)
+    app.command(help="draw where convolutional networks find a class")(gradcam)
 
 
-def _against(options: argparse.Namespace) -> None:
-    from server_app.compare.over_setting import against
+def plot(run_dir: RunDirArgument) -> None:
+    """Draw a run's pictures; print the place of each."""
+    from server_app.figures.learning_curves import redraw
 
-    against(options)
-
-
-def _histograms(options: argparse.Namespace) -> None:
-    from server_app.figures.intensity_histograms import histograms
-
-    histograms(options)
+    for path in redraw(run_dir):
+        print(path)
 
 
-def _embeddings(options: argparse.Namespace) -> None:
-    from server_app.figures.embeddings import embeddings
+def explain(
+    run_dir: RunDirArgument,
+    site: Annotated[str, typer.Option(help="the patient's site")],
+    row: Annotated[int, typer.Option(help="row of the split, from 0")],
+    split: SplitOption = "test",
+    data_dir: RunsDataDirOption = None,
+    state_dir: RunsStateDirOption = None,
+    json: Annotated[Path | None, typer.Option(help="also write it as JSON")] = None,
+    picture: Annotated[Path | None, typer.Option(help="also draw it as PNG")] = None,
+) -> None:
+    """Print the explanation; write it as JSON or picture where that is asked for."""
+    from server_app.figures import explain as explaining
 
-    embeddings(options)
+    explanation = explaining.explain(run_dir, site, row, split, data_dir, state_dir)
+    print("\n".join(explanation.lines()))
+    explaining.save_explanation(explanation, document=json, picture=picture)
 
 
-def _gradcam(options: argparse.Namespace) -> None:
-    from server_app.figures.gradcam import gradcam
+def attention(
+    run_dir: RunDirArgument,
+    site: Annotated[str | None, typer.Option(help="one site (default: all)")] = None,
+    split: SplitOption = "test",
+    images: Annotated[
+        int, typer.Option(show_default=False, help="images per class (default 5)")
+    ] = 5,
+    data_dir: RunsDataDirOption = None,
+    state_dir: RunsStateDirOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the pictures (default: the run's)")
+    ] = None,
+) -> None:
+    """Draw a sheet per site; print the place of each."""
+    from server_app.figures.attention import attention as drawn_sites
 
-    gradcam(options)
+    _at_least_one("--images", images)
+    for drawn in drawn_sites(run_dir, site, split, images, data_dir, state_dir, out):
+        print(drawn.path or f"site {drawn.site} has no {split} images")
+
+
+def histograms(
+    run_dir: RunDirArgument,
+    site: SitesOption,
+    split: Annotated[
+        Split, typer.Option("--split", show_default=False, help="(default train)")
+    ] = "train",
+    picture: Annotated[
+        Path | None, typer.Option(help=_PICTURE.format("RUN-DIR/histograms.png"))
+    ] = None,
+    data_dir: RunsDataDirOption = None,
+) -> None:
+    """Draw the histograms of a run's sites; print the picture's place."""
+    from server_app.figures import intensity_histograms
+    from server_app.figures.learning_curves import write_picture
+
+    measured = intensity_histograms.histograms(run_dir, site, split, data_dir)
+    path = picture or run_dir / "histograms.png"
+    write_picture(path, intensity_histograms.draw_histograms(measured))
+    print(path)
+
+
+def embeddings(
+    run_dirs: RunDirsArgument,
+    site: SitesOption,
+    split: SplitOption = "test",
+    picture: Annotated[
+        Path | None, typer.Option(help=_PICTURE.format("embeddings.png of the first run"))
+    ] = None,
+    data_dir: RunsDataDirOption = None,
+    layer: Annotated[Layer, typer.Option(show_default=False, help="(default embedding)")] = (
+        "embedding"
+    ),
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="samples a site (default: all)")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(show_default=False, help="of t-SNE and folds (default 0)")
+    ] = 0,
+    state_dir: RunsStateDirOption = None,
+) -> None:
+    """Write a file of points per run and draw all of them; print their places and the numbers."""
+    from server_app.figures import embeddings as embedding
+    from server_app.figures.embedding_panels import draw_panels
+    from server_app.figures.learning_curves import write_picture
+
+    if limit is not None:
+        _at_least_one("--limit", limit)
+    selection = embedding.Selection(site, split, layer, limit, seed)
+    panels = embedding.embeddings(run_dirs, selection, data_dir, state_dir)
+    for run_dir, panel in zip(run_dirs, panels, strict=True):
+        print(embedding.write_document(run_dir, panel, selection), *panel.lines(), sep="\n  ")
+    path = picture or run_dirs[0] / "embeddings.png"
+    write_picture(path, draw_panels(panels, f"{split} samples, {layer} layer"))
+    print(path)
+
+
+def gradcam(
+    run_dirs: RunDirsArgument,
+    site: Annotated[str, typer.Option(help="the images' site")],
+    rows: Annotated[str, typer.Option(help="rows of the split, from 0, as 0,3,7")],
+    split: SplitOption = "test",
+    picture: Annotated[
+        Path | None, typer.Option(help=_PICTURE.format("gradcam-SITE.png of the first run"))
+    ] = None,
+    data_dir: RunsDataDirOption = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--class", metavar="NAME", help="(default: what each network says)"),
+    ] = None,
+    state_dir: RunsStateDirOption = None,
+) -> None:
+    """Draw the sheet; print its place."""
+    from server_app.figures import gradcam as grad_cam
+    from server_app.figures.learning_curves import write_picture
+
+    sheet = grad_cam.gradcam(run_dirs, site, parse_rows(rows), split, label, data_dir, state_dir)
+    path = picture or run_dirs[0] / f"gradcam-{site}.png"
+    write_picture(path, grad_cam.draw_sheet(sheet))
+    print(path)
+
+
+def parse_rows(text: str) -> list[int]:
+    """Return the rows of ``--rows``, as '0,3,7'.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise SettingError(f"--rows is '{text}'; it must be rows counted from 0, such as 0,3,7")
+    return [int(part) for part in parts]
+
+
+def _at_least_one(option: str, value: int) -> None:
+    if value < 1:
+        raise SettingError(f"{option} is {value}; it must be at least 1")

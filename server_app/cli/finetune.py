@@ -1,55 +1,145 @@
-"""The options of ``fedsilo finetune``."""
+"""``fedsilo finetune`` and ``fedsilo pretrain``: options only."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, Literal
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+import typer
 
+from server_app.cli.options import (
+    ChangesOption,
+    ConfigOption,
+    ExperimentArgument,
+    FileOption,
+    OutOption,
+    RunsDataDirOption,
+)
+from server_app.cli.printing import line_printer
 
-def add_finetune(commands: Commands) -> None:
-    """Add ``finetune``."""
-    tune = commands.add_parser("finetune", help="put a finished run's model to a task of its own")
-    tune.add_argument("--task", choices=("classification", "segmentation"), required=True)
-    tune.add_argument(
+_Task = Annotated[Literal["classification", "segmentation"], typer.Option("--task")]
+_Weights = Annotated[
+    list[str],
+    typer.Option(
         "--weights",
-        action="append",
-        required=True,
         metavar="WEIGHTS",
-        help="what to start from: a run directory, scratch, or a ViT's file or timm:NAME; given "
-        "several times, a line of the table each",
-    )
-    tune.add_argument("--out", type=Path, required=True, help="folder to write; not there yet")
-    tune.add_argument("--dataset", help="(default: the first run's)")
-    tune.add_argument("--site", action="append", default=[], help="a site (default: all, pooled)")
-    tune.add_argument(
+        help="what to start from: a run directory, scratch, or a ViT's file or timm:NAME; "
+        "given several times, a line of the table each",
+    ),
+]
+_Folder = Annotated[Path, typer.Option("--out", help="folder to write; not there yet")]
+_Dataset = Annotated[str | None, typer.Option("--dataset", help="(default: the first run's)")]
+_Sites = Annotated[
+    list[str],
+    typer.Option(
+        "--site",
+        default_factory=list,
+        show_default=False,
+        help="a site (default: all, pooled)",
+    ),
+]
+_Network = Annotated[
+    str | None,
+    typer.Option(
         "--network",
         help="segmentation: unet, vit, swin; classification: conv, vgg16-bn, resnet22, vit "
         "(default: the one that takes the run's weights)",
-    )
-    tune.add_argument("--epochs", type=int, default=20, help="(default %(default)s)")
-    tune.add_argument("--seeds", type=int, default=3, help="number of seeds (default %(default)s)")
-    tune.add_argument(
+    ),
+]
+_Epochs = Annotated[int, typer.Option("--epochs", show_default=False, help="(default 20)")]
+_Seeds = Annotated[
+    int, typer.Option("--seeds", show_default=False, help="number of seeds (default 3)")
+]
+_Changes = Annotated[
+    list[str],
+    typer.Option(
         "--set",
-        action="append",
-        default=[],
         metavar="KEY=VALUE",
-        dest="changes",
+        default_factory=list,
+        show_default=False,
         help="a setting of data, network or training, instead of the run's or the default",
-    )
-    tune.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
-    tune.add_argument("--data-dir", type=Path, help="the data directory (default: the run's)")
-    tune.add_argument("--from-site", metavar="SITE", help="a site's own model of the run")
-    tune.add_argument("--state-dir", type=Path, help="that site's state (default: the run's)")
-    tune.add_argument(
-        "--images", type=int, default=4, help="test images drawn (default %(default)s)"
-    )
-    tune.set_defaults(handler=_finetune)
+    ),
+]
+_Device = Annotated[
+    str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
+]
+_FromSite = Annotated[
+    str | None, typer.Option("--from-site", metavar="SITE", help="a site's own model of the run")
+]
+_StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="that site's state (default: the run's)")
+]
+_Images = Annotated[
+    int, typer.Option("--images", show_default=False, help="test images drawn (default 4)")
+]
+_WeightsFile = Annotated[
+    Path | None, typer.Option("--weights", help="file (default: what backbone-weights names)")
+]
 
 
-def _finetune(options: argparse.Namespace) -> None:
+def add_commands(app: typer.Typer) -> None:
+    """Add ``finetune`` and ``pretrain``."""
+    app.command("finetune", help="put a finished run's model to a task of its own")(_finetune)
+    app.command("pretrain", help="train an experiment's ViT on public images")(_pretrain)
+
+
+def _finetune(
+    *,
+    task: _Task,
+    weights: _Weights,
+    out: _Folder,
+    dataset: _Dataset = None,
+    sites: _Sites,
+    network: _Network = None,
+    epochs: _Epochs = 20,
+    seeds: _Seeds = 3,
+    changes: _Changes,
+    device: _Device = None,
+    data_dir: RunsDataDirOption = None,
+    from_site: _FromSite = None,
+    state_dir: _StateDir = None,
+    images: _Images = 4,
+) -> None:
     from server_app.finetune.command import finetune
+    from server_app.finetune.request import FinetuneRequest
+    from server_app.finetune.results import result_table
+    from server_app.run.progress_bars import make_console
 
-    finetune(options)
+    request = FinetuneRequest(
+        task=task,
+        weights=tuple(weights),
+        out=out,
+        dataset=dataset,
+        sites=tuple(sites),
+        network=network,
+        epochs=epochs,
+        seeds=seeds,
+        changes=tuple(changes),
+        device=device,
+        data_dir=data_dir,
+        from_site=from_site,
+        state_dir=state_dir,
+        images=images,
+    )
+    console = make_console()
+    say = line_printer(console)
+    console.print(result_table(finetune(request, say)))
+    say(str(out))
+
+
+def _pretrain(
+    experiment: ExperimentArgument,
+    *,
+    changes: ChangesOption,
+    config: ConfigOption = None,
+    out: OutOption = None,
+    file: FileOption = None,
+    weights: _WeightsFile = None,
+) -> None:
+    from server_app.finetune.pretrain import pretrain
+    from server_app.run.planning import RunSources
+    from server_app.run.progress_bars import make_console
+
+    sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
+    say = line_printer(make_console())
+    say(f"weights: {pretrain(experiment, sources, weights, say)}")

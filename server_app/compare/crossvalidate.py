@@ -6,80 +6,86 @@ experiment is the one that the others are compared with.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.table import Table
 
-from datasets.io.atomic_files import write_atomically
 from datasets.registry import data_fingerprint, data_set
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value
 from server_app.compare.corrected_interval import Interval, corrected_interval
-from server_app.compare.trials import Trial, run_trials
+from server_app.compare.tables import joined, markdown_table
+from server_app.compare.trials import Trial, run_groups
 from server_app.config.settings import RunSettings, resolve
-from server_app.records.summary import print_table
-from server_app.run.planning import planned
-from server_app.run.progress_bars import make_console
+from server_app.run.planning import RunSources, planned
 
-HEADER = ("experiment", "compared with", "group", "metric", "mean", "low", "high", "p", "runs")
+COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
 
 Summaries = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A figure with its interval; ``against`` names the experiment it is a difference to."""
+class CrossValidation:
+    """What a cross-validation found.
 
-    experiment: str
-    against: str
-    group: str
-    metric: str
-    interval: Interval
+    ``intervals`` has the columns ``COLUMNS``: each experiment's figures, then differences, whose
+    ``compared_with`` names the experiment that is taken off.
+    """
+
+    intervals: pd.DataFrame
+    metrics: Sequence[str]
 
 
-def crossvalidate(options: argparse.Namespace) -> None:
-    """Run what is missing, then print and write the tables.
+def crossvalidate(
+    experiments: Sequence[str],
+    sources: RunSources,
+    *,
+    folds: int,
+    repeats: int,
+    jobs: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> CrossValidation:
+    """Run what is missing and return the figures.
+
+    Args:
+        experiments: their names; the others are compared with the first.
+        sources: where settings come from, over those of each experiment.
+        folds: folds of each site's rows, at least 2.
+        repeats: shufflings.
+        jobs: runs at once; 0: one for each core.
+        tell: takes a line before the runs begin.
 
     Raises:
         FedsiloError: the data set has no folds, a setting is wrong, or a run failed.
     """
-    names = list(dict.fromkeys(options.experiments))
-    plans = {name: planned(name, options)[0] for name in names}
-    trials = {
-        name: _trials(settings, options.folds, options.repeats) for name, settings in plans.items()
-    }
-    console = make_console()
-    runs = options.folds * options.repeats
-    console.print(
-        f"{len(names)} experiments, {options.folds} folds, {options.repeats} repeats: "
-        f"{len(names) * runs} runs",
-        highlight=False,
-    )
+    names = list(dict.fromkeys(experiments))
+    plans = {name: planned(name, sources)[0] for name in names}
+    trials = [_trials(settings, folds, repeats) for settings in plans.values()]
+    runs = folds * repeats
+    tell(f"{len(names)} experiments, {folds} folds, {repeats} repeats: {len(names) * runs} runs")
+    _refuse_other_data(plans)
     first = plans[names[0]].common
+    folder = Path(first.out) / "crossvalidation"
+    summaries = dict(zip(names, run_groups(trials, folder, jobs), strict=True))
+    metrics = data_set(first.dataset).headline
+    figures = figure_intervals(summaries, metrics, folds)
+    differences = difference_intervals(summaries, metrics, folds)
+    return CrossValidation(joined([figures, differences]), metrics)
+
+
+def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
+    first, *_ = plans
+    common = plans[first].common
     for name, settings in plans.items():
-        if (settings.common.dataset, settings.common.data_dir) != (first.dataset, first.data_dir):
+        if (settings.common.dataset, settings.common.data_dir) != (common.dataset, common.data_dir):
             raise SettingError(
-                f"experiment '{name}' is on other data than '{names[0]}': methods are compared on "
+                f"experiment '{name}' is on other data than '{first}': methods are compared on "
                 "the same splits; name experiments of one data set"
             )
-    every = [trial for name in names for trial in trials[name]]
-    found = run_trials(every, Path(first.out) / "crossvalidation", options.jobs)
-    summaries = {name: found[i * runs : (i + 1) * runs] for i, name in enumerate(names)}
-    metrics = data_set(first.dataset).headline
-    rows = figure_rows(summaries, metrics, options.folds)
-    rows += difference_rows(summaries, metrics, options.folds)
-    for metric in metrics:
-        print_table(console, metric_table(rows, metric))
-    if options.csv:
-        write_atomically(options.csv, csv_text(rows))
-    if options.markdown:
-        write_atomically(options.markdown, markdown_text(rows, metrics))
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
@@ -89,7 +95,7 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
             f"data set '{base['dataset']}' has a split of its own and no folds: use 'fedsilo "
             "compare' with several seeds"
         )
-    found = []
+    trials = []
     for repeat in range(repeats):
         for fold in range(folds):
             cut: dict[str, Value] = {
@@ -100,35 +106,35 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
                 "evaluate-every": 0,
                 "run-name": "",
             }
-            found.append(Trial(resolve({**base, **cut}), {"repeat": repeat, "fold": fold}, data))
-    return found
+            trials.append(Trial(resolve({**base, **cut}), {"repeat": repeat, "fold": fold}, data))
+    return trials
 
 
-def figure_rows(
+def figure_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
-) -> list[Row]:
+) -> pd.DataFrame:
     """Return each experiment's figures, per site and in the mean over sites.
 
     A metric that a site's test rows leave undefined in some run (AUC of one class) is given over
     the other runs, and the site is no part of its mean over sites.
     """
-    rows = []
-    for name, found in summaries.items():
+    records = []
+    for name, runs in summaries.items():
         for metric in metrics:
-            for group, values in _by_group(found, metric).items():
+            for group, values in _by_group(runs, metric).items():
                 known = [value for value in values if value is not None]
                 if known:  # all metrics are shares: an interval beyond them says nothing
                     interval = corrected_interval(known, folds).within(0.0, 1.0)
-                    rows.append(Row(name, "", group, metric, interval))
-    return rows
+                    records.append((name, "", group, metric, interval))
+    return interval_frame(records)
 
 
-def difference_rows(
+def difference_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
-) -> list[Row]:
+) -> pd.DataFrame:
     """Return the first experiment's figures minus each other's, run by run on the same split."""
     first, *others = summaries
-    rows = []
+    records = []
     for other in others:
         for metric in metrics:
             mine, theirs = (_by_group(summaries[name], metric) for name in (first, other))
@@ -136,71 +142,68 @@ def difference_rows(
                 pairs = zip(mine[group], theirs[group], strict=True)
                 known = [a - b for a, b in pairs if a is not None and b is not None]
                 if known:
-                    rows.append(Row(first, other, group, metric, corrected_interval(known, folds)))
-    return sorted(rows, key=lambda row: (others.index(row.against), metrics.index(row.metric)))
+                    interval = corrected_interval(known, folds)
+                    records.append((first, other, group, metric, interval))
+    return interval_frame(records)
 
 
-def _by_group(found: Summaries, metric: str) -> dict[str, list[float | None]]:
+def interval_frame(records: Sequence[tuple[str, str, str, str, Interval]]) -> pd.DataFrame:
+    """Return intervals as a table with the columns ``COLUMNS``."""
+    cells = [(*names, one.mean, one.low, one.high, one.p, one.runs) for *names, one in records]
+    frame = pd.DataFrame(cells, columns=list(COLUMNS))
+    return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
+
+
+def _by_group(runs: Summaries, metric: str) -> dict[str, list[float | None]]:
     """Return, per site and for ``all``, the metric's value in each run, None where undefined."""
-    sites = sorted({site for summary in found for site in summary["sites"]})
+    sites = sorted({site for summary in runs for site in summary["sites"]})
     by_site = {
-        site: [summary["sites"].get(site, {}).get(metric) for summary in found] for site in sites
+        site: [summary["sites"].get(site, {}).get(metric) for summary in runs] for site in sites
     }
     whole = [values for values in by_site.values() if None not in values]
     mean: list[float | None] = [sum(run) / len(run) for run in zip(*whole, strict=True)]
     return {**by_site, "all": mean}
 
 
-def metric_table(rows: Sequence[Row], metric: str) -> Table:
+def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     """Return one metric's table: a line per experiment, then the paired differences."""
-    chosen = [row for row in rows if row.metric == metric]
-    groups = list(dict.fromkeys(row.group for row in chosen if not row.against))
+    (_, *groups), *lines = _lines(intervals, metric)
     table = Table(title=f"test {metric}: mean and 95 % interval", title_justify="left")
     table.add_column("experiment")
     for group in groups:
         table.add_column(group, justify="right")
-    for label, cells in _lines(chosen, groups):
+    for label, *cells in lines:
         narrow = [cell.replace(" [", "\n[").replace(" p=", "\np=") for cell in cells]
         table.add_row(label, *narrow, end_section=True)
     return table
 
 
-def _lines(rows: Sequence[Row], groups: Sequence[str]) -> list[tuple[str, list[str]]]:
-    found: dict[str, dict[str, str]] = {}
-    for row in rows:
-        label = f"{row.experiment} less {row.against}" if row.against else row.experiment
-        found.setdefault(label, {})[row.group] = _cell(row)
-    return [(label, [cells.get(group, "") for group in groups]) for label, cells in found.items()]
+def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
+    """Return the column titles of one metric, then a line per experiment and per difference."""
+    chosen = intervals[intervals["metric"] == metric]
+    groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
+    cells: dict[str, dict[str, str]] = {}
+    for one in chosen.itertuples():
+        taken_off = str(one.compared_with)
+        label = f"{one.experiment} less {taken_off}" if taken_off else str(one.experiment)
+        cells.setdefault(label, {})[str(one.group)] = _cell(one)
+    body = [[label, *(found.get(group, "") for group in groups)] for label, found in cells.items()]
+    return [["experiment", *groups], *body]
 
 
-def _cell(row: Row) -> str:
-    one, sign = row.interval, "+" if row.against else ""
-    if one.low is None:
+def _cell(one: Any) -> str:
+    sign = "+" if one.compared_with else ""
+    if pd.isna(one.low):
         return f"{one.mean:{sign}.3f} (1 run)"
-    p = f" p={one.p:.3f}" if row.against else ""
+    p = f" p={one.p:.3f}" if one.compared_with else ""
     return f"{one.mean:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]{p}"
 
 
-def markdown_text(rows: Sequence[Row], metrics: Sequence[str]) -> str:
+def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
     """Return the tables as Markdown, one per metric."""
     parts = []
     for metric in metrics:
-        chosen = [row for row in rows if row.metric == metric]
-        groups = list(dict.fromkeys(row.group for row in chosen if not row.against))
-        lines = [["experiment", *groups], ["---"] * (len(groups) + 1)]
-        lines += [[label, *cells] for label, cells in _lines(chosen, groups)]
-        body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        columns, *lines = _lines(intervals, metric)
+        body = markdown_table(columns, lines)
         parts.append(f"**{metric}**, mean and 95 % interval\n\n{body}")
     return "\n".join(parts)
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return all figures as tidy CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    for row in rows:
-        one = row.interval
-        figures = ["" if v is None else f"{v:.6f}" for v in (one.mean, one.low, one.high, one.p)]
-        writer.writerow([row.experiment, row.against, row.group, row.metric, *figures, one.runs])
-    return text.getvalue()

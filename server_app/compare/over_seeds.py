@@ -6,49 +6,94 @@ and not run again; one that was cut short is resumed.
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import pandas as pd
 
-from datasets.io.atomic_files import write_atomically
 from datasets.io.locations import find_places
 from datasets.registry import data_set, load_silo
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from models.contract.settings_schema import Value
+from server_app.compare.results import (
+    chosen_metrics,
+    constant_results,
+    experiment_results,
+    figure_of,
+    of_split,
+)
 from server_app.compare.significance import (
     Tested,
     check_tests,
     markdown_tests,
     notes,
-    print_tests,
     significance,
 )
-from server_app.compare.tables import (
-    Row,
-    chosen_metrics,
-    comparison_table,
-    constant_rows,
-    csv_text,
-    experiment_rows,
-    figure_of,
-    markdown_text,
-    of_split,
-)
-from server_app.config.settings import RunSettings, differences, resolve, run_values
+from server_app.compare.tables import comparison_markdown, joined
+from server_app.compare.trials import run_missing, runs_at_once
+from server_app.config.settings import RunSettings, differences
+from server_app.records.finished_run import FinishedRun, has_begun, has_ended
 from server_app.records.run_directory import RunDirectory
-from server_app.records.summary import print_table
-from server_app.run.planning import planned
-from server_app.run.progress_bars import make_console
+from server_app.run.planning import RunSources, planned
 
-Found = Mapping[str, Mapping[int, Mapping[str, Any]]]  # experiment -> seed -> summary of the split
+# experiment -> seed -> summary of the split
+Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRuns:
+    """How the runs of a comparison are made.
+
+    Attributes:
+        sources: where settings come from, over those of each experiment.
+        engine: ``ray`` or ``inline``.
+        supernodes: simulated sites; None: the experiment's, else all silos.
+        seeds: seeds 0 to ``seeds - 1``.
+        own_splits: whether each seed draws a split of its own.
+    """
+
+    sources: RunSources
+    engine: str = "inline"
+    supernodes: int | None = None
+    seeds: int = 3
+    own_splits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which figures of the runs are compared.
+
+    Attributes:
+        split: ``test`` or ``val``.
+        metrics: names and patterns of metrics, parted by commas; None: the data set's headline.
+        tests: the same, of which to test whether experiments differ; None: none.
+        paired: whether those tests are of the differences by seed.
+    """
+
+    split: str = "test"
+    metrics: str | None = None
+    tests: str | None = None
+    paired: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found: tidy results (see tables.py), tests, and what to know of those."""
+
+    results: pd.DataFrame
+    split: str
+    tested: Sequence[Tested] = ()
+    notes: Sequence[str] = ()
+
+    def markdown(self, median: bool = False) -> str:
+        """Return table and tests as Markdown."""
+        text = comparison_markdown(self.results, self.split, median)
+        return text + markdown_tests(self.tested, self.split, self.notes)
 
 
 @dataclass(frozen=True)
@@ -72,21 +117,21 @@ class Job:
         Raises:
             RunDirectoryError: there is a run of that name with other settings.
         """
-        config = self.directory.path / "config.toml"
-        if not config.is_file():
+        run = FinishedRun(self.directory)
+        if not has_begun(run.path):
             return False
-        other = differences(resolve(run_values(config)).decisive(), self.settings.decisive())
-        silos = self.directory.read_json("silos.json")
+        other = differences(run.settings.decisive(), self.settings.decisive())
+        silos = run.silos
         if len(silos) != self.sites:
             other = f"{len(silos)} sites took part there and {self.sites} are asked for here"
         elif not other:
             other = self._other_data(silos)
         if other:
             raise RunDirectoryError(
-                f"{self.directory.path} holds a run with other settings: {other}; "
+                f"{run.path} holds a run with other settings: {other}; "
                 "choose another --out or remove it"
             )
-        return (self.directory.path / "summary.json").is_file()
+        return has_ended(run.path)
 
     def _other_data(self, silos: Mapping[str, Any]) -> str:
         """Say whose data are not those of the run; nothing where there are no data to look at."""
@@ -120,78 +165,83 @@ class Job:
             )
 
 
-def compare(options: argparse.Namespace) -> None:
-    """Run what is missing, then print and write the table.
+def compare(
+    experiments: Sequence[str],
+    runs: SeedRuns,
+    asked: Asked,
+    *,
+    jobs: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Run what is missing and return all runs' figures.
+
+    Args:
+        experiments: their names; of one named twice the second is passed over.
+        runs: how runs are made.
+        asked: which figures of them are compared.
+        jobs: runs at once; 0: as many as there are cores for.
+        tell: takes a line each time a run has ended.
 
     Raises:
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
     """
-    names = list(dict.fromkeys(options.experiments))
-    jobs = [_job(name, seed, options) for name in names for seed in range(options.seeds)]
-    check_tests(options, {job.experiment: job.settings.common.dataset for job in jobs})
-    console = make_console()
-    _run_all([job for job in jobs if not job.finished()], _parallel(jobs, options.jobs), console)
-    found = _summaries(jobs, options.split)
-    rows = _rows(jobs, found, options)
-    tested = _tests(found, options)
-    told = notes(tested[0], options.seeds, options.paired, _same_split(jobs)) if tested else []
-    print_table(console, comparison_table(rows, options.split, options.median))
-    print_tests(console, tested, options.split, told)
-    if options.csv:
-        write_atomically(options.csv, csv_text(rows))
-    if options.markdown:
-        text = markdown_text(rows, options.split, options.median)
-        write_atomically(options.markdown, text + markdown_tests(tested, options.split, told))
+    names = list(dict.fromkeys(experiments))
+    every = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
+    data_sets = {job.experiment: job.settings.common.dataset for job in every}
+    check_tests(data_sets, tests=asked.tests, paired=asked.paired, seeds=runs.seeds)
+    _run_all([job for job in every if not job.finished()], _parallel(every, jobs), tell)
+    summaries = _summaries(every, asked.split)
+    results = _results(every, summaries, asked)
+    tested = _tests(summaries, asked)
+    told = notes(tested[0], runs.seeds, asked.paired, _same_split(every)) if tested else []
+    return Comparison(results, asked.split, tested, told)
 
 
-def _summaries(jobs: Sequence[Job], split: str) -> Found:
+def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     """Return what the runs found on ``split``.
 
     Raises:
         SettingError: no site has samples of it.
     """
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
     for job in jobs:
-        summary = of_split(job.directory.read_json("summary.json"), split)
-        found.setdefault(job.experiment, {})[job.settings.common.seed] = summary
-    if not any(summary["mean"] for runs in found.values() for summary in runs.values()):
+        summary = of_split(FinishedRun(job.directory).summary, split)
+        summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
+    if not any(summary["mean"] for runs in summaries.values() for summary in runs.values()):
         raise SettingError(
             f"no site has {split} samples to compare by: set 'val-folds', or use 'fedsilo tune'"
         )
-    return found
+    return summaries
 
 
-def _rows(jobs: Sequence[Job], found: Found, options: argparse.Namespace) -> list[Row]:
-    """Return all rows: of each experiment, then of answering one class every time."""
-    every = [summary for runs in found.values() for summary in runs.values()]
-    asked = chosen_metrics(options.metrics, every, "--metrics") if options.metrics else None
+def _results(jobs: Sequence[Job], summaries: Summaries, asked: Asked) -> pd.DataFrame:
+    """Return all results: of each experiment, then of answering one class every time."""
+    every = [summary for runs in summaries.values() for summary in runs.values()]
+    metrics = chosen_metrics(asked.metrics, every, "--metrics") if asked.metrics else None
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
-    rows = [
-        row
-        for name, runs in found.items()
-        for row in experiment_rows(
-            name, list(runs.values()), asked or data_set(data_sets[name]).headline
-        )
+    frames = [
+        experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
+        for name, runs in summaries.items()
     ]
     for job in {job.settings.common.dataset: job for job in jobs}.values():
-        rows += constant_rows(job.directory.read_json("silos.json"), options.split, asked)
-    return rows
+        frames.append(constant_results(FinishedRun(job.directory).silos, asked.split, metrics))
+    return joined(frames)
 
 
-def _tests(found: Found, options: argparse.Namespace) -> list[Tested]:
+def _tests(summaries: Summaries, asked: Asked) -> list[Tested]:
     """Return the tests of each metric asked for, over the seeds that have it."""
-    if not options.tests:
+    if not asked.tests:
         return []
-    every = [summary for runs in found.values() for summary in runs.values()]
+    every = [summary for runs in summaries.values() for summary in runs.values()]
     tested = []
-    for metric in chosen_metrics(options.tests, every, "--tests"):
-        samples: dict[str, dict[int, float]] = {name: {} for name in found}
-        for name, runs in found.items():
+    for metric in chosen_metrics(asked.tests, every, "--tests"):
+        samples: dict[str, dict[int, float]] = {name: {} for name in summaries}
+        for name, runs in summaries.items():
             for seed, summary in runs.items():
                 value = figure_of(summary, "all", metric)
                 if value is not None:
                     samples[name][seed] = value
-        tested.append(significance(metric, samples, options.paired))
+        tested.append(significance(metric, samples, asked.paired))
     return tested
 
 
@@ -199,58 +249,56 @@ def _same_split(jobs: Sequence[Job]) -> bool:
     """Tell whether all seeds of each experiment saw the same split."""
     splits: dict[str, list[Any]] = {}
     for job in jobs:
-        silos = job.directory.read_json("silos.json")
+        silos = FinishedRun(job.directory).silos
         prints = {site: facts["fingerprints"] for site, facts in silos.items()}
         splits.setdefault(job.experiment, []).append(prints)
-    return all(found == seen[0] for seen in splits.values() for found in seen)
+    return all(prints == seen[0] for seen in splits.values() for prints in seen)
 
 
-def _job(experiment: str, seed: int, options: argparse.Namespace) -> Job:
+def _job(experiment: str, seed: int, runs: SeedRuns) -> Job:
     # A split of its own needs a name of its own, or the run of another split would be taken for it
-    drawn: dict[str, Value] = {"fold-seed": seed} if options.splits else {}
-    name = f"{experiment}-{'split' if options.splits else 'seed'}{seed}"
-    settings, resources = planned(experiment, options, seed=seed, **drawn, **{"run-name": name})
-    command = [
-        sys.executable,
-        "-m",
-        "server_app.cli",
-        "simulate",
+    drawn: dict[str, Value] = {"fold-seed": seed} if runs.own_splits else {}
+    name = f"{experiment}-{'split' if runs.own_splits else 'seed'}{seed}"
+    settings, resources = planned(
         experiment,
-        "--engine",
-        options.engine,
-        "--seed",
-        str(seed),
-        "--name",
-        settings.common.run_name,
-        "--out",
-        settings.common.out,
-    ]
-    for text in [*options.changes, *(f"{key}={value}" for key, value in drawn.items())]:
-        command += ["--set", text]
-    if options.supernodes is not None:
-        command += ["--supernodes", str(options.supernodes)]
-    for flag, path in (("--config", options.config), ("--file", options.file)):
-        command += [flag, str(path)] if path else []
+        runs.sources,
+        supernodes=runs.supernodes,
+        more={"seed": seed, **drawn, "run-name": name},
+    )
+    command = _command(experiment, settings, runs, drawn)
     return Job(experiment, settings, int(resources["num-supernodes"]), command)
 
 
+def _command(
+    experiment: str, settings: RunSettings, runs: SeedRuns, drawn: Mapping[str, Value]
+) -> list[str]:
+    """Return the command line of a run in a process of its own."""
+    common, sources = settings.common, runs.sources
+    command = [sys.executable, "-m", "server_app.cli", "simulate", experiment]
+    command += ["--engine", runs.engine, "--seed", str(common.seed)]
+    command += ["--name", common.run_name, "--out", common.out]
+    for text in [*sources.changes, *(f"{key}={value}" for key, value in drawn.items())]:
+        command += ["--set", text]
+    if runs.supernodes is not None:
+        command += ["--supernodes", str(runs.supernodes)]
+    for flag, path in (("--config", sources.config), ("--file", sources.file)):
+        command += [flag, str(path)] if path else []
+    return command
+
+
 def _parallel(jobs: Sequence[Job], asked: int) -> int:
-    threads = max(job.settings.common.threads for job in jobs)
-    return asked or max(1, (os.cpu_count() or 1) // threads)
+    return runs_at_once(asked, max(job.settings.common.threads for job in jobs))
 
 
-def _run_all(jobs: Sequence[Job], parallel: int, console: Console) -> None:
+def _run_all(jobs: Sequence[Job], parallel: int, tell: Callable[[str], None]) -> None:
     if not jobs:
         return
-    console.print(f"{len(jobs)} runs, {parallel} at once", highlight=False)
-    with ThreadPoolExecutor(parallel) as pool:
-        waiting = {pool.submit(job.run): job for job in jobs}
-        try:
-            for number, done in enumerate(as_completed(waiting), start=1):
-                done.result()
-                console.print(
-                    f"{number}/{len(jobs)} {waiting[done].directory.path.name}", highlight=False
-                )
-        except BaseException:  # also Ctrl-C, which the children get too
-            pool.shutdown(cancel_futures=True)
-            raise
+    tell(f"{len(jobs)} runs, {parallel} at once")
+    names: list[str] = []
+
+    def ended(job: Job, _: None) -> None:
+        names.append(job.directory.path.name)
+        tell(f"{len(names)}/{len(jobs)} {names[-1]}")
+
+    with ThreadPoolExecutor(parallel) as pool:  # a thread only waits for its run's process
+        run_missing(pool, lambda job: job.run(), jobs, ended)

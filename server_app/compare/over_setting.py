@@ -1,4 +1,4 @@
-"""``fedsilo against``: a figure of finished runs over a setting in which they differ.
+"""``fedsilo sweep``: a figure of finished runs over a setting in which they differ.
 
 Accuracy over the share of unseen labels, for example, as the FedEFM paper compares. A line is an
 experiment of ``fedsilo compare``, a point the mean over seeds, its bar their standard deviation.
@@ -6,22 +6,21 @@ experiment of ``fedsilo compare``, a point the mean over seeds, its bar their st
 
 from __future__ import annotations
 
-import argparse
 import re
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from models.contract.errors import RunDirectoryError, SettingError
 from models.contract.settings_schema import Value, unknown_key
-from server_app.compare.tables import chosen_metrics, figure_of, of_split
-from server_app.config.settings import differences, known_defaults, resolve, run_values
-from server_app.figures.learning_curves import write_picture
-from server_app.figures.style import colours
-from server_app.records.run_directory import RunDirectory
-from server_app.run.progress_bars import make_console
+from models.figures.palette import colours
+from server_app.compare.results import chosen_metrics, figure_of, of_split
+from server_app.compare.tables import deviation, mean
+from server_app.config.settings import differences, known_defaults
+from server_app.records.finished_run import FinishedRun, finished_run, has_begun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,11 +29,9 @@ _SEED = re.compile(r"-(seed|split)\d+$")  # as `fedsilo compare` names runs
 _DRAWN = ("seed", "fold-seed")  # settings in which the runs of one point may differ
 _MARKERS = "osD^vP*X<>"
 
-Lines = Mapping[str, Mapping[float, Sequence[float]]]  # experiment -> setting -> figure per seed
-
 
 @dataclass(frozen=True)
-class Finished:
+class SweptRun:
     """A finished run: where it lies, its settings, and its summary of the split."""
 
     path: Path
@@ -47,104 +44,127 @@ class Finished:
         return _SEED.sub("", self.path.resolve().name)
 
 
-def against(options: argparse.Namespace) -> None:
-    """Print and draw the figure over the setting.
+@dataclass(frozen=True)
+class Sweep:
+    """Figures of all sites over a setting.
+
+    ``points`` has a row per experiment and value of the setting: ``experiment``, ``value``,
+    ``mean``, ``sd`` and ``seeds``; values ascend within an experiment.
+    """
+
+    setting: str
+    label: str
+    experiments: Sequence[str]
+    points: pd.DataFrame
+
+    def lines(self) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield each experiment with its points."""
+        for experiment in self.experiments:
+            own = self.points[self.points["experiment"] == experiment]
+            yield experiment, list(own.itertuples())
+
+
+def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> Sweep:
+    """Return a metric of finished runs over a setting.
+
+    Args:
+        setting: in which the runs differ.
+        folders: run directories, or folders of such.
+        metric: a name or pattern; of several that fit the first is taken.
+        split: ``test`` or ``val``.
 
     Raises:
         SettingError: the setting is none, or no number, or the metric is in no run.
         RunDirectoryError: a folder holds no finished run, or runs of one line differ otherwise.
     """
-    runs = [read_run(path, options.split) for path in run_folders(options.folders)]
-    metric = chosen_metrics(options.metric, [run.summary for run in runs], "--metric")[0]
-    found = lines(runs, options.setting, metric)
-    console = make_console()
-    for name, points in found.items():
-        told = ", ".join(f"{_cell(values)} at {value:g}" for value, values in points.items())
-        console.print(f"{name}: {told}", highlight=False, soft_wrap=True)
-    label = f"{options.split} {metric}"
-    write_picture(options.picture, draw_lines(found, options.setting, label))
-    console.print(f"drawn: {options.picture}", highlight=False, soft_wrap=True)
+    runs = [read_run(run, split) for run in finished_runs(folders)]
+    chosen = chosen_metrics(metric, [run.summary for run in runs], "--metric")[0]
+    experiments = list(dict.fromkeys(run.line for run in runs))
+    return Sweep(setting, f"{split} {chosen}", experiments, sweep_points(runs, setting, chosen))
 
 
-def run_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return the run directories among ``folders`` and directly below them, each once.
+def finished_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Return the runs in ``folders`` and directly below them, each once.
 
     Raises:
         RunDirectoryError: there is none in one of them, or one that has not ended.
     """
-    found: dict[Path, Path] = {}
+    runs: dict[Path, FinishedRun] = {}
     for folder in folders:
         inside = sorted(folder.iterdir()) if folder.is_dir() else []
-        runs = [path for path in (folder, *inside) if (path / "config.toml").is_file()]
-        if not runs:
+        begun = [path for path in (folder, *inside) if has_begun(path)]
+        if not begun:
             raise RunDirectoryError(f"{folder} is no run directory and holds none")
-        for run in runs:
-            if not (run / "summary.json").is_file():
-                raise RunDirectoryError(f"the run in {run} has not ended: 'fedsilo resume {run}'")
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
+        for path in begun:
+            runs.setdefault(path.resolve(), finished_run(path))
+    return list(runs.values())
 
 
-def read_run(path: Path, split: str) -> Finished:
+def read_run(run: FinishedRun, split: str) -> SweptRun:
     """Return a finished run with its figures of ``split``."""
-    settings = resolve(run_values(path / "config.toml"))
-    summary = of_split(RunDirectory(path).read_json("summary.json"), split)
-    return Finished(path, settings.decisive(), summary)
+    settings = run.settings.decisive()
+    return SweptRun(run.path, settings, of_split(run.summary, split))
 
 
-def lines(runs: Sequence[Finished], setting: str, metric: str) -> Lines:
-    """Return the figures of all sites by experiment and value of ``setting``, in their order.
+def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.DataFrame:
+    """Return the points of a sweep, those of undefined figures left out.
 
     Raises:
         SettingError: ``setting`` is none of these runs' or no number.
         RunDirectoryError: two runs of an experiment differ in more, or are the same run twice.
     """
-    found: dict[str, dict[float, dict[tuple[Value, ...], float]]] = {}
-    first: dict[str, Finished] = {}
+    seen: set[tuple[Any, ...]] = set()
+    first: dict[str, SweptRun] = {}
+    records = []
     for run in runs:
         value = _number(run, setting)
         _refuse_others(first.setdefault(run.line, run), run, setting)
-        figure = figure_of(run.summary, "all", metric)
-        point = found.setdefault(run.line, {}).setdefault(value, {})
-        drawn = tuple(run.settings[key] for key in _DRAWN)
-        if drawn in point:
+        drawn = (run.line, value, *(run.settings[key] for key in _DRAWN))
+        if drawn in seen:
             raise RunDirectoryError(
                 f"{run.path}: another run of '{run.line}' has the same seed and {setting} {value:g}"
             )
-        if figure is not None:
-            point[drawn] = figure
-    return {
-        name: {value: list(points[value].values()) for value in sorted(points) if points[value]}
-        for name, points in found.items()
-    }
+        seen.add(drawn)
+        records.append((run.line, value, figure_of(run.summary, "all", metric)))
+    figures = pd.DataFrame(records, columns=["experiment", "value", "figure"])
+    ascending = figures.dropna(subset="figure").sort_values("value", kind="stable")
+    grouped = ascending.groupby(["experiment", "value"], sort=False)
+    points = grouped["figure"].agg(mean=mean, sd=deviation, seeds="size")
+    return points.reset_index()
 
 
-def draw_lines(found: Lines, setting: str, label: str) -> Figure:
+def point_text(point: Any) -> str:
+    """Return a point of a sweep for people."""
+    spread = f" ± {point.sd:.3f}" if point.seeds > 1 else ""
+    return f"{point.mean:.3f}{spread} at {point.value:g}"
+
+
+def draw_sweep(found: Sweep) -> Figure:
     """Return the picture: a line per experiment, mean and standard deviation over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.4, 4.6), layout="constrained")
     axes = figure.subplots()
-    for number, (name, colour) in enumerate(colours(list(found)).items()):
-        points = found[name]
+    lines = dict(found.lines())
+    for number, (name, colour) in enumerate(colours(list(lines)).items()):
         axes.errorbar(
-            list(points),
-            [statistics.mean(values) for values in points.values()],
-            [_sd(values) for values in points.values()],
+            [point.value for point in lines[name]],
+            [point.mean for point in lines[name]],
+            [point.sd for point in lines[name]],
             label=name,
             color=colour,
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=5,
             capsize=3,
         )
-    axes.set_xlabel(setting)
-    axes.set_ylabel(f"{label}, mean and sd over seeds")
+    axes.set_xlabel(found.setting)
+    axes.set_ylabel(f"{found.label}, mean and sd over seeds")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
     return figure
 
 
-def _number(run: Finished, setting: str) -> float:
+def _number(run: SweptRun, setting: str) -> float:
     if setting not in run.settings and setting in known_defaults():
         raise SettingError(f"setting '{setting}' is none of the run in {run.path}: leave it out")
     if setting not in run.settings:
@@ -155,7 +175,7 @@ def _number(run: Finished, setting: str) -> float:
     return float(value)
 
 
-def _refuse_others(first: Finished, run: Finished, setting: str) -> None:
+def _refuse_others(first: SweptRun, run: SweptRun, setting: str) -> None:
     free = {setting, *_DRAWN}
     before, now = (
         {key: value for key, value in one.settings.items() if key not in free}
@@ -165,12 +185,3 @@ def _refuse_others(first: Finished, run: Finished, setting: str) -> None:
         raise RunDirectoryError(
             f"{run.path} is no run of the same experiment as {first.path}: {told}"
         )
-
-
-def _sd(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def _cell(values: Sequence[float]) -> str:
-    spread = f" ± {_sd(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{spread}"

@@ -6,7 +6,6 @@ t-tests of all pairs with Bonferroni's correction.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import warnings
@@ -190,28 +189,31 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[st
     return told
 
 
-def check_tests(options: argparse.Namespace, data_sets: Mapping[str, str]) -> None:
+def check_tests(
+    data_sets: Mapping[str, str], *, tests: str | None, paired: bool, seeds: int
+) -> None:
     """Refuse what cannot be tested, before anything runs.
 
     Args:
-        options: those of ``fedsilo compare``.
         data_sets: experiment -> data set.
+        tests: metrics that are to be tested; None or empty: none.
+        paired: whether t-tests are of the differences by seed.
+        seeds: how many there are.
 
     Raises:
         SettingError: there are too few experiments or seeds, or they are on different data.
     """
-    if not options.tests:
-        if options.paired:
+    if not tests:
+        if paired:
             raise SettingError("--paired means nothing without --tests: name metrics to test")
         return
     if len(data_sets) < 2:
         raise SettingError(
             "--tests holds experiments against one another: name at least two different ones"
         )
-    if options.seeds < 2:
+    if seeds < 2:
         raise SettingError(
-            f"--tests is of the spread over seeds, and --seeds is {options.seeds}: at least 2 are "
-            "needed"
+            f"--tests is of the spread over seeds, and --seeds is {seeds}: at least 2 are needed"
         )
     first, *others = data_sets
     for other in others:

@@ -1,7 +1,8 @@
-"""Many short runs at once, by the inline engine in worker processes; only summaries are kept.
+"""Many runs at once: what is missing is run, and the first failure starts no more.
 
-A trial's summary lies in ``<folder>/<key>.json``, the key a hash of all that decides the result:
-what is there is not run again.
+A trial is a short run by the inline engine in a worker process, of which only the summary is kept.
+It lies in ``<folder>/<key>.json``, the key a hash of all that decides the result: what is there is
+not run again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import Progress
 
@@ -27,9 +28,13 @@ from datasets.io.atomic_files import write_atomically
 from datasets.registry import silo_names
 from models.contract.errors import FedsiloError
 from models.contract.settings_schema import Value
-from server_app.config.settings import RunSettings, resolve
+from server_app.config.settings import RunSettings
+from server_app.records.finished_run import FinishedRun
 from server_app.records.run_directory import git_revision
 from server_app.run.progress_bars import make_console
+
+Missing = TypeVar("Missing")
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,52 @@ class Trial:
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
+def runs_at_once(jobs: int, threads: int = 1) -> int:
+    """Return how many runs go on at once: ``jobs``, 0 for one for each ``threads`` cores."""
+    return jobs or max(1, (os.cpu_count() or 1) // threads)
+
+
+def run_missing(
+    pool: Executor,
+    work: Callable[[Missing], Outcome],
+    missing: Sequence[Missing],
+    ended: Callable[[Missing, Outcome], None],
+) -> None:
+    """Run all that is missing in a pool.
+
+    Args:
+        pool: as wide as runs may go on at once.
+        work: makes one run.
+        missing: the runs.
+        ended: told of each run and its outcome as it ends; what it raises ends all.
+
+    Raises:
+        FedsiloError: a worker process died.
+        Exception: what ``work`` or ``ended`` raised; what runs is finished, nothing new begins.
+    """
+    started = [(one, pool.submit(work, one)) for one in missing]
+    run_of = {future: one for one, future in started}
+    try:
+        for future in as_completed(run_of):
+            ended(run_of[future], future.result())
+    except BrokenProcessPool:
+        raise FedsiloError(
+            "a worker process died, for want of memory perhaps: finished trials stay; run this "
+            "again with fewer --jobs"
+        ) from None
+    except BaseException:  # also Ctrl-C
+        pool.shutdown(cancel_futures=True)
+        raise
+
+
+def run_groups(
+    groups: Sequence[Sequence[Trial]], folder: Path, jobs: int
+) -> list[list[dict[str, Any]]]:
+    """Run groups of trials side by side and return their summaries, group by group."""
+    summaries = iter(run_trials([trial for group in groups for trial in group], folder, jobs))
+    return [[next(summaries) for _ in group] for group in groups]
+
+
 def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[str, Any]]:
     """Run what has no summary yet and return all summaries, in the order of ``trials``.
 
@@ -55,33 +106,32 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[st
     keys = [trial.key() for trial in trials]  # once: each asks git for the revision
     paths = {key: folder / f"{key}.json" for key in keys}
     waiting = {k: trial for k, trial in zip(keys, trials, strict=True) if not paths[k].is_file()}
-    parallel = min(jobs or os.cpu_count() or 1, max(len(waiting), 1))
+    missing = [_Work(trial, str(paths[key])) for key, trial in waiting.items()]
     # Not fork: torch's threads do not survive it
     context = multiprocessing.get_context("spawn")
+    parallel = min(runs_at_once(jobs), max(len(missing), 1))
     console = make_console()
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
         ProcessPoolExecutor(parallel, mp_context=context, initializer=_leave_interrupts) as pool,
     ):
-        task = bar.add_task("runs", total=len(waiting))
-        futures = {
-            pool.submit(_run, trial.settings.as_mapping(), str(paths[key])): trial
-            for key, trial in waiting.items()
-        }
-        try:
-            for future in as_completed(futures):
-                if told := future.result():
-                    raise FedsiloError(f"trial {dict(futures[future].label)} failed: {told}")
-                bar.advance(task)
-        except BrokenProcessPool:
-            raise FedsiloError(
-                "a worker process died, for want of memory perhaps: finished trials stay; run this "
-                "again with fewer --jobs"
-            ) from None
-        except BaseException:  # also Ctrl-C: what runs is finished, nothing new begins
-            pool.shutdown(cancel_futures=True)
-            raise
+        task = bar.add_task("runs", total=len(missing))
+
+        def ended(work: _Work, failure: str) -> None:
+            if failure:
+                raise FedsiloError(f"trial {dict(work.trial.label)} failed: {failure}")
+            bar.advance(task)
+
+        run_missing(pool, _run, missing, ended)
     return [json.loads(paths[key].read_text()) for key in keys]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a worker process is sent: a trial, and where its summary is to lie."""
+
+    trial: Trial
+    path: str
 
 
 def _leave_interrupts() -> None:
@@ -89,21 +139,22 @@ def _leave_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(values: Mapping[str, Value], path: str) -> str:
-    """Run ``values`` quietly and write the summary; return what went wrong, empty if nothing."""
+def _run(work: _Work) -> str:
+    """Run a trial quietly and write the summary; return what went wrong, empty if nothing."""
     from server_app.run.inline_engine import run_inline
 
-    settings = resolve(values)
     with (
         tempfile.TemporaryDirectory(prefix="fedsilo-trial-") as out,
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
     ):
+        settings = work.trial.settings
         common = dataclasses.replace(settings.common, out=out, run_name="trial", resume=False)
         settings = dataclasses.replace(settings, common=common)
         try:
             directory = run_inline(settings, len(silo_names(common)), draw=False)
         except FedsiloError as error:
             return str(error)
-        write_atomically(Path(path), json.dumps(directory.read_json("summary.json")))
+        summary = FinishedRun(directory).summary
+        write_atomically(Path(work.path), json.dumps(summary))
     return ""

@@ -7,27 +7,24 @@ test row; images have a validation part of their own and no folds, and test figu
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.table import Table
 
 from datasets.io.atomic_files import write_atomically
 from datasets.registry import data_fingerprint, data_set
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value
-from server_app.compare.trials import Trial, run_trials
+from server_app.compare.tables import deviation, mean
+from server_app.compare.trials import Trial, run_groups
 from server_app.config.experiments import Tuning, find_experiment, read_tuning
 from server_app.config.settings import resolve
-from server_app.run.planning import planned, simulation_file
-from server_app.run.progress_bars import make_console
+from server_app.run.planning import RunSources, planned, simulation_file
 
 SHOWN = 5  # points in the table on the screen
 
@@ -43,45 +40,55 @@ class Point:
     sites: Mapping[str, float]
 
 
-def tune(options: argparse.Namespace) -> None:
-    """Try the grid, say what is chosen and why, and write it to the run folder.
+@dataclass(frozen=True)
+class Tuned:
+    """What a search found: its points, best first, the content of chosen.json, and its folder."""
+
+    ranked: Sequence[Point]
+    document: Mapping[str, Any]
+    folder: Path
+
+
+def tune(
+    experiment: str,
+    sources: RunSources,
+    *,
+    jobs: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Tuned:
+    """Try the grid, choose, and write the choice and all trials to the run folder.
+
+    Args:
+        experiment: its name; the simulation file declares its grid.
+        sources: where settings come from, over the experiment's.
+        jobs: runs at once; 0: one for each core.
+        tell: takes a line before the runs begin.
 
     Raises:
         FedsiloError: there is no grid, a setting is wrong, or a run failed.
     """
-    file = simulation_file(options.file)
+    file = simulation_file(sources.file)
     budget = read_tuning(file)
-    grid = find_experiment(file, options.experiment).grid
-    points = grid_points(grid, budget, options.experiment)
-    base, _ = planned(options.experiment, options)
-    folder = Path(base.common.out) / f"tune-{options.experiment}"
+    grid = find_experiment(file, experiment).grid
+    points = grid_points(grid, budget, experiment)
+    base, _ = planned(experiment, sources)
+    folder = Path(base.common.out) / f"tune-{experiment}"
     if "val-folds" not in data_set(base.common.dataset).settings:
         budget = replace(budget, folds=1)
-    if twice := [text for text in options.changes if text.partition("=")[0].strip() in grid]:
+    if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
         raise SettingError(f"--set {', '.join(twice)}: the grid of this experiment decides that")
     data = data_fingerprint(base.common)
     groups = [_trials(base.as_mapping(), point, budget, data) for point in points]
-    console = make_console()
-    console.print(
-        f"{options.experiment}: {len(points)} points, {_pieces(budget)}: "
-        f"{sum(map(len, groups))} runs on training data",
-        highlight=False,
+    tell(
+        f"{experiment}: {len(points)} points, {_pieces(budget)}: "
+        f"{sum(map(len, groups))} runs on training data"
     )
-    found = run_trials([t for group in groups for t in group], folder / "trials", options.jobs)
-    ranked = ranking(points, [found[i : i + len(groups[0])] for i in _starts(groups)])
-    write_atomically(folder / "trials.csv", _csv([t for g in groups for t in g], found))
-    document = chosen_document(options.experiment, budget, grid, ranked)
+    summaries = run_groups(groups, folder / "trials", jobs)
+    ranked = ranking(points, summaries)
+    write_atomically(folder / "trials.csv", _csv(groups, summaries))
+    document = chosen_document(experiment, budget, grid, ranked)
     write_atomically(folder / "chosen.json", json.dumps(document, indent=2) + "\n")
-    console.print(_table(ranked))
-    console.print(document["why"], highlight=False)
-    console.print(
-        f"for simulation.yaml: {_yaml(ranked[0].settings)}", highlight=False, markup=False
-    )
-    console.print(f"written to {folder}", highlight=False, soft_wrap=True)
-
-
-def _starts(groups: Sequence[Sequence[Trial]]) -> range:
-    return range(0, sum(map(len, groups)), len(groups[0]))
+    return Tuned(ranked, document, folder)
 
 
 def grid_points(
@@ -108,7 +115,7 @@ def _trials(
     base: Mapping[str, Value], point: Mapping[str, Value], budget: Tuning, data: str
 ) -> list[Trial]:
     """Return the runs of one point: every fold of every seed's shuffling."""
-    found = []
+    trials = []
     for seed in range(budget.seeds):
         for fold in range(budget.folds):
             cut: dict[str, Value] = (
@@ -124,10 +131,10 @@ def _trials(
             values = {**base, **point, **cut, "seed": seed, "evaluate-every": 0, "run-name": ""}
             label = {**point, "seed": seed, "fold": fold}
             try:
-                found.append(Trial(resolve(values), label, data))
+                trials.append(Trial(resolve(values), label, data))
             except SettingError as error:
                 raise SettingError(f"grid point {dict(point)}: {error}") from None
-    return found
+    return trials
 
 
 def ranking(
@@ -142,14 +149,13 @@ def ranking(
     ranked = []
     for settings, summaries in zip(points, found, strict=True):
         means = [summary["validation"]["mean"] for summary in summaries]
-        accuracies = [float(mean["accuracy"]) for mean in means]
-        deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+        accuracies = [float(one["accuracy"]) for one in means]
         ranked.append(
             Point(
                 settings,
-                statistics.mean(accuracies),
-                deviation / len(accuracies) ** 0.5,
-                statistics.mean(float(mean["loss"]) for mean in means),
+                mean(accuracies),
+                deviation(accuracies) / len(accuracies) ** 0.5,
+                mean(float(one["loss"]) for one in means),
                 _by_site([summary["validation"]["distributions"] for summary in summaries]),
             )
         )
@@ -158,7 +164,7 @@ def ranking(
 
 def _by_site(summaries: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
     return {
-        site: statistics.mean(s[site]["accuracy"] for s in summaries if site in s)
+        site: mean(one[site]["accuracy"] for one in summaries if site in one)
         for site in summaries[0]
     }
 
@@ -192,7 +198,8 @@ def chosen_document(
     }
 
 
-def _table(ranked: Sequence[Point]) -> Table:
+def ranking_table(ranked: Sequence[Point]) -> Table:
+    """Return the best points for a terminal."""
     table = Table(title=f"the best {min(SHOWN, len(ranked))} points", title_justify="left")
     for name in (*ranked[0].settings, "val accuracy", "val loss"):
         table.add_column(name, justify="right")
@@ -202,15 +209,14 @@ def _table(ranked: Sequence[Point]) -> Table:
     return table
 
 
-def _yaml(settings: Mapping[str, Value]) -> str:
-    return "{" + ", ".join(f"{k}: {json.dumps(v)}" for k, v in settings.items()) + "}"
-
-
-def _csv(trials: Sequence[Trial], found: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*trials[0].label, "accuracy", "loss"])
-    for trial, summary in zip(trials, found, strict=True):
-        mean = summary["validation"]["mean"]
-        writer.writerow([*trial.label.values(), repr(mean["accuracy"]), repr(mean["loss"])])
-    return text.getvalue()
+def _csv(
+    groups: Sequence[Sequence[Trial]], summaries: Sequence[Sequence[Mapping[str, Any]]]
+) -> str:
+    """Return every trial's label and figures as CSV, the figures with all their digits."""
+    records = []
+    for trials, found in zip(groups, summaries, strict=True):
+        for trial, summary in zip(trials, found, strict=True):
+            figures = summary["validation"]["mean"]
+            cells = dict(trial.label) | {key: repr(figures[key]) for key in ("accuracy", "loss")}
+            records.append({key: str(value) for key, value in cells.items()})
+    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")

@@ -112,15 +112,15 @@ class Deployment:
     def with_started(self, member: str, pid: int) -> Deployment:
         """Return the deployment in which ``member`` is process ``pid``, and write it down."""
         at = psutil.Process(pid).create_time()
-        found = replace(self, started={**self.started, member: Started(pid, at)})
-        found.write()
-        return found
+        changed = replace(self, started={**self.started, member: Started(pid, at)})
+        changed.write()
+        return changed
 
     def with_node(self, site: str, node: str) -> Deployment:
         """Return the deployment in which ``site`` is registered, and write it down."""
-        found = replace(self, nodes={**self.nodes, site: node})
-        found.write()
-        return found
+        changed = replace(self, nodes={**self.nodes, site: node})
+        changed.write()
+        return changed
 
     def write(self) -> None:
         """Write deployment.json."""
@@ -161,7 +161,7 @@ class Deployment:
     def environment(self, member: str) -> dict[str, str]:
         """Return the environment of a member's process: a FLWR_HOME of its own, no telemetry."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDSILO_"))}
-        found = {
+        own = {
             "FLWR_HOME": str(self.home(member) / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -169,8 +169,8 @@ class Deployment:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         if member == SERVER:
-            found |= {"FEDSILO_RUNS": str(self.runs), "FEDSILO_REVISION": git_revision()}
-        return inherited | found
+            own |= {"FEDSILO_RUNS": str(self.runs), "FEDSILO_REVISION": git_revision()}
+        return inherited | own
 
     def write_connection(self) -> None:
         """Write how ``flwr`` reaches the server, in the server's FLWR_HOME."""
@@ -229,18 +229,21 @@ def is_deployment(folder: Path) -> bool:
 
 
 def read_deployment(folder: Path) -> Deployment:
-    """Return the deployment of a folder.
+    """Return the deployment of a folder, which may be relative or below ``~``.
 
     Raises:
         DeploymentError: there is none, or its file is damaged.
     """
+    folder = folder.expanduser().resolve()
     path = folder / _FILE
     if not path.is_file():
         raise DeploymentError(f"there is no deployment in {folder}: 'fedsilo deploy up' makes one")
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        started = {name: Started(**known) for name, known in found["started"].items()}
-        return Deployment(folder, found["ports"], found["node_config"], started, found["nodes"])
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        started = {name: Started(**known) for name, known in content["started"].items()}
+        return Deployment(
+            folder, content["ports"], content["node_config"], started, content["nodes"]
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DeploymentError(
             f"{path} is damaged ({type(error).__name__}): end its processes by hand, "

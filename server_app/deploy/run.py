@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import shlex
 import subprocess
 import time
+from pathlib import Path
 
 from models.contract.settings_schema import Value
-from server_app.deploy.commands import flwr, online, tell
 from server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
@@ -16,44 +16,70 @@ from server_app.deploy.deployment import (
     DeploymentError,
     read_deployment,
 )
+from server_app.deploy.flower import Say, flwr, online, tell
 from server_app.records.run_directory import open_run_directory
-from server_app.run.planning import planned
+from server_app.run.planning import RunSources, planned
 from server_app.run.processes import app_folder, tool
-from server_app.run.progress_bars import make_console
 
 _PAUSE = 3.0  # seconds between looks at a run whose log has broken off
 
 
-def run(options: argparse.Namespace) -> None:
+def run(
+    experiment: str,
+    folder: Path,
+    sources: RunSources,
+    say: Say,
+    *,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Path:
     """Run an experiment on the deployment and wait for its end.
+
+    Args:
+        experiment: its name.
+        folder: the deployment's.
+        sources: where its settings come from; its runs lie at the server, wherever ``out`` is.
+        say: is told each command.
+        seed: instead of the experiment's.
+        name: of the run directory.
+
+    Returns:
+        The run directory.
 
     Raises:
         FedsiloError: a member is down, the run directory is not as it must be, or the run failed.
     """
     import tomli_w
 
-    deployment = read_deployment(options.dir.expanduser().resolve())
-    options.out, options.supernodes = deployment.runs, None
-    settings, _ = planned(options.experiment, options, **_named(options))
-    name, resume = settings.common.run_name, settings.common.resume
-    directory = open_run_directory(str(deployment.runs), name, resume).path
+    deployment = read_deployment(folder)
+    given: dict[str, Value | None] = {"seed": seed, "run-name": name}
+    more = {key: value for key, value in given.items() if value is not None}
+    at_server = dataclasses.replace(sources, out=deployment.runs)
+    settings, _ = planned(experiment, at_server, more=more)
+    run_name, resume = settings.common.run_name, settings.common.resume
+    directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)
-    config = deployment.home(SERVER) / f"{name}.toml"
+    config = deployment.home(SERVER) / f"{run_name}.toml"
     config.write_text(tomli_w.dumps(dict(settings.as_mapping())), encoding="utf-8")
-    console = make_console()
-    command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
-    number = str(flwr(deployment, *command, say=console)["run-id"])
-    log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
-    tell(console, log)
-    subprocess.run(log, env=deployment.environment(SERVER), check=False)
-    status = _end(deployment, number)
+    number, status = _follow(deployment, config, say)
     if status != "finished:completed":
-        after = "; after mending it: " + _again(options, name) if directory.is_dir() else ""
+        again = resume_command(experiment, folder, sources, seed, run_name)
+        after = f"; after mending it: {again}" if directory.is_dir() else ""
         raise DeploymentError(
             f"run {number} ended as {status}: the lines above say why, or 'fedsilo deploy logs "
             f"server --dir {deployment.folder}'{after}"
         )
-    console.print(f"run directory: {directory}", highlight=False, soft_wrap=True)
+    return directory
+
+
+def _follow(deployment: Deployment, config: Path, say: Say) -> tuple[str, str]:
+    """Start a run, print its log to its end; return its number, and how it ended."""
+    command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
+    number = str(flwr(deployment, *command, say=say)["run-id"])
+    log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
+    tell(log, say)
+    subprocess.run(log, env=deployment.environment(SERVER), check=False)
+    return number, _end(deployment, number)
 
 
 def _refuse_incomplete(deployment: Deployment) -> None:
@@ -66,33 +92,30 @@ def _refuse_incomplete(deployment: Deployment) -> None:
         )
 
 
-def _named(options: argparse.Namespace) -> dict[str, Value]:
-    given = {"seed": options.seed, "run-name": options.name}
-    return {key: value for key, value in given.items() if value is not None}
-
-
 def _end(deployment: Deployment, number: str) -> str:
     """Wait until a run has ended and return how; its log may break off while it goes on."""
     while True:
         try:
-            (found,) = flwr(deployment, "list", FEDERATION, "--run-id", number)["runs"]
+            (listed,) = flwr(deployment, "list", FEDERATION, "--run-id", number)["runs"]
         except DeploymentError as error:
             return f"lost, since the server does not answer ({error})"
-        status = str(found["status"])
+        status = str(listed["status"])
         if status.startswith("finished"):
-            details = str(found["status-details"])
+            details = str(listed["status-details"])
             return status if details in ("", "N/A") else f"{status} ({details})"
         time.sleep(_PAUSE)
 
 
-def _again(options: argparse.Namespace, name: str) -> str:
-    """Return the command that resumes the run, with the options that it was started with."""
-    words = ["fedsilo", "deploy", "run", options.experiment, "--dir", str(options.dir)]
-    if options.config:
-        words += ["--config", str(options.config)]
-    if options.seed is not None:
-        words += ["--seed", str(options.seed)]
-    for change in options.changes:
+def resume_command(
+    experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
+) -> str:
+    """Return the command that resumes the run ``name``, with what it was started with."""
+    words = ["fedsilo", "deploy", "run", experiment, "--dir", str(folder)]
+    if sources.config:
+        words += ["--config", str(sources.config)]
+    if seed is not None:
+        words += ["--seed", str(seed)]
+    for change in sources.changes:
         if not change.startswith("resume="):
             words += ["--set", change]
     return shlex.join([*words, "--name", name, "--set", "resume=true"])

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from models.figures.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -19,16 +21,16 @@ _BINNED = ("reliability.", "certainty.")
 def without_bins(values: Values) -> dict[str, dict[str, float]]:
     """Return the figures of each site without those per bin, which evidence.json holds."""
     return {
-        site: {name: value for name, value in found.items() if not name.startswith(_BINNED)}
-        for site, found in values.items()
+        site: {name: value for name, value in own.items() if not name.startswith(_BINNED)}
+        for site, own in values.items()
     }
 
 
 def evidence_document(values: Values) -> dict[str, Any]:
     """Return evidence.json: kind -> site -> bin -> count, right, mean; empty if none was sent."""
     document: dict[str, Any] = {}
-    for site, found in values.items():
-        for name, value in found.items():
+    for site, own in values.items():
+        for name, value in own.items():
             if name.startswith(_BINNED):
                 kind, place, part = name.split(".")
                 sites = document.setdefault(kind, {}).setdefault(site, {})
@@ -40,47 +42,75 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the reliability diagram, and accuracy against vacuity, over all sites' samples."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    figure = Figure(figsize=(11.5, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_bins(left, document["reliability"], "confidence")
-    left.plot([0, 1], [0, 1], "--", color="grey", linewidth=1, label="perfectly calibrated")
+    left.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfectly calibrated")
     left.set_title("Reliability", fontsize="medium")
     _draw_bins(right, document["certainty"], "vacuity (1: no evidence)")
     right.set_title("Accuracy against vacuity", fontsize="medium")
-    left.legend(fontsize="small", loc="upper left")  # where no confidence can be: counts stay free
+    handles, _ = left.get_legend_handles_labels()
+    figure.legend(handles=handles, fontsize="small", loc="outside right upper")
     figure.suptitle("Test samples by what the model says of its own certainty", fontsize="medium")
     return {"evidence.png": figure}
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
     """Draw a line per site and bars of all, of the bins that hold samples."""
-    total: dict[str, list[float]] = {}
-    for site, bins in sites.items():
-        rows = [found for found in bins.values() if found["count"]]
-        xs = [found["mean"] for found in rows]
+    for site, style in line_styles(list(sites)).items():
+        filled = [cell for cell in sites[site].values() if cell["count"]]
         axes.plot(
-            xs, [f["right"] / f["count"] for f in rows], ".-", label=site, linewidth=0.8, alpha=0.7
+            [cell["mean"] for cell in filled],
+            [cell["right"] / cell["count"] for cell in filled],
+            label=site,
+            linewidth=1,
+            markersize=4,
+            alpha=0.8,
+            **style.options(),
         )
-        for place, found in bins.items():
-            sums = total.setdefault(place, [0.0, 0.0, 0.0])
-            sums[0] += found["count"]
-            sums[1] += found["right"]
-            sums[2] += found["count"] * found["mean"]
-    for place, (count, right, weighted) in total.items():
-        if count:
-            axes.bar(
-                int(place) / len(total) + 0.5 / len(total),
-                right / count,
-                0.9 / len(total),
-                color="lightsteelblue",
-                zorder=0,
-            )
-            axes.text(weighted / count, 0.02, f"{count:.0f}", ha="center", fontsize="x-small")
+    _draw_total(axes, _summed(sites))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"{label}; numbers: samples")
     axes.set_ylabel("accuracy")
     axes.grid(alpha=0.3)
+
+
+def _summed(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
+    """Return bin -> samples, right ones, and the samples' sum of certainty, over all sites."""
+    total: dict[str, tuple[float, float, float]] = {}
+    for bins in sites.values():
+        for place, cell in bins.items():
+            count, right, weighted = total.get(place, (0.0, 0.0, 0.0))
+            total[place] = (
+                count + cell["count"],
+                right + cell["right"],
+                weighted + cell["count"] * cell["mean"],
+            )
+    return total
+
+
+def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
+    """Draw a bar of the accuracy per bin that holds samples, and how many at their mean."""
+    for place, (count, right, weighted) in total.items():
+        if not count:
+            continue
+        axes.bar(
+            int(place) / len(total) + 0.5 / len(total),
+            right / count,
+            0.9 / len(total),
+            color=LIGHT,
+            zorder=0,
+        )
+        axes.text(
+            weighted / count,
+            0.02,
+            f"{count:.0f}",
+            ha="center",
+            fontsize="x-small",
+            zorder=3,  # lines of sites that are always wrong run here
+            bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+        )
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
@@ -92,17 +122,19 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     names: Sequence[str] = silos[sites[0]].get("classes") or [
         f"class {label}" for label in range(counts.shape[1])
     ]
-    figure = Figure(figsize=(2.5 + 0.9 * len(sites), 4.2), layout="constrained")
+    figure = Figure(figsize=(3.3 + 0.9 * len(sites), 4.2), layout="constrained")
     axes = figure.subplots()
     bottom = np.zeros(len(sites))
-    for label, name in enumerate(names):
-        axes.bar(sites, counts[:, label], bottom=bottom, label=name)
-        bottom += counts[:, label]
+    coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
+    for label, (name, colour) in enumerate(coloured.items()):
+        heights = counts[:, label]
+        axes.bar(sites, heights, bottom=bottom, label=name, color=colour, edgecolor="white")
+        bottom += heights
     for place, total in enumerate(bottom):
         axes.text(place, total, f"{total:.0f}", ha="center", va="bottom", fontsize="x-small")
     axes.set_ylabel("samples, all splits")
     axes.set_xticks(range(len(sites)), sites, rotation=40, ha="right", fontsize="small")
-    axes.legend(fontsize="x-small", ncols=max(1, len(names) // 8))
+    figure.legend(fontsize="small", loc="outside right upper", reverse=True)
     axes.set_title("What each hospital holds", fontsize="medium")
     return {"distribution.png": figure}
 

@@ -7,39 +7,33 @@ can, what they are good for. It runs where the data lie; nothing is sent.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from client_app.explain.embeddings import embed
-from models.contract.errors import DataError, SettingError
+from client_app.explain.embeddings import EMBEDDING, embed
+from client_app.methods.base import SiteMethod
+from models.contract.errors import DataError
 from models.contract.seeding import generator
-from server_app.figures.explain import finished_settings
-from server_app.figures.learning_curves import write_picture
-from server_app.figures.style import (
-    colours,
+from models.networks.site_network import SiteNetwork
+from server_app.figures.style import run_title
+from server_app.records.finished_site import (
+    finished_settings,
     naming,
     opened,
     refuse_shared_state,
-    run_title,
     sites_of,
 )
 from server_app.records.run_directory import RunDirectory
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 _FOLDS = 5
 _LEAST = 4  # samples: of fewer there is no neighbourhood to keep
-_MARKERS = "oxs^vDP*+<"  # of class 0, 1, ...
 
 Array = npt.NDArray[Any]
 
@@ -78,6 +72,25 @@ class _Part:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Which samples are embedded, and by what.
+
+    Attributes:
+        sites: names of sites; none: all of a run.
+        split: train, val or test.
+        layer: of the network, one of ``LAYERS``.
+        limit: samples a site; None: all.
+        seed: of the limit's draw, of t-SNE and of the folds.
+    """
+
+    sites: Sequence[str] = ()
+    split: str = "test"
+    layer: str = EMBEDDING
+    limit: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class Panel:
     """A cloud on the plane: a run's title, the points (n, 2), and ``separability``."""
 
@@ -86,60 +99,98 @@ class Panel:
     points: Array
     numbers: dict[str, float | None]
 
+    def lines(self) -> list[str]:
+        """Return the numbers in two lines, with a third where each site has its own model."""
+        site, largest, auc = self.numbers.values()
+        lines = [
+            "site: too few samples or sites to tell"
+            if site is None
+            else f"site told from embedding: {site:.2f} (largest site {largest:.2f})",
+            "class: too few samples or classes to tell"
+            if auc is None
+            else f"class told from embedding: AUC {auc:.2f}",
+        ]
+        if self.cloud.own_models:
+            lines.append("a model per site: they differ by model, too")
+        return lines
 
-def embeddings(options: argparse.Namespace) -> None:
-    """Draw the embeddings of one or several runs; write each run's ``embeddings.json``.
+
+def embeddings(
+    run_dirs: Sequence[Path],
+    selection: Selection,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+    tell: Callable[[str], None] = print,
+) -> list[Panel]:
+    """Return what the models of one or several runs make of all sites' samples, a panel per run.
+
+    Args:
+        run_dirs: finished runs.
+        selection: which samples, and by what they are embedded.
+        data_dir: where the data lie; None: where the runs' lay.
+        state_dir: the folder of the site's private state; None: the run directory's.
+        tell: is given a line on each site without samples of the split.
 
     Raises:
         FedsiloError: a run has not ended, mixes several networks, or holds too few samples.
     """
-    if options.limit is not None and options.limit < 1:
-        raise SettingError(f"--limit is {options.limit}; it must be at least 1")
     # Before anything is computed: have all the runs ended?
-    titles = [run_title(run, finished_settings(run, options.data_dir)) for run in options.run_dirs]
+    titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
     panels = []
-    for run_dir, title in zip(options.run_dirs, titles, strict=True):
+    for run_dir, title in zip(run_dirs, titles, strict=True):
         with naming(run_dir):
-            cloud = gather(run_dir, options)
-            points = on_plane(cloud.values, options.seed)
-        panels.append(Panel(title, cloud, points, separability(cloud, options.seed)))
-    for run_dir, panel in zip(options.run_dirs, panels, strict=True):
-        facts = {"split": options.split, "layer": options.layer, "seed": options.seed}
-        RunDirectory(run_dir).write_json("embeddings.json", document(panel, facts))
-        print(run_dir / "embeddings.json", *told(panel).splitlines(), sep="\n  ")
-    path: Path = options.picture or options.run_dirs[0] / "embeddings.png"
-    write_picture(path, draw_panels(panels, f"{options.split} samples, {options.layer} layer"))
-    print(path)
+            sites = sites_of(run_dir, selection.sites)
+            refuse_shared_state(state_dir, run_dirs, len(sites))
+            opened_sites = (opened(run_dir, site, data_dir, state_dir) for site in sites)
+            cloud = gather(opened_sites, selection, tell)
+            points = on_plane(cloud.values, selection.seed)
+        panels.append(Panel(title, cloud, points, separability(cloud, selection.seed)))
+    return panels
 
 
-def gather(run_dir: Path, options: argparse.Namespace) -> Cloud:
-    """Return the embeddings of a run's sites, each by the model that the site has.
+def write_document(run_dir: Path, panel: Panel, selection: Selection) -> Path:
+    """Write a run's ``embeddings.json``; return its place."""
+    facts = {"split": selection.split, "layer": selection.layer, "seed": selection.seed}
+    RunDirectory(run_dir).write_json("embeddings.json", document(panel, facts))
+    return run_dir / "embeddings.json"
+
+
+def gather(
+    sites: Iterable[tuple[SiteMethod, SiteNetwork]],
+    selection: Selection,
+    tell: Callable[[str], None] = print,
+) -> Cloud:
+    """Return the embeddings of sites' samples, each by the network that the site has.
+
+    Args:
+        sites: each with its method and network, opened one after the other.
+        selection: which samples, and by what they are embedded.
+        tell: is given a line on each site without samples of the split.
 
     Raises:
-        FedsiloError: the run has not ended, or its model mixes several networks.
+        FedsiloError: a run has not ended, or its model mixes several networks.
     """
-    sites = sites_of(run_dir, options.site)
-    refuse_shared_state(options.state_dir, options.run_dirs, len(sites))
     parts: dict[str, _Part] = {}
+    classes: list[str] = []
     probe: Tensor | None = None
-    for site in sites:
-        method, network = opened(run_dir, site, options.data_dir, options.state_dir)
-        split = method.silo.splits()[options.split]
+    for method, network in sites:
+        site, split = method.silo.name, method.silo.splits()[selection.split]
+        classes = list(method.silo.class_names())
         if not len(split):
-            print(f"site {site} has no {options.split} samples")
+            tell(f"site {site} has no {selection.split} samples")
             continue
-        chosen = _chosen(len(split), options.limit, options.seed, site)
+        rows = _chosen(len(split), selection.limit, selection.seed, site)
         probe = split.inputs[:1] if probe is None else probe
-        found, probed = (
-            embed(network, inputs, method.compute, options.layer)
-            for inputs in (split.inputs[chosen], probe)
+        values, probed = (
+            embed(network, inputs, method.compute, selection.layer)
+            for inputs in (split.inputs[rows], probe)
         )
-        if not found.isfinite().all():
+        if not values.isfinite().all():
             raise DataError(f"the embeddings of site {site} are not finite: its training diverged")
-        parts[site] = _Part(chosen, split.labels[chosen], found, probed)
+        parts[site] = _Part(rows, split.labels[rows], values, probed)
     if not parts:
-        raise DataError(f"no site has {options.split} samples: choose another --split")
-    return _joined(parts, list(method.silo.class_names()))
+        raise DataError(f"no site has {selection.split} samples: choose another --split")
+    return _joined(parts, classes)
 
 
 def _joined(parts: Mapping[str, _Part], classes: list[str]) -> Cloud:
@@ -249,75 +300,3 @@ def document(panel: Panel, facts: dict[str, Any]) -> dict[str, Any]:
             for site, row, label, (x, y) in columns
         ],
     }
-
-
-def told(panel: Panel) -> str:
-    """Return the numbers in two lines of text, with a third where each site has its own model."""
-    site, largest, auc = panel.numbers.values()
-    lines = [
-        "site: too few samples or sites to tell"
-        if site is None
-        else f"site told from embedding: {site:.2f} (largest site {largest:.2f})",
-        "class: too few samples or classes to tell"
-        if auc is None
-        else f"class told from embedding: AUC {auc:.2f}",
-    ]
-    if panel.cloud.own_models:
-        lines.append("a model per site: they differ by model, too")
-    return "\n".join(lines)
-
-
-def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
-    """Return the picture: axes per run, a colour per site, a marker per class."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    columns = 2 if len(panels) == 4 else min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.4 * columns + 0.4, 5.0 * rows + 0.9), layout="constrained")
-    axes_of = figure.subplots(rows, columns, squeeze=False).flatten()
-    sites = list(dict.fromkeys(site for panel in panels for site in panel.cloud.sites))
-    classes = max((panel.cloud.classes for panel in panels), key=len)
-    shades = colours(sites)
-    for axes in axes_of:
-        axes.set_axis_off()
-    for axes, panel in zip(axes_of, panels, strict=False):
-        _draw_panel(axes, panel, [shades[site] for site in panel.cloud.sites])
-    handles = [Line2D([], [], color=shades[site], marker="o", ls="", label=site) for site in sites]
-    handles += [
-        Line2D([], [], color="black", marker=_marker(label), ls="", label=_class(name))
-        for label, name in enumerate(classes)
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4 * columns, fontsize="small")
-    figure.suptitle(title, fontsize="medium")
-    return figure
-
-
-def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
-    cloud = panel.cloud
-    axes.set_axis_on()
-    # In a random order: else the last site would lie over all others
-    order = np.random.default_rng(0).permutation(len(panel.points))
-    for label in range(len(cloud.classes)):
-        chosen = order[cloud.label[order] == label]
-        axes.scatter(
-            panel.points[chosen, 0],
-            panel.points[chosen, 1],
-            c=[shades[site] for site in cloud.site[chosen]],
-            marker=_marker(label),
-            s=22,
-            alpha=0.75,
-            linewidths=1.0 if _marker(label) in "x+" else 0.0,
-        )
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_title(panel.title, fontsize="small")
-    axes.set_xlabel(told(panel), fontsize="small")
-
-
-def _marker(label: int) -> str:
-    return _MARKERS[label % len(_MARKERS)]
-
-
-def _class(name: str) -> str:
-    return f"class {name}" if name.isdecimal() else name

@@ -5,20 +5,21 @@ It runs where the images lie, as ``fedsilo explain`` does; nothing is sent.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_app.explain.gradcam import CamLook, draw_cam, draw_image, look_at_maps
+from client_app.explain.gradcam import explain_by_grad_cam
+from client_app.explain.image_explanation import ImageExplanation, draw_image, draw_map
 from client_app.methods.base import SiteMethod, refuse_row
 from datasets.silo.silos import Silo
 from models.contract.errors import SettingError
+from models.figures.palette import BLACK, WRONG
+from models.figures.panels import without_frame
 from models.networks.site_network import SiteNetwork
-from server_app.figures.explain import finished_settings
-from server_app.figures.learning_curves import write_picture
-from server_app.figures.style import naming, opened, refuse_shared_state, run_title
+from server_app.figures.style import run_title
+from server_app.records.finished_site import finished_settings, naming, opened, refuse_shared_state
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,112 +28,118 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """What one run made of the images: its title and a look at each row."""
+    """What one run made of the images: its title and an explanation of each row."""
 
     title: str
-    looks: list[CamLook]
+    explanations: list[ImageExplanation]
 
 
-def gradcam(options: argparse.Namespace) -> None:
-    """Draw a sheet: a row per image, a column with the image itself and one per run.
+@dataclass(frozen=True)
+class GradCamSheet:
+    """What runs made of the same images: a title, a column per run, and the images' classes."""
+
+    title: str
+    columns: list[Column]
+    truths: list[int]
+
+
+def gradcam(
+    run_dirs: Sequence[Path],
+    site: str,
+    rows: Sequence[int],
+    split: str = "test",
+    label: str | None = None,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+) -> GradCamSheet:
+    """Return where the networks of one or several runs find a class in a site's images.
+
+    Args:
+        run_dirs: finished runs on the same data.
+        site: the images' site; its data must be here.
+        rows: of the split, from 0.
+        split: train, val or test.
+        label: the name of the class; None: in each image what each network says.
+        data_dir: the data directory; None: the run's own.
+        state_dir: the folder of the site's private state; None: the run directory's.
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is
             no such row or class.
     """
-    rows = parse_rows(options.rows)
-    refuse_shared_state(options.state_dir, options.run_dirs, 1)
+    refuse_shared_state(state_dir, run_dirs, 1)
     # Before anything is computed: have all the runs ended?
-    titles = [run_title(run, finished_settings(run, options.data_dir)) for run in options.run_dirs]
+    titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
     columns: list[Column] = []
     first: Silo | None = None
-    for run_dir, title in zip(options.run_dirs, titles, strict=True):
+    for run_dir, title in zip(run_dirs, titles, strict=True):
         with naming(run_dir):
-            method, network = opened(run_dir, options.site, options.data_dir, options.state_dir)
+            method, network = opened(run_dir, site, data_dir, state_dir)
             first = first or method.silo
-            _refuse_other_images(first, method.silo, options.split)
-            looks = _looks(method, network, options.split, rows, options.label)
-        columns.append(Column(title, looks))
-    labels = method.silo.splits()[options.split].labels
-    truths = [int(labels[row]) for row in rows]
-    figure = draw_sheet(columns, truths, f"{options.site}: {_subject(options.label)}")
-    path: Path = options.picture or options.run_dirs[0] / f"gradcam-{options.site}.png"
-    write_picture(path, figure)
-    print(path)
+            _refuse_other_images(first, method.silo, split)
+            columns.append(Column(title, _explanations(method, network, split, rows, label)))
+    labels = method.silo.splits()[split].labels
+    subject = f"Grad-CAM of class {label}" if label else "Grad-CAM of what each network says"
+    return GradCamSheet(f"{site}: {subject}", columns, [int(labels[row]) for row in rows])
 
 
-def _looks(
+def _explanations(
     method: SiteMethod, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
-) -> list[CamLook]:
+) -> list[ImageExplanation]:
     names = list(method.silo.class_names())
     if wanted is not None and wanted not in names:
         raise SettingError(f"--class is '{wanted}'; the classes are {', '.join(names)}")
     label = None if wanted is None else names.index(wanted)
-    held, looks = method.silo.splits()[split], []
+    held, explanations = method.silo.splits()[split], []
     for row in rows:
         refuse_row(method.silo, split, row)
         title = f"{split} row {row}\ntruth {names[int(held.labels[row])]}"
-        looks.append(look_at_maps(network, held, method.compute, row, title, names, label))
-    return looks
+        explanations.append(
+            explain_by_grad_cam(network, held, method.compute, row, title, names, label)
+        )
+    return explanations
 
 
-def parse_rows(told: str) -> list[int]:
-    """Return the rows of ``--rows``, as '0,3,7'.
+def draw_sheet(sheet: GradCamSheet) -> Figure:
+    """Return the picture: a row per image, a column with the image itself and one per run.
 
-    Raises:
-        SettingError: it is something else.
-    """
-    parts = [part.strip() for part in told.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise SettingError(f"--rows is '{told}'; it must be rows counted from 0, such as 0,3,7")
-    return [int(part) for part in parts]
-
-
-def draw_sheet(columns: Sequence[Column], truths: Sequence[int], title: str) -> Figure:
-    """Return the sheet of what runs made of the same images, each map in its own colours.
-
-    An answer that is not the image's class in ``truths`` stands in red.
+    Each map is in its own colours. An answer that is not the truth stands in another colour.
     """
     from matplotlib.figure import Figure
 
-    rows, head = len(columns[0].looks), max(column.title.count("\n") for column in columns)
+    columns, rows = sheet.columns, len(sheet.truths)
+    head = max(column.title.count("\n") for column in columns)
     size = (2.6 * (1 + len(columns)), 0.7 + 0.2 * head + 2.85 * rows)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(rows, 1 + len(columns), squeeze=False)
-    for index, (first, *others) in enumerate(panels):
-        look = columns[0].looks[index]
-        draw_image(first, look.image)
-        _caption(first, look.title)
+    for index, (truth, (first, *others)) in enumerate(zip(sheet.truths, panels, strict=True)):
+        shown = columns[0].explanations[index]
+        draw_image(first, shown.image)
+        _caption(first, shown.title)
         for axes, column in zip(others, columns, strict=True):
-            look = column.looks[index]
-            draw_cam(axes, look.image, look.cam)
-            right = look.said() == truths[index]
-            _caption(axes, _answer(look), "black" if right else "tab:red")
-            if index == 0:
-                axes.set_title(column.title, fontsize="small")
-    panels[0, 0].set_title("image", fontsize="small")
-    figure.suptitle(title, fontsize="medium")
+            explanation = column.explanations[index]
+            draw_map(axes, explanation.image, explanation.saliency)
+            right = explanation.answer() == truth
+            _caption(axes, _answer(explanation), BLACK if right else WRONG)
+    for axes, heading in zip(panels[0], ["image", *(one.title for one in columns)], strict=True):
+        axes.set_title(heading, fontsize="small")
+    figure.suptitle(sheet.title, fontsize="medium")
     return figure
 
 
-def _answer(look: CamLook) -> str:
+def _answer(explanation: ImageExplanation) -> str:
     """Return what a network said, and where that differs the class that is drawn."""
-    said, shares = look.said(), look.probabilities
-    told = f"says {look.classes[said]}: {shares[said]:.2f}"
-    if look.label != said:
-        told += f"\nmap of {look.classes[look.label]}: {shares[look.label]:.2f}"
-    return told if look.cam.any() else f"{told}\n(nothing speaks for it)"
+    answer, drawn = explanation.answer(), explanation.saliency.label
+    classes, shares = explanation.classes, explanation.probabilities
+    caption = f"says {classes[answer]}: {shares[answer]:.2f}"
+    if drawn is not None and drawn != answer:
+        caption += f"\nmap of {classes[drawn]}: {shares[drawn]:.2f}"
+    return caption if explanation.saliency.values.any() else f"{caption}\n(nothing speaks for it)"
 
 
-def _caption(axes: Axes, text: str, colour: str = "black") -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_frame_on(False)
+def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
+    without_frame(axes)
     axes.set_xlabel(text, fontsize="small", color=colour)
-
-
-def _subject(label: str | None) -> str:
-    return f"Grad-CAM of class {label}" if label else "Grad-CAM of what each network says"
 
 
 def _refuse_other_images(first: Silo, own: Silo, split: str) -> None:

@@ -7,10 +7,10 @@ out: all pixels that equal their image's least value, as padding does.
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,10 +20,10 @@ from client_app.training.evaluation import in_batches
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, SettingError
+from models.figures.palette import LineStyle, line_styles
+from models.figures.panels import line_legend
 from models.networks.encoders import float_inputs
-from server_app.figures.explain import finished_settings
-from server_app.figures.learning_curves import write_picture
-from server_app.figures.style import Colour, colours, sites_of
+from server_app.records.finished_site import finished_settings, sites_of
 from server_app.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BINS = 64
+_MARKED = 8  # bins from one marker of a line to the next
 _TAIL = 0.0005  # share of the pixels at either end that a picture leaves out
 _CUT = 2.5  # a peak this many times as high as the next to highest hundredths is cut off
 # Scale and offset that bring stored pixels to 0..1
@@ -50,33 +51,58 @@ class Histograms:
     densities: dict[str, Tensor]
 
 
-def histograms(options: argparse.Namespace) -> None:
-    """Draw the intensity histograms of a run's sites.
+@dataclass(frozen=True)
+class SiteHistograms:
+    """The intensities of a run's sites.
+
+    Attributes:
+        title: the data set and split.
+        stored: of the pixels as stored, on 0..1.
+        seen: of what networks are given.
+        labels: how each site is called in a legend.
+    """
+
+    title: str
+    stored: Histograms
+    seen: Histograms
+    labels: dict[str, str]
+
+
+def histograms(
+    run_dir: Path,
+    sites: Sequence[str] = (),
+    split: str = "train",
+    data_dir: Path | None = None,
+    tell: Callable[[str], None] = print,
+) -> SiteHistograms:
+    """Return the intensity histograms of a run's sites, all or those named.
+
+    Args:
+        run_dir: a finished run on images.
+        sites: names of sites; none: all.
+        split: whose images are measured.
+        data_dir: where the data lie; None: where the run's lay.
+        tell: is given a line on each site without images of the split.
 
     Raises:
         FedsiloError: the run has not ended, its data are a table, or there are no images.
     """
-    settings = finished_settings(options.run_dir, options.data_dir)
-    common, held = settings.common, dict[str, Silo]()
-    for site in sites_of(options.run_dir, options.site):
+    common, held = finished_settings(run_dir, data_dir).common, dict[str, Silo]()
+    for site in sites_of(run_dir, sites):
         silo = load_silo(site, common)
         if silo.features:
             raise SettingError(
-                f"data set '{common.dataset}' of {options.run_dir} is a table, which has no pixels "
+                f"data set '{common.dataset}' of {run_dir} is a table, which has no pixels "
                 "to draw histograms of: name a run on images"
             )
-        if len(silo.splits()[options.split]):
+        if len(silo.splits()[split]):
             held[site] = silo
         else:
-            print(f"site {site} has no {options.split} images")
-    splits = {site: silo.splits()[options.split] for site, silo in held.items()}
-    names = {site: _label(silo, options.split) for site, silo in held.items()}
-    figure = draw_histograms(*measure_pixels(splits), names)
-    summary = RunDirectory(options.run_dir).read_json("summary.json")
-    figure.suptitle(f"{options.split} images of {summary['dataset']}", fontsize="medium")
-    path = options.picture or options.run_dir / "histograms.png"
-    write_picture(path, figure)
-    print(path)
+            tell(f"site {site} has no {split} images")
+    stored, seen = measure_pixels({site: silo.splits()[split] for site, silo in held.items()})
+    dataset = RunDirectory(run_dir).read_json("summary.json")["dataset"]
+    labels = {site: _label(silo, split) for site, silo in held.items()}
+    return SiteHistograms(f"{split} images of {dataset}", stored, seen, labels)
 
 
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
@@ -96,12 +122,12 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     # Bins of as many levels each, or bars would alternate; standardised images have no levels
     integers = kinds <= {torch.uint8}
     levels = 1 / max(_SCALES[kind][0] for kind in kinds) if kinds <= _SCALES.keys() else 0.0
-    found = []
+    both = []
     for which, level in ((0, levels), (1, 2 / 255 if integers else 0.0)):
         edges = _edges(splits, which, level)
         densities = {site: _density(split, which, edges) for site, split in splits.items()}
-        found.append(Histograms(edges, densities))
-    return found[0], found[1]
+        both.append(Histograms(edges, densities))
+    return both[0], both[1]
 
 
 def _foreground(split: Split, which: int) -> Iterator[Tensor]:
@@ -137,37 +163,32 @@ def _density(split: Split, which: int, edges: Tensor) -> Tensor:
     return counts / counts.sum().clamp_min(1) / (edges[1] - edges[0])
 
 
-def draw_histograms(stored: Histograms, seen: Histograms, names: Mapping[str, str]) -> Figure:
-    """Return the picture: a line per site, of the stored pixels and of the network's inputs.
-
-    ``names`` tells how each site is called in the legend.
-    """
+def draw_histograms(measured: SiteHistograms) -> Figure:
+    """Return the picture: a line per site, of the stored pixels and of the network's inputs."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    shades = colours(list(names))
-    _draw(left, stored, shades, "As stored")
+    styles = line_styles(list(measured.labels))
+    _draw(left, measured.stored, styles, "As stored")
     left.set_xlabel("pixel value, without background (an image's least value)")
-    _draw(right, seen, shades, "As the network is given them")
+    _draw(right, measured.seen, styles, "As the network is given them")
     right.set_xlabel("input value, without background")
-    handles, _ = left.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        list(names.values()),
-        loc="outside lower center",
-        ncols=min(len(names), 5),
-        fontsize="small",
-    )
+    legend = {label: styles[site] for site, label in measured.labels.items()}
+    line_legend(figure, legend, columns=4)
+    figure.suptitle(measured.title, fontsize="medium")
     return figure
 
 
-def _draw(axes: Axes, found: Histograms, shades: Mapping[str, Colour], title: str) -> None:
-    centres = (found.edges[:-1] + found.edges[1:]) / 2
-    for site, density in found.densities.items():
-        axes.plot(centres, density, label=site, color=shades[site], linewidth=1.4)
-        axes.fill_between(centres, density, color=shades[site], alpha=0.08, linewidth=0)
-    densities = torch.stack(list(found.densities.values()))
+def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
+    centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
+    for site, density in histograms.densities.items():
+        style = styles[site]
+        axes.plot(
+            centres, density, linewidth=1.4, markersize=4, markevery=_MARKED, **style.options()
+        )
+        axes.fill_between(centres, density, color=style.color, alpha=0.06, linewidth=0)
+    densities = torch.stack(list(histograms.densities.values()))
     total = densities.sum(dim=0).cumsum(dim=0)
     inside = (total > _TAIL * total[-1]) & (total < (1 - _TAIL) * total[-1])
     inside |= ~inside.any()

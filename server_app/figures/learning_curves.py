@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets.io.atomic_files import write_atomically
+from models.figures.palette import GREY, LineStyle, line_styles
+from models.figures.panels import line_legend
 from server_app.figures.calibration import draw_distribution, draw_evidence
 from server_app.records.run_directory import RunDirectory
+from strategies.methods.registry import strategy_class
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CURVES = {
@@ -32,15 +36,28 @@ def series(
     split: str = "test",
 ) -> Series:
     """Return, per distribution, the mean value on ``split`` over its sites by round."""
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["split"] == split and row["metric"] == metric:
             name = distribution_of[row["site"]]
-            found[name][int(row["round"])].append(float(row["value"]))
+            values_of[name][int(row["round"])].append(float(row["value"]))
     return {
         name: {round_: sum(values) / len(values) for round_, values in sorted(rounds.items())}
-        for name, rounds in sorted(found.items())
+        for name, rounds in sorted(values_of.items())
     }
+
+
+def redraw(run_dir: Path) -> Iterator[Path]:
+    """Draw all pictures of a finished run again; yield the place of each.
+
+    Raises:
+        RunDirectoryError: the run has not ended.
+    """
+    directory = RunDirectory(run_dir)
+    draw_curves(directory)
+    yield directory.path / "curves.png"
+    method = strategy_class(directory.read_json("summary.json")["method"])
+    yield from draw_pictures(directory, method.pictures)
 
 
 def draw_curves(directory: RunDirectory) -> None:
@@ -51,34 +68,42 @@ def draw_curves(directory: RunDirectory) -> None:
     """
     # A figure without pyplot: no global state, no display
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     summary = directory.read_json("summary.json")
     silos = directory.read_json("silos.json")
     distribution_of = {site: facts["distribution"] for site, facts in silos.items()}
     rows = directory.read_csv("metrics.csv")
     split = "test" if any(row["split"] == "test" for row in rows) else "val"
-    found = {metric: series(rows, metric, distribution_of, split) for metric in CURVES}
-    drawn = {metric: lines for metric, lines in found.items() if lines}
+    curves = {metric: series(rows, metric, distribution_of, split) for metric in CURVES}
+    drawn = {metric: lines for metric, lines in curves.items() if lines}
     if not drawn:
         return
-    figure = Figure(figsize=(4.2 * len(drawn), 3.6), layout="constrained")
-    for axes, (metric, lines) in zip(
-        figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True
-    ):
-        for name, line in lines.items():
-            axes.plot(list(line), list(line.values()), label=name, marker=".", markersize=4)
-        for round_ in summary["marks"]:
-            axes.axvline(int(round_), linestyle="--", color="grey", linewidth=1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("round")
+    figure = Figure(figsize=(4.2 * len(drawn) + 1.2, 3.6), layout="constrained")
+    styles = line_styles(sorted({name for lines in drawn.values() for name in lines}))
+    panels = figure.subplots(1, len(drawn), squeeze=False)[0]
+    for axes, (metric, lines) in zip(panels, drawn.items(), strict=True):
+        _draw_panel(axes, lines, styles, [int(round_) for round_ in summary["marks"]])
         axes.set_ylabel(f"{split} {CURVES[metric]}")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    line_legend(figure, styles)
     marks = [f"round {round_}: {mark}" for round_, mark in summary["marks"].items()]
-    figure.supxlabel("\n".join(marks), fontsize="small", color="grey")
+    figure.supxlabel("\n".join(marks), fontsize="small", color=GREY)
     figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
     write_picture(directory.path / "curves.png", figure)
+
+
+def _draw_panel(
+    axes: Axes, lines: Series, styles: Mapping[str, LineStyle], marked_rounds: Iterable[int]
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for name, line in lines.items():
+        style = styles[name].options()
+        axes.plot(list(line), list(line.values()), label=name, markersize=4, **style)
+    for round_ in marked_rounds:
+        axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("round")
+    axes.grid(alpha=0.3)
 
 
 def draw_pictures(

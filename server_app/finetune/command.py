@@ -6,67 +6,54 @@ the epoch, and test images are read once, for the figures of that epoch.
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
-from collections.abc import Sequence
-from pathlib import Path
-
-from rich.console import Console
+from collections.abc import Callable, Sequence
 
 from client_app.training.compute import choose_compute
 from datasets.io.atomic_files import build_folder
 from models.contract.errors import SettingError
 from server_app.finetune.data import chosen_sites
-from server_app.finetune.results import Line, result_table, write_results
-from server_app.finetune.settings import SEGMENTATION, network_of, settings_of
+from server_app.finetune.request import SEGMENTATION, FinetuneRequest
+from server_app.finetune.results import FinetuneResult, StartResult, write_results
+from server_app.finetune.settings import network_of, settings_of
 from server_app.finetune.tasks import Classification, Segmentation
 from server_app.finetune.training import Study, start, train
-from server_app.finetune.weights import SCRATCH, Given, Theta, open_start
-from server_app.run.progress_bars import make_console
+from server_app.finetune.weights import SCRATCH, RunModel, Source, open_start
+
+Say = Callable[[str], None]
 
 
-def finetune(options: argparse.Namespace) -> None:
-    """Train each start over the seeds, print a table, and write a folder, whole or not at all.
+def finetune(request: FinetuneRequest, say: Say) -> FinetuneResult:
+    """Train each start over the seeds, and write a folder, whole or not at all.
+
+    Args:
+        request: what is asked.
+        say: is told in a line what begins and what has ended.
 
     Raises:
         FedsiloError: a run has not ended or does not fit, settings or data cannot be used, the
             folder is there already, or training diverged.
     """
-    _check(options)
-    starts = [open_start(options, weights) for weights in options.weights]
-    given = [one for one in starts if one]
-    _refuse_twins([one.label for one in given])
-    network = network_of(options, given)
-    settings = settings_of(options, network, [one for one in given if isinstance(one, Theta)])
-    downstream = (Segmentation if options.task == SEGMENTATION else Classification)(network)
-    data = downstream.data(settings, chosen_sites(settings, options.site))
+    request.check()
+    sources = [open_start(weights, request) for weights in request.weights]
+    study = _study(request, [source for source in sources if source])
+    sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
+    say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
+    starts = tuple(_train_start(study, source, say) for source in sources)
+    build_folder(request.out, lambda folder: write_results(folder, study, starts, request.images))
+    return FinetuneResult(study, starts)
+
+
+def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
+    """Return network, settings and data of all starts; ``sources`` are those not from scratch."""
+    _refuse_twins([source.label for source in sources])
+    network = network_of(request.task, request.network, sources)
+    run_models = [source for source in sources if isinstance(source, RunModel)]
+    settings = settings_of(request, network, run_models)
+    downstream = (Segmentation if request.task == SEGMENTATION else Classification)(network)
+    data = downstream.data(settings, chosen_sites(settings, request.sites))
     compute = choose_compute(settings.device, settings.precision, settings.threads)
-    study = Study(downstream, settings, data, compute, options.seeds, options.epochs)
-    console = make_console()
-    sizes = ", ".join(f"{count} {name}" for name, count in data.sizes().items())
-    _say(console, f"{settings.dataset}, {', '.join(data.sites)}: {sizes} images")
-    lines = [_line(study, source, console) for source in starts]
-    build_folder(options.out, lambda folder: write_results(folder, study, lines, options.images))
-    console.print(result_table(study, lines))
-    _say(console, str(options.out))
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Refuse options out of range, and to train for a folder that could not be written."""
-    for name in ("seeds", "epochs", "images"):
-        if getattr(options, name) < 1:
-            raise SettingError(f"--{name} is {getattr(options, name)}; it must be at least 1")
-    if twice := {one for one in options.weights if options.weights.count(one) > 1}:
-        raise SettingError(f"--weights names {', '.join(sorted(twice))} twice: name each once")
-    if options.from_site and not any(Path(one).expanduser().is_dir() for one in options.weights):
-        raise SettingError("--from-site is a site of a run, and --weights names none")
-    out: Path = options.out
-    if out.exists():
-        raise SettingError(f"{out} is there already: remove it, or give another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(out.parent, os.W_OK):
-        raise SettingError(f"{out.parent} cannot be written to: give another --out")
+    return Study(downstream, settings, data, compute, request.seeds, request.epochs)
 
 
 def _refuse_twins(labels: Sequence[str]) -> None:
@@ -78,23 +65,19 @@ def _refuse_twins(labels: Sequence[str]) -> None:
         )
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _line(study: Study, source: Theta | Given | None, console: Console) -> Line:
+def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
     """Train one start over the seeds."""
-    label, taken, found = source.label if source else SCRATCH, None, []
+    label, headline = source.label if source else SCRATCH, study.downstream.headline
+    transfer, trained = None, []
     for seed in range(study.seeds):
-        network, taken = start(study, source, seed)
-        if taken and seed == 0:
-            _say(console, f"{label}: {taken.told()}")
-        found.append(one := train(study, network, seed))
-        headline = study.downstream.headline
-        told = f"val {headline} {one.val.get(headline, math.nan):.3f}"
-        _say(
-            console,
-            f"{label}, seed {seed}: epoch {one.epoch} of {study.epochs} is best, {told}; "
-            f"{one.seconds:.0f} s",
+        network, transfer = start(study, source, seed)
+        if transfer and seed == 0:
+            say(f"{label}: {transfer.summary()}")
+        result = train(study, network, seed)
+        trained.append(result)
+        say(
+            f"{label}, seed {seed}: epoch {result.epoch} of {study.epochs} is best, "
+            f"val {headline} {result.val.get(headline, math.nan):.3f}; {result.seconds:.0f} s"
         )
-    return Line(label, getattr(source, "method", ""), taken, tuple(found))
+    method = source.method if isinstance(source, RunModel) else ""
+    return StartResult(label, method, transfer, tuple(trained))

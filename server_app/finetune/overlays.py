@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from client_app.explain.gradcam import draw_image
+from client_app.explain.image_explanation import draw_image
 from models.maths.segmentation_metrics import image_dice, overlaps
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def spread(origin: Sequence[str], count: int) -> list[int]:
 
 def coloured(predicted: Tensor, mask: Tensor) -> Tensor:
     """Return the overlay (h, w, 4) of a predicted mask (h, w) on the true one, clear elsewhere."""
-    found, there = predicted.bool(), mask.bool()
+    marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)
     for chosen, colour in (
-        (found & there, HIT),
-        (found & ~there, FALSE),
-        (~found & there, MISSED),
+        (marked & true, HIT),
+        (marked & ~true, FALSE),
+        (~marked & true, MISSED),
     ):
         layer[chosen] = torch.tensor([*colour, _OPACITY])
     return layer
@@ -67,16 +67,16 @@ def draw_overlays(
     size = (2.5 * columns, 1.0 + 2.7 * len(images))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(images), columns, squeeze=False)
-    dice = {label: image_dice(overlaps(found, masks)) for label, found in predicted.items()}
+    dice = {label: image_dice(overlaps(marked, masks)) for label, marked in predicted.items()}
     for row, (first, second, *others) in enumerate(panels):
         _panel(first, images[row], None, names[row])
         truth = torch.zeros(*masks[row].shape, 4)
         truth[masks[row].bool()] = torch.tensor([*TRUTH, _OPACITY])
         _panel(second, images[row], truth, "" if masks[row].any() else "(no catheter)")
-        for axes, (label, found) in zip(others, predicted.items(), strict=True):
+        for axes, (label, marked) in zip(others, predicted.items(), strict=True):
             value = float(dice[label][row])
-            told = "(rightly none)" if value != value else f"Dice {value:.2f}"
-            _panel(axes, images[row], coloured(found[row], masks[row]), told)
+            caption = "(rightly none)" if value != value else f"Dice {value:.2f}"
+            _panel(axes, images[row], coloured(marked[row], masks[row]), caption)
     for axes, head in zip(panels[0], ["image", "truth", *predicted], strict=True):
         axes.set_title(head, fontsize="small", wrap=True)
     patches = [Patch(color=colour, label=name) for name, colour in _LEGEND.items()]

@@ -6,7 +6,6 @@ the file that the experiment's ``backbone-weights`` names, from where its runs t
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import os
@@ -33,12 +32,12 @@ from models.maths.classification_metrics import classification_metrics
 from models.networks.encoders import float_inputs
 from models.networks.kinds import Task
 from server_app.config.experiments import read_section
-from server_app.run.planning import planned, simulation_file
-from server_app.run.progress_bars import make_console
+from server_app.finetune.request import refuse_target
+from server_app.run.planning import RunSources, planned, simulation_file
 
 _SHAPE = ("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch")
-_LEAST = 20  # public images
-_HELD_OUT = 10  # one in so many public images is never trained on: the printed accuracy is of those
+_FEWEST = 20  # public images
+_HELD_OUT = 10  # one in so many public images is never trained on: the accuracy told is of those
 
 
 @dataclass(frozen=True)
@@ -58,26 +57,33 @@ class Pretraining:
     seed: int = setting(0, "seed of every random number", minimum=0)
 
 
-def pretrain(options: argparse.Namespace) -> None:
-    """Train, print a line per tenth of the way, and write the weights at the end.
+def pretrain(
+    experiment: str, sources: RunSources, weights: Path | None, say: Callable[[str], None]
+) -> Path:
+    """Train, say a line per tenth of the way, and write the weights at the end.
+
+    Args:
+        experiment: whose ViT is trained.
+        sources: where its settings come from.
+        weights: the file to write; None: the one that 'backbone-weights' names.
+        say: is told a line of the images, and of each tenth of the epochs.
+
+    Returns:
+        The file.
 
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
     """
-    common = planned(options.experiment, options)[0].common
-    recipe = read_section(simulation_file(options.file), "pretraining", Pretraining)
-    chosen = _data_set(options.experiment, common)
-    target = _target(common, options.weights)
-    _refuse_target(target)
+    common = planned(experiment, sources)[0].common
+    recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
+    chosen = _data_set(experiment, common)
+    target = _target(common, weights)
+    refuse_target(target, "--weights FILE")
     public, classes = _public(chosen, common, recipe)
-    console = make_console()
     counts = torch.bincount(public.labels, minlength=classes).tolist()
-    console.print(
-        f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out",
-        highlight=False,
-    )
+    say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
     trainer = _Trainer(public, classes, common, recipe)
-    figures = trainer.run(lambda line: console.print(line, highlight=False, soft_wrap=True))
+    figures = trainer.run(say)
     facts = {
         "backbone": {key: value for key, value in as_mapping(common).items() if key in _SHAPE},
         "image-size": public.inputs.shape[-1],
@@ -87,7 +93,7 @@ def pretrain(options: argparse.Namespace) -> None:
     }
     arrays = {name: tensor.cpu().numpy() for name, tensor in trainer.vit.state_dict().items()}
     save_state(target, arrays, facts)
-    console.print(f"weights: {target}", highlight=False, soft_wrap=True)
+    return target
 
 
 def _data_set(experiment: str, common: CommonSettings) -> ImageDataSet:
@@ -115,22 +121,22 @@ def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -
         common = dataclasses.replace(common, target=recipe.target)
     places = find_places(common.data_dir, common.cache_dir)
     public = chosen.public(common, places)
-    if len(public) < _LEAST:
+    if len(public) < _FEWEST:
         raise DataError(
-            f"the public part of '{common.dataset}' has {len(public)} images and at least {_LEAST} "
-            "are needed: raise 'public-share'"
+            f"the public part of '{common.dataset}' has {len(public)} images and at least "
+            f"{_FEWEST} are needed: raise 'public-share'"
         )
     return public, len(chosen.classes(common, places))
 
 
-def _target(common: CommonSettings, given: Path | None) -> Path:
+def _target(common: CommonSettings, file: Path | None) -> Path:
     """Return where the weights go.
 
     Raises:
         SettingError: nothing names a file.
     """
-    if given is not None:
-        return given
+    if file is not None:
+        return file
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
@@ -140,19 +146,6 @@ def _target(common: CommonSettings, given: Path | None) -> Path:
     path = Path(named).expanduser()
     folder = find_places(common.data_dir, common.cache_dir).cache / BACKBONES
     return path if path.is_absolute() else folder / path
-
-
-def _refuse_target(target: Path) -> None:
-    """Refuse to train for a file that is there already or could not be written.
-
-    Raises:
-        SettingError: so it is.
-    """
-    if target.exists():
-        raise SettingError(f"{target} is there already: remove it, or give --weights FILE")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(target.parent, os.W_OK):
-        raise SettingError(f"{target.parent} cannot be written to: give --weights FILE")
 
 
 class _Trainer:
@@ -177,25 +170,15 @@ class _Trainer:
         self.scale, self.offset = self.compute.bring(scale), self.compute.bring(offset)
         self.network = self.compute.place(nn.Sequential(self.vit, head))
         self.steps = -(-len(self.trained) // recipe.batch_size)
-        decay = recipe.weight_decay
         self.optimiser = torch.optim.AdamW(
-            self.network.parameters(), lr=recipe.learning_rate, weight_decay=decay
+            self.network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
-        total = self.steps * recipe.epochs
-        rising = min(recipe.warmup_epochs / recipe.epochs, 0.9)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimiser,
-            recipe.learning_rate,
-            total_steps=total,
-            # A rise of one step, from 0 to 0, is a division by zero in torch
-            pct_start=rising if rising * total > 1 else 1e-6,
-            cycle_momentum=False,
-        )
+        self.schedule = _schedule(self.optimiser, recipe, self.steps)
         self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
 
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
         """Train for all epochs and return the figures on the held-out images."""
-        began, recipe, found = time.monotonic(), self.recipe, {}
+        began, recipe, figures = time.monotonic(), self.recipe, {}
         with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
@@ -205,11 +188,11 @@ class _Trainer:
                         "simulation file's 'pretraining'; no weights were written"
                     )
                 if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
-                    found = self._figures()
-                    told = ", ".join(f"{key} {value:.3f}" for key, value in found.items())
+                    figures = self._figures()
+                    held_out = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
                     seconds = time.monotonic() - began
-                    say(f"epoch {epoch}: loss {loss:.3f}; held out: {told}; {seconds:.0f} s")
-        return found
+                    say(f"epoch {epoch}: loss {loss:.3f}; held out: {held_out}; {seconds:.0f} s")
+        return figures
 
     def _sound(self) -> bool:
         """Tell whether the last step, too, has left a network that answers."""
@@ -261,6 +244,22 @@ class _Trainer:
         return {"accuracy": accuracy} | classification_metrics(probabilities, labels)
 
 
+def _schedule(
+    optimiser: torch.optim.Optimizer, recipe: Pretraining, steps: int
+) -> torch.optim.lr_scheduler.OneCycleLR:
+    """Return the step size of ``steps`` steps an epoch: it rises, then falls on a cosine."""
+    total = steps * recipe.epochs
+    rising = min(recipe.warmup_epochs / recipe.epochs, 0.9)
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimiser,
+        recipe.learning_rate,
+        total_steps=total,
+        # A rise of one step, from 0 to 0, is a division by zero in torch
+        pct_start=rising if rising * total > 1 else 1e-6,
+        cycle_momentum=False,
+    )
+
+
 def class_weights(labels: Tensor, classes: int) -> Tensor:
     """Return a weight per class, (classes,), by the inverse root of its frequency; mean 1.
 
@@ -272,7 +271,7 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
     return weights / weights[counts > 0].mean()
 
 
-def augmented(images: Tensor, draw: torch.Generator) -> Tensor:
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     """Return 8-bit images (n, 3, side, side), turned, mirrored, cropped, in other light.
 
     A lesion has no upright: each image is turned by a multiple of 90 degrees and mirrored. A crop
@@ -281,14 +280,14 @@ def augmented(images: Tensor, draw: torch.Generator) -> Tensor:
     from torchvision.transforms.v2 import functional as change
 
     side = images.shape[-1]
-    found = []
+    changed = []
     for image in images:
-        turn, mirror, area, top, left, light, contrast = torch.rand(7, generator=draw).tolist()
+        turn, mirror, area, top, left, light, contrast = torch.rand(7, generator=generator).tolist()
         cut = round(side * (0.6 + 0.4 * area) ** 0.5)
         turned = torch.rot90(image, int(4 * turn), (1, 2))
         turned = turned.flip(2) if mirror < 0.5 else turned
         y, x = round(top * (side - cut)), round(left * (side - cut))
         cropped = change.resize(turned[:, y : y + cut, x : x + cut], [side, side], antialias=True)
         lit = change.adjust_brightness(cropped, 0.8 + 0.4 * light)
-        found.append(change.adjust_contrast(lit, 0.8 + 0.4 * contrast))
-    return torch.stack(found)
+        changed.append(change.adjust_contrast(lit, 0.8 + 0.4 * contrast))
+    return torch.stack(changed)

@@ -15,13 +15,13 @@ from rich.table import Table
 
 from datasets.io.atomic_files import write_atomically
 from datasets.io.state_files import save_state
-from server_app.compare.tables import Row
+from server_app.compare.tables import Spread, spread_cell
 from server_app.figures.learning_curves import write_picture
 from server_app.finetune.overlays import draw_overlays, spread
 from server_app.finetune.settings import used
 from server_app.finetune.tasks import Downstream, Segmentation, predicted_masks
 from server_app.finetune.training import Study, Trained, start
-from server_app.finetune.weights import Taken
+from server_app.finetune.transfer import TransferReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,86 +30,102 @@ _CURVES = ("weights", "seed", "epoch", "split", "metric", "value")
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of the table: one start, all seeds; ``method`` is the run's, empty if it is none."""
+class StartResult:
+    """What came of one start: a line of the table.
+
+    Attributes:
+        label: what it started from.
+        method: the run's, empty if it was no run.
+        transfer: what the network took, None from scratch.
+        trained: by seed.
+    """
 
     label: str
     method: str
-    taken: Taken | None
+    transfer: TransferReport | None
     trained: tuple[Trained, ...]
 
-    def row(self, metric: str) -> Row | None:
+    def row(self, metric: str) -> Spread | None:
         """Return a test figure over the seeds that have it, None if none has."""
         values = tuple(one.test[metric] for one in self.trained if metric in one.test)
-        return Row(self.label, "", "all", metric, values) if values else None
+        return Spread.of(values) if values else None
 
     def best(self, headline: str) -> Trained:
         """Return the seed with the best validation figure, the first of equals."""
         return max(self.trained, key=lambda one: one.val.get(headline, -math.inf))
 
 
-def result_table(study: Study, lines: Sequence[Line]) -> Table:
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What fine-tuning returns: the study, and each of its starts."""
+
+    study: Study
+    starts: tuple[StartResult, ...]
+
+
+def result_table(finetuned: FinetuneResult) -> Table:
     """Return the test figures for a terminal."""
+    study = finetuned.study
     over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
     title = f"{study.downstream.network} on {study.settings.dataset}, test figures, {over}"
     table = Table(title=title, title_justify="left")
     table.add_column("weights")
     for metric in study.downstream.shown:
         table.add_column(metric, justify="right")
-    for line in lines:
-        rows = [line.row(metric) for metric in study.downstream.shown]
-        table.add_row(line.label, *(row.cell() if row else "" for row in rows))
+    for result in finetuned.starts:
+        rows = [result.row(metric) for metric in study.downstream.shown]
+        table.add_row(result.label, *(spread_cell(row) if row else "" for row in rows))
     return table
 
 
-def write_results(folder: Path, study: Study, lines: Sequence[Line], images: int) -> None:
-    """Write figures, curves, the first line's best model and, of masks, the overlays."""
+def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
+    """Write figures, curves, the first start's best model and, of masks, the overlays."""
     write_atomically(
         folder / "finetune.json",
-        json.dumps(document(study, lines), indent=2, allow_nan=False) + "\n",
+        json.dumps(document(study, starts), indent=2, allow_nan=False) + "\n",
     )
-    write_atomically(folder / "curves.csv", curves_text(lines))
-    best = lines[0].best(study.downstream.headline)
+    write_atomically(folder / "curves.csv", curves_text(starts))
+    best = starts[0].best(study.downstream.headline)
     facts = {
         "task": study.downstream.name,
         "network": study.downstream.network,
-        "weights": lines[0].label,
+        "weights": starts[0].label,
         "seed": best.seed,
         "settings": used(study.settings),
     }
     arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
     save_state(folder / "model.safetensors", arrays, facts)
     if isinstance(study.downstream, Segmentation):
-        write_picture(folder / "overlays.png", _overlays(study, lines, images))
+        write_picture(folder / "overlays.png", _overlays(study, starts, images))
 
 
-def _overlays(study: Study, lines: Sequence[Line], images: int) -> Figure:
+def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
     """Return the overlays of the first test images of each site, by each start's first seed."""
     rows = spread(study.data.origin, images)
-    test, found = study.data.test, {}
-    for line in lines:
+    test, predicted = study.data.test, {}
+    for result in starts:
         network, _ = start(study, None, 0)
-        network.load_state_dict(line.trained[0].arrays)
-        found[line.label] = predicted_masks(network, test.inputs[rows], study.compute)
+        network.load_state_dict(result.trained[0].arrays)
+        predicted[result.label] = predicted_masks(network, test.inputs[rows], study.compute)
     origin = study.data.origin
     names = [f"{origin[row]}, test row {row - origin.index(origin[row])}" for row in rows]
     title = f"{study.downstream.network} on {study.settings.dataset}, seed 0"
-    return draw_overlays(test.inputs[rows], test.labels[rows], found, names, title)
+    return draw_overlays(test.inputs[rows], test.labels[rows], predicted, names, title)
 
 
-def curves_text(lines: Sequence[Line]) -> str:
+def curves_text(starts: Sequence[StartResult]) -> str:
     """Return the curves of all starts and seeds as tidy CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CURVES)
-    for line in lines:
-        for one in line.trained:
+    for result in starts:
+        for one in result.trained:
             for epoch, split, metric, value in one.curves:
-                writer.writerow([line.label, one.seed, epoch, split, metric, f"{value:.6f}"])
+                writer.writerow([result.label, one.seed, epoch, split, metric, f"{value:.6f}"])
     return text.getvalue()
 
 
-def document(study: Study, lines: Sequence[Line]) -> dict[str, Any]:
+def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
     """Return finetune.json: data, settings, what each figure is, and the figures."""
     task, data = study.downstream, study.data
     return {
@@ -123,17 +139,17 @@ def document(study: Study, lines: Sequence[Line]) -> dict[str, Any]:
         "epoch chosen by": f"val {task.headline}",
         "definitions": dict(task.definitions),
         "settings": used(study.settings),
-        "lines": [_line_document(line, task) for line in lines],
+        "lines": [_start_document(result, task) for result in starts],
     }
 
 
-def _line_document(line: Line, task: Downstream) -> Mapping[str, Any]:
-    metrics = sorted({metric for one in line.trained for metric in one.test})
-    rows = {metric: row for metric in metrics if (row := line.row(metric))}
+def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
+    metrics = sorted({metric for one in result.trained for metric in one.test})
+    rows = {metric: row for metric in metrics if (row := result.row(metric))}
     return {
-        "weights": line.label,
-        "method": line.method or None,
-        "taken": asdict(line.taken) if line.taken else None,
+        "weights": result.label,
+        "method": result.method or None,
+        "taken": asdict(result.transfer) if result.transfer else None,
         "mean": {metric: row.mean for metric, row in rows.items()},
         "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
         "seeds": [
@@ -144,6 +160,6 @@ def _line_document(line: Line, task: Downstream) -> Mapping[str, Any]:
                 "test": one.test,
                 "seconds": round(one.seconds, 3),
             }
-            for one in line.trained
+            for one in result.trained
         ],
     }

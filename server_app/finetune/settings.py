@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +15,8 @@ from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, as_mapping, build, defaults, unknown_key
 from models.networks.kinds import check_network_settings
 from server_app.config.settings import parse_assignment
-from server_app.finetune.weights import Given, Theta
-
-CLASSIFICATION, SEGMENTATION = "classification", "segmentation"
-TASKS = (CLASSIFICATION, SEGMENTATION)
+from server_app.finetune.request import CLASSIFICATION, SEGMENTATION, FinetuneRequest
+from server_app.finetune.weights import RunModel, Source
 
 # What a network for segmentation is made of: which run's network can give it weights
 RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": ""}
@@ -67,56 +64,83 @@ _RECIPE: dict[str, Value] = {
 _VALIDATION_FOLDS = 5
 
 
-def network_of(options: argparse.Namespace, given: Sequence[Theta | Given]) -> str:
+def network_of(task: str, wanted: str | None, sources: Sequence[Source]) -> str:
     """Return the network that is trained, by its name among those of the task.
 
-    It is ``--network``, else the one that takes the given weights, else unet or conv.
+    It is the one ``wanted``, else the one that takes the given weights, else unet or conv.
 
     Raises:
         SettingError: there is no such network, or none that takes the weights.
     """
-    takes = RUN_NETWORK if options.task == SEGMENTATION else {name: name for name in _CLASSIFIERS}
-    wanted: str = options.network or ""
-    if wanted and wanted not in takes:
-        raise SettingError(
-            f"--network is '{wanted}'; for {options.task} it is one of {', '.join(takes)}"
-        )
-    for source in given:
-        fitting = [name for name, network in takes.items() if network == source.network]
+    # By each network of the task: the run's network whose weights it takes
+    takes = RUN_NETWORK if task == SEGMENTATION else {name: name for name in _CLASSIFIERS}
+    network = wanted or ""
+    if network and network not in takes:
+        raise SettingError(f"--network is '{network}'; for {task} it is one of {', '.join(takes)}")
+    for source in sources:
+        fitting = [name for name, taken in takes.items() if taken == source.network]
         of = f"the weights of {source.label}, which are of network '{source.network}'"
         if not fitting:
             raise SettingError(
-                f"no network for {options.task} takes {of}: name a run of "
+                f"no network for {task} takes {of}: name a run of "
                 f"{' or '.join(filter(None, takes.values()))}, or take --weights scratch"
             )
-        if wanted and wanted not in fitting:
+        if network and network not in fitting:
             raise SettingError(
-                f"network '{wanted}' does not take {of}: leave out --network, or take --weights "
+                f"network '{network}' does not take {of}: leave out --network, or take --weights "
                 "scratch"
             )
-        wanted = fitting[0]
-    return wanted or next(iter(takes))
+        network = fitting[0]
+    return network or next(iter(takes))
 
 
 def settings_of(
-    options: argparse.Namespace, network: str, thetas: Sequence[Theta]
+    request: FinetuneRequest, network: str, run_models: Sequence[RunModel]
 ) -> CommonSettings:
     """Return the settings of data, network and training.
 
     The network's are the first run's, and so are the data's if it is the same data set; then
-    ``--set``.
+    the request's changes.
 
     Raises:
         SettingError: a setting is unknown, out of range, or means nothing here, or images would be
             tested that a run has trained on.
     """
-    first = as_mapping(thetas[0].common) if thetas else {}
-    dataset = options.dataset or first.get("dataset", "")
+    first = as_mapping(run_models[0].common) if run_models else {}
+    dataset = str(request.dataset or first.get("dataset", ""))
     if not dataset:
         raise SettingError("no run is named whose data set could be taken: give --dataset")
-    changes = dict(parse_assignment(text) for text in options.changes)
+    changes = dict(parse_assignment(text) for text in request.changes)
     partition = {**first, **changes}.get("partition", "")
-    of_data = _of_data(str(dataset), partition, options.task)
+    of_data = _of_data(dataset, partition, request.task)
+    values = _starting_values(first, dataset, network, of_data, partition)
+    _refuse_idle(changes, of_data)
+    values |= changes
+    if request.device is not None:
+        values["device"] = request.device
+    if request.data_dir is not None:
+        values["data-dir"] = str(request.data_dir)
+    for key in ("data-dir", "cache-dir"):
+        if values.get(key):
+            values[key] = str(Path(str(values[key])).expanduser().resolve())
+    settings = build(CommonSettings, values)
+    check_data_settings(settings)
+    check_network_settings(settings)
+    for run_model in run_models:
+        refuse_other_provenance(settings, run_model.common, run_model.label)
+        initial_weights = run_model.common.initial_weights
+        refuse_seen_start(replace(settings, initial_weights=initial_weights))
+    return settings
+
+
+def _starting_values(
+    first: Mapping[str, Value],
+    dataset: str,
+    network: str,
+    of_data: frozenset[str],
+    partition: Value,
+) -> dict[str, Value]:
+    """Return the values before any change: what is kept of the first run, then the recipe."""
     of_run = of_data if dataset == first.get("dataset") else {"data-dir", "cache-dir"}
     kept = _OF_NETWORK | of_run
     values: dict[str, Value] = {key: value for key, value in first.items() if key in kept}
@@ -126,19 +150,7 @@ def settings_of(
     cut_by_label = partition == UNSEEN and of_data >= KEYS
     if "val-folds" in of_data and not values.get("val-folds") and not cut_by_label:
         values["val-folds"] = _VALIDATION_FOLDS
-    _refuse_idle(changes, of_data)
-    values |= changes
-    values |= {key: v for key, v in _given(options).items() if v is not None}
-    for key in ("data-dir", "cache-dir"):
-        if values.get(key):
-            values[key] = str(Path(str(values[key])).expanduser().resolve())
-    settings = build(CommonSettings, values)
-    check_data_settings(settings)
-    check_network_settings(settings)
-    for theta in thetas:
-        refuse_other_provenance(settings, theta.common, theta.label)
-        refuse_seen_start(replace(settings, initial_weights=theta.common.initial_weights))
-    return settings
+    return values
 
 
 def _of_data(dataset: str, partition: Value, task: str) -> frozenset[str]:
@@ -157,11 +169,6 @@ def used(settings: CommonSettings) -> dict[str, Value]:
     of_data = _of_data(settings.dataset, settings.partition, CLASSIFICATION)
     keys = _OF_NETWORK | _OF_TRAINING | of_data
     return {key: value for key, value in as_mapping(settings).items() if key in keys}
-
-
-def _given(options: argparse.Namespace) -> dict[str, str | None]:
-    data_dir = str(options.data_dir) if options.data_dir else None
-    return {"device": options.device, "data-dir": data_dir}
 
 
 def _refuse_idle(changes: dict[str, Value], of_data: frozenset[str]) -> None:

@@ -22,7 +22,7 @@ from models.networks.kinds import Task
 from models.networks.segmentation import SegmentationNetwork, build_segmentation, segmentation_loss
 from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
-from server_app.finetune.settings import CLASSIFICATION, SEGMENTATION
+from server_app.finetune.request import CLASSIFICATION, SEGMENTATION
 
 
 class Downstream(ABC):
@@ -129,9 +129,9 @@ class Segmentation(Downstream):
 
     def trunk(self, network: nn.Module) -> nn.Module:
         """Return the encoder that a run can have trained."""
-        found = cast(SegmentationNetwork, network).pyramid.trunk()
-        assert found is not None, "the command lets no run's weights to a network without a trunk"
-        return found
+        trunk = cast(SegmentationNetwork, network).pyramid.trunk()
+        assert trunk is not None, "the command lets no run's weights to a network without a trunk"
+        return trunk
 
     def objective(self, network: nn.Module) -> Objective:
         """Return cross-entropy plus soft Dice."""

@@ -19,14 +19,15 @@ from models.contract.settings import CommonSettings
 from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled
 from server_app.finetune.tasks import Downstream
-from server_app.finetune.weights import Given, Taken, Theta, take
+from server_app.finetune.transfer import TransferReport, transfer
+from server_app.finetune.weights import Source
 
 Arrays = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is the same for all lines."""
+    """Everything that is the same for all starts."""
 
     downstream: Downstream
     settings: CommonSettings
@@ -58,7 +59,9 @@ class Trained:
     seconds: float
 
 
-def start(study: Study, source: Theta | Given | None, seed: int) -> tuple[nn.Module, Taken | None]:
+def start(
+    study: Study, source: Source | None, seed: int
+) -> tuple[nn.Module, TransferReport | None]:
     """Return a network that starts from given weights, or from the seed alone, and what it took.
 
     The seed's weights are the same for every start, so that starts differ in what they took.
@@ -71,9 +74,9 @@ def start(study: Study, source: Theta | Given | None, seed: int) -> tuple[nn.Mod
     if source is None:
         return study.compute.place(network), None
     classes = (study.data.classes, study.data.task.classes)
-    taken = take(study.downstream.trunk(network), source, settings, classes)
+    report = transfer(study.downstream.trunk(network), source, settings, classes)
     network.requires_grad_(True)
-    return study.compute.place(network), taken
+    return study.compute.place(network), report
 
 
 def _seeded(settings: CommonSettings, seed: int) -> CommonSettings:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from datasets.registry import silo_names
+from models.contract.errors import RunDirectoryError
 from models.contract.settings_schema import Value
 from server_app.config.experiments import SIMULATION_FILE, find_experiment
-from server_app.config.settings import RunSettings, parse_assignment, read_toml, resolve
-from server_app.records.run_directory import named, open_run_directory
+from server_app.config.settings import (
+    RunSettings,
+    launch_values,
+    parse_assignment,
+    read_toml,
+    resolve,
+    run_values,
+)
+from server_app.records.run_directory import RunDirectory, named, open_run_directory
 from server_app.run.ray_engine import check_resources, run_with_ray
 
 _PATHS = ("data-dir", "cache-dir", "out")
@@ -25,31 +33,102 @@ def simulation_file(given: Path | None) -> Path:
     return Path(__file__).resolve().parents[2] / SIMULATION_FILE
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunSources:
+    """Where a run's settings come from.
+
+    Attributes:
+        file: the simulation file; None: the usual one.
+        config: a TOML file of settings over the experiment's.
+        changes: settings over both, each ``key=value``.
+        out: folder of run directories; None: the settings' own, else ``runs``.
+    """
+
+    file: Path | None = None
+    config: Path | None = None
+    changes: tuple[str, ...] = ()
+    out: Path | None = None
+
+
 def planned(
-    experiment: str, options: argparse.Namespace, **more: Value
+    experiment: str,
+    sources: RunSources,
+    *,
+    supernodes: int | None = None,
+    more: Mapping[str, Value] | None = None,
 ) -> tuple[RunSettings, Mapping[str, Value]]:
-    """Return settings and resources of a run: experiment, then file, then ``--set``, then more.
+    """Return settings and resources of a run: experiment, file, changes, then ``more``.
+
+    Args:
+        experiment: its name in the simulation file.
+        sources: where its settings come from.
+        supernodes: simulated sites; None: the experiment's, else all silos.
+        more: settings over all others, by key.
 
     Raises:
         SettingError: anything about them is wrong.
     """
-    found = find_experiment(simulation_file(options.file), experiment)
-    values = dict(found.values)
-    if options.config:
-        values |= read_toml(options.config)
-    values |= dict(parse_assignment(text) for text in options.changes)
-    values |= more
-    if options.out or not (values.get("out") or os.environ.get("FEDSILO_RUNS")):
-        values["out"] = str(options.out or "runs")
-    for key in _PATHS:
-        path = values.get(key)
-        if path and isinstance(path, str):
-            values[key] = str(Path(path).expanduser().resolve())
-    settings = named(resolve(values))
-    resources = {"num-supernodes": len(silo_names(settings.common)), **found.resources}
-    if options.supernodes is not None:
-        resources["num-supernodes"] = options.supernodes
+    declared = find_experiment(simulation_file(sources.file), experiment)
+    settings = named(resolve(_with_paths(_merged(declared.values, sources, more or {}), sources)))
+    resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
+    if supernodes is not None:
+        resources["num-supernodes"] = supernodes
     return settings, check_resources(resources)
+
+
+def _merged(
+    declared: Mapping[str, Value], sources: RunSources, more: Mapping[str, Value]
+) -> dict[str, Value]:
+    values = dict(declared)
+    if sources.config:
+        values |= read_toml(sources.config)
+    values |= dict(parse_assignment(text) for text in sources.changes)
+    return values | dict(more)
+
+
+def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
+    """Return the values with the folder of runs, and every path absolute."""
+    placed = dict(values)
+    if sources.out or not (placed.get("out") or os.environ.get("FEDSILO_RUNS")):
+        placed["out"] = str(sources.out or "runs")
+    for key in _PATHS:
+        path = placed.get(key)
+        if path and isinstance(path, str):
+            placed[key] = str(Path(path).expanduser().resolve())
+    return placed
+
+
+def replanned(
+    run_dir: Path, *, supernodes: int | None = None
+) -> tuple[RunSettings, Mapping[str, Value], str]:
+    """Return settings, resources and engine with which a run goes on that was cut short.
+
+    Args:
+        run_dir: its run directory.
+        supernodes: simulated sites; None: as before.
+
+    Raises:
+        FedsiloError: there is no run, or its files cannot be used.
+    """
+    directory = RunDirectory(run_dir.resolve())
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        raise RunDirectoryError(
+            f"{directory.path} has no config.toml: it is no run directory, or "
+            "its run never began; start it anew"
+        )
+    launch = launch_values(config)
+    values = run_values(config) | {
+        "resume": True,
+        "out": str(directory.path.parent),
+        "run-name": directory.path.name,
+    }
+    resources = dict(launch.get("resources", {}))
+    resources.setdefault("num-supernodes", len(directory.read_json("silos.json")))
+    if supernodes is not None:
+        resources["num-supernodes"] = supernodes
+    settings = resolve(values)
+    return settings, check_resources(resources), str(launch.get("engine", "ray"))
 
 
 def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> None:

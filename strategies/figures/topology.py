@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from models.figures.palette import BLUE, ORANGE, LineStyle, line_styles
+from models.figures.panels import line_legend
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -43,9 +46,9 @@ def draw_edge_weights(document: Mapping[str, Series]) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     labels = sorted({label for lines in panels.values() for label in lines})
-    colours = _colours(labels)
+    styles = line_styles(labels)
     for place, (title, lines) in zip(axes, panels.items(), strict=False):
-        _draw_lines(place, title, lines, colours)
+        _draw_lines(place, title, lines, styles)
     for place in axes[max(0, len(panels) - columns) : len(panels)]:
         place.tick_params(labelbottom=True)  # where there is no panel below
     for place in axes[len(panels) :]:
@@ -53,7 +56,7 @@ def draw_edge_weights(document: Mapping[str, Series]) -> Figure:
     figure.suptitle("How close neighbours' feature maps are (EMD weights of distillation)")
     figure.supxlabel("round", fontsize="medium")
     figure.supylabel("EMD weight, mean of the round", fontsize="medium")
-    _draw_legend(figure, colours, "edge" if len(panels) == 1 else "teacher from")
+    line_legend(figure, styles, "edge" if len(panels) == 1 else "teacher from")
     return figure
 
 
@@ -61,48 +64,27 @@ def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
     """Return panel title -> label -> line."""
     if len(document) <= _ONE_PANEL:
         return {"": dict(document)}
-    found: dict[str, dict[str, Series]] = {}
+    panels: dict[str, dict[str, Series]] = {}
     for edge in sorted(document):
         i, j = edge.split("<-")
-        found.setdefault(f"student {i}", {})[j] = document[edge]
-    return found
-
-
-def _colours(labels: Sequence[str]) -> dict[str, Any]:
-    from matplotlib import colormaps
-
-    shades = colormaps["tab10" if len(labels) <= 10 else "tab20"]
-    return {label: shades(place % shades.N) for place, label in enumerate(labels)}
+        panels.setdefault(f"student {i}", {})[j] = document[edge]
+    return panels
 
 
 def _draw_lines(
-    axes: Axes, title: str, lines: Mapping[str, Series], colours: Mapping[str, Any]
+    axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for label, series in lines.items():
         points = sorted((int(round_), value) for round_, value in series.items())
         rounds, values = zip(*points, strict=True) if points else ((), ())
-        axes.plot(rounds, values, marker=".", linewidth=1.2, label=label, color=colours[label])
+        axes.plot(
+            rounds, values, linewidth=1.2, markersize=4, label=label, **styles[label].options()
+        )
     axes.set_title(title, fontsize="small")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-
-
-def _draw_legend(figure: Figure, colours: Mapping[str, Any], title: str) -> None:
-    """Put one legend beside all panels."""
-    from matplotlib.lines import Line2D
-
-    if colours:
-        figure.legend(
-            handles=[
-                Line2D([], [], marker=".", color=shade, label=name)
-                for name, shade in colours.items()
-            ],
-            title=title,
-            loc="outside right center",
-            fontsize="small",
-        )
 
 
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
@@ -134,27 +116,27 @@ def _places(document: Mapping[str, Any]) -> dict[str, Point]:
         following = {edge["from"]: edge["to"] for edge in edges}
         for place in range(1, len(sites)):
             sites[place] = following[sites[place - 1]]
-    found: dict[str, Point] = {}
+    places: dict[str, Point] = {}
     if document["kind"] == "star" and len(sites) > 2:
         ends = [edge["from"] for edge in edges]
         hub = max(sites, key=ends.count)
         sites.remove(hub)
-        found[hub] = (0.0, 0.0)
+        places[hub] = (0.0, 0.0)
     for place, site in enumerate(sites):
         angle = math.pi / 2 - 2 * math.pi * place / len(sites)
-        found[site] = (math.cos(angle), math.sin(angle))
-    return found
+        places[site] = (math.cos(angle), math.sin(angle))
+    return places
 
 
 def _lines(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines to draw: one for two arcs there and back of one weight."""
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
-    found = []
+    lines = []
     for (start, end), weight in weights.items():
         paired = abs(weights.get((end, start), math.inf) - weight) < 1e-9
         if not paired or start < end:
-            found.append({"from": start, "to": end, "weight": weight, "directed": not paired})
-    return found
+            lines.append({"from": start, "to": end, "weight": weight, "directed": not paired})
+    return lines
 
 
 def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: float) -> None:
@@ -169,7 +151,7 @@ def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: floa
         shrinkA=9,
         shrinkB=9,
         linewidth=0.5 + 1.7 * share,
-        color="tab:blue",
+        color=BLUE,
         alpha=0.2 + 0.7 * share,
         zorder=1,
     )
@@ -186,7 +168,7 @@ def _write_weight(axes: Axes, start: Point, end: Point, weight: float) -> None:
 def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
     """Draw a dot per silo, with its name outside the circle, or below the hub's dot."""
     for site, (x, y) in points.items():
-        axes.plot([x], [y], "o", markersize=11, color="tab:orange", zorder=2)
+        axes.plot([x], [y], "o", markersize=11, color=ORANGE, zorder=2)
         middle = math.hypot(x, y) < 0.5
         side = "center" if abs(x) < 0.2 else ("left" if x > 0 else "right")
         axes.text(
@@ -216,7 +198,7 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw a bar per topology over the same links, the run's own in orange."""
     times = document["cycle-times"]
-    colours = ["tab:orange" if kind == document["kind"] else "tab:blue" for kind in times]
+    colours = [ORANGE if kind == document["kind"] else BLUE for kind in times]
     bars = axes.barh(list(times), list(times.values()), color=colours)
     axes.bar_label(bars, [f"{seconds:.3g} s" for seconds in times.values()], padding=3)
     axes.invert_yaxis()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +12,10 @@ import psutil
 import pytest
 
 from server_app.cli.main import main
-from server_app.deploy.commands import flwr, up
+from server_app.deploy.commands import up
 from server_app.deploy.deployment import FEDERATION, SERVER, DeploymentError, read_deployment
+from server_app.deploy.flower import flwr
+from server_app.deploy.making import DeploymentRequest
 from server_app.run.processes import app_folder, end_trees, free_ports, tool
 
 SITES = 2
@@ -112,5 +113,5 @@ def test_a_site_that_is_revoked_while_it_is_connected_is_shut_out(folder: Path) 
         time.sleep(0.5)
     assert deployment.process(site) is None, deployment.log(site).read_text()[since:]
     with pytest.raises(DeploymentError, match="ended at its start"):
-        up(Namespace(dir=folder, sites=None, site=[], data_dir=None, device=None, node_config=[]))
+        up(folder, DeploymentRequest(), print)
     assert _UNKNOWN in deployment.log(SERVER).read_text()

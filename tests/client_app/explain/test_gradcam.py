@@ -1,26 +1,16 @@
-"""Grad-CAM: maps by hand, where a bright square is, in words, as a picture, and what is refused."""
+"""Grad-CAM: maps by hand, where a bright square is, and what is refused."""
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from client_app.explain.gradcam import (
-    CamLook,
-    draw_cam,
-    draw_image,
-    grad_cam,
-    last_maps,
-    look_at_maps,
-)
+from client_app.explain.gradcam import explain_by_grad_cam, grad_cam, last_maps
+from client_app.explain.image_explanation import ImageExplanation
 from client_app.methods.base import SiteMethod
 from client_app.training.compute import Compute
 from client_app.training.loop import LocalTraining, train_locally
@@ -147,98 +137,20 @@ def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
     assert shares.max(dim=1).values.mean() > 0.7
 
 
-def hand_made(**changes: Any) -> CamLook:
-    cam = torch.zeros(2, 3)
-    cam[1, 2] = 4.0
-    facts: dict[str, Any] = {
-        "title": "s1a, test row 4: truth one",
-        "image": torch.full((1, 4, 6), 255, dtype=torch.uint8),
-        "cam": cam,
-        "label": 1,
-        "classes": ["zero", "one"],
-        "probabilities": [0.25, 0.75],
-        "beliefs": [0.0, 0.5],
-        "vacuity": 0.5,
-    }
-    return CamLook(**facts | changes)
-
-
-def test_a_look_in_words_by_hand() -> None:
-    assert hand_made().lines() == [
-        "s1a, test row 4: truth one",
-        "zero: probability 0.250, belief 0.000",
-        "one: probability 0.750, belief 0.500",
-        "vacuity 0.500 (1: no evidence at all)",
-        "Grad-CAM: most for one at row 2, column 3 of 2 x 3",
-    ]
-    plain = hand_made(beliefs=[], vacuity=None, cam=torch.zeros(2, 3), label=0)
-    assert plain.lines()[1:] == [
-        "zero: probability 0.250",
-        "one: probability 0.750",
-        "Grad-CAM: nothing in the last maps speaks for zero",
-    ]
-    assert plain.said() == 1
-
-
-def test_a_look_as_a_document_holds_everything_but_the_image() -> None:
-    document = json.loads(json.dumps(hand_made().document()))
-    assert document.pop("cam") == [[0, 0, 0], [0, 0, 4]]
-    assert document == {
-        "title": "s1a, test row 4: truth one",
-        "label": 1,
-        "classes": ["zero", "one"],
-        "probabilities": [0.25, 0.75],
-        "beliefs": [0.0, 0.5],
-        "vacuity": 0.5,
-    }
-
-
-def shown(image: Any) -> Any:
-    return np.asarray(image.get_array())
-
-
-def test_a_picture_is_the_image_and_the_image_under_its_map() -> None:
-    figure = hand_made().figure()
-    left, right = figure.axes
-    assert [len(axes.images) for axes in (left, right)] == [1, 2]
-    assert right.get_title() == "Grad-CAM of one"
-    map_ = right.images[1]
-    assert shown(map_).shape == (4, 6)
-    assert shown(map_).max() == pytest.approx(1)
-    alpha = np.asarray(map_.get_alpha())
-    assert alpha[0, 0] == 0, "what does not speak for the class leaves the image clear"
-    assert alpha[3, 5] == pytest.approx(0.65)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    assert picture.getvalue().startswith(b"\x89PNG")
-
-
-def test_images_are_drawn_by_their_own_range_and_no_larger_than_needed() -> None:
-    axes = Figure().subplots()
-    radiograph = torch.linspace(-32768, -30000, 2048 * 1024).reshape(1, 2048, 1024).to(torch.int16)
-    draw_cam(axes, radiograph, torch.rand(4, 2))
-    pixels = shown(axes.images[0])
-    assert pixels.shape == (512, 256, 3)
-    assert pixels[0, 0].max() < 0.01
-    assert pixels[-1, -1].min() > 0.99
-    assert shown(axes.images[1]).shape == (512, 256)
-    draw_image(axes, torch.tensor([[[51]], [[102]], [[255]]], dtype=torch.uint8))
-    assert shown(axes.images[2])[0, 0] == pytest.approx([0.2, 0.4, 1.0])
-
-
 def test_a_site_explains_an_image_by_the_map_of_what_it_says(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("fedavg", weights)
-    found = cast(CamLook, method.explain("test", 3))
+    found = cast(ImageExplanation, method.explain("test", 3))
     label = int(method.silo.test.labels[3])
     assert found.title == f"s1a, test row 3: truth {label}"
     network = cast(TokenClassifier, method.open_network()).eval()
     image = method.silo.test.inputs[3:4]
     logits = network(float_inputs(image))[0]
     assert found.probabilities == pytest.approx(logits.softmax(dim=0).tolist(), abs=1e-6)
-    assert found.label == found.said() == int(logits.argmax())
-    torch.testing.assert_close(found.cam, grad_cam(network, float_inputs(image), found.label)[0])
+    assert found.saliency.label == found.answer() == int(logits.argmax())
+    by_hand = grad_cam(network, float_inputs(image), found.answer())[0]
+    torch.testing.assert_close(found.saliency.values, by_hand)
     assert (found.beliefs, found.vacuity) == ([], None)
     with pytest.raises(DataError, match="there is no row 10"):
         method.explain("test", 10)
@@ -249,11 +161,11 @@ def test_an_evidential_network_tells_beliefs_and_another_class_is_drawn_when_ask
     network = build_classifier(common, Task((1, 16, 16), 2))
     split = squares(2, 0)[0]
     small = Split(split.inputs[:, :, :16, :16], split.labels)
-    found = look_at_maps(network, small, CPU, 1, "", ["a", "b"])
+    found = explain_by_grad_cam(network, small, CPU, 1, "", ["a", "b"])
     assert found.vacuity is not None
     assert sum(found.beliefs) + found.vacuity == pytest.approx(1, abs=1e-5)
-    other = look_at_maps(network, small, CPU, 1, "", ["a", "b"], 1 - found.said())
-    assert other.label == 1 - found.said()
+    other = explain_by_grad_cam(network, small, CPU, 1, "", ["a", "b"], 1 - found.answer())
+    assert other.saliency.label == 1 - found.answer()
     assert other.probabilities == found.probabilities
 
 

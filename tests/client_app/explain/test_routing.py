@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.explain.routing import DRAWN, LISTED, Explanation, explain_routing
+from client_app.explain.routing import DRAWN, LISTED, PatientExplanation, explain_routing
 from models.contract.settings import CommonSettings
 from models.methods.picsr import PICSRNetwork, PICSRSettings, Router
 from models.networks.build import build_classifier
@@ -18,9 +18,9 @@ from models.networks.kinds import Task
 
 
 @pytest.fixture
-def explanation() -> Explanation:
+def explanation() -> PatientExplanation:
     """Return what was said of a patient by two experts over six features."""
-    return Explanation(
+    return PatientExplanation(
         title="va, test row 0: truth disease",
         experts=["cleveland", "va"],
         weights=[0.25, 0.75],
@@ -32,15 +32,17 @@ def explanation() -> Explanation:
     )
 
 
-def many(count: int) -> Explanation:
+def many(count: int) -> PatientExplanation:
     """Return an explanation of ``count`` features, of which the last matters most."""
     parts = [[index / count for index in range(count)]]
     names = [f"f{index}" for index in range(count)]
-    return Explanation("t", ["a"], [1.0], [0.5], [sum(parts[0])], [[-1.0, 0.0]], names, parts)
+    return PatientExplanation(
+        "t", ["a"], [1.0], [0.5], [sum(parts[0])], [[-1.0, 0.0]], names, parts
+    )
 
 
 def test_lines_per_expert_tell_weight_answer_distance_score_and_the_features_near_and_apart(
-    explanation: Explanation,
+    explanation: PatientExplanation,
 ) -> None:
     assert explanation.lines() == [
         "va, test row 0: truth disease",
@@ -66,16 +68,18 @@ def test_of_fewer_features_than_fit_all_are_named() -> None:
     assert line == "  close by f0 +0.00, f1 +0.50; apart by f1 +0.50, f0 +0.00"
 
 
-def test_the_document_is_the_whole_explanation_for_json(explanation: Explanation) -> None:
+def test_the_document_is_the_whole_explanation_for_json(explanation: PatientExplanation) -> None:
     read = json.loads(json.dumps(explanation.document()))
-    assert Explanation(**read) == explanation
+    assert PatientExplanation(**read) == explanation
 
 
 def texts(axes: Any) -> list[str]:
     return [label.get_text() for label in axes.get_yticklabels()]
 
 
-def test_the_picture_shows_voices_beside_what_each_feature_adds(explanation: Explanation) -> None:
+def test_the_picture_shows_voices_beside_what_each_feature_adds(
+    explanation: PatientExplanation,
+) -> None:
     figure = explanation.figure()
     figure.savefig(io.BytesIO(), format="png")
     voices, scores, parts = figure.axes
@@ -108,14 +112,14 @@ def test_a_feature_that_brings_nearer_matters_as_much_as_one_that_takes_apart() 
     parts = [[0.1] * 40]
     parts[0][7] = -2.0
     names = [f"f{index}" for index in range(40)]
-    whole = Explanation("t", ["a"], [1.0], [0.5], [1.9], [[-1.9, 0.0]], names, parts)
+    whole = PatientExplanation("t", ["a"], [1.0], [0.5], [1.9], [[-1.9, 0.0]], names, parts)
     drawn = whole.figure().axes[2]
     assert "f7" in texts(drawn)
     assert drawn.images[0].get_clim() == (-2.0, 2.0)
 
 
 def test_a_patient_on_every_prototype_is_drawn_too() -> None:
-    nothing = Explanation(
+    nothing = PatientExplanation(
         *("t", ["a", "b"], [0.5, 0.5], [1.0, 0.0], [0.0, 0.0]), [[0.0] * 3] * 2, ["x"], [[0.0]] * 2
     )
     nothing.figure().savefig(io.BytesIO(), format="png")

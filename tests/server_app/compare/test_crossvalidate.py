@@ -10,18 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from server_app.cli.main import main
 from server_app.compare.corrected_interval import Interval
 from server_app.compare.crossvalidate import (
-    Row,
-    csv_text,
-    difference_rows,
-    figure_rows,
+    difference_intervals,
+    figure_intervals,
+    interval_frame,
     markdown_text,
     metric_table,
 )
+from server_app.compare.tables import csv_text, joined
 
 
 def _run(**sites: Mapping[str, float]) -> dict[str, Any]:
@@ -35,32 +36,34 @@ RUNS = [
 ]
 
 
-def _means(rows: list[Row], metric: str) -> dict[str, tuple[float, int]]:
+def _means(rows: pd.DataFrame, metric: str) -> dict[str, tuple[float, int]]:
     return {
-        row.group: (round(row.interval.mean, 6), row.interval.runs)
-        for row in rows
+        row.group: (round(row.mean, 6), row.runs)
+        for row in rows.itertuples()
         if row.metric == metric
     }
 
 
+def _pairs(rows: pd.DataFrame) -> set[tuple[str, str]]:
+    return {(row.experiment, row.compared_with) for row in rows.itertuples()}
+
+
 def test_figures_are_means_over_runs_per_site_and_over_sites() -> None:
-    rows = figure_rows({"a": RUNS}, ("accuracy", "auc"), 2)
+    rows = figure_intervals({"a": RUNS}, ("accuracy", "auc"), 2)
     assert _means(rows, "accuracy") == {"x": (0.7, 2), "y": (0.9, 2), "all": (0.8, 2)}
-    assert {(row.experiment, row.against) for row in rows} == {("a", "")}
+    assert _pairs(rows) == {("a", "")}
 
 
 def test_a_site_without_a_metric_in_some_run_is_no_part_of_its_mean_over_sites() -> None:
-    rows = figure_rows({"a": RUNS}, ("auc",), 2)
+    rows = figure_intervals({"a": RUNS}, ("auc",), 2)
     assert _means(rows, "auc") == {"x": (0.6, 2), "y": (0.9, 1), "all": (0.6, 2)}
 
 
 def test_a_metric_that_no_run_has_gives_no_row() -> None:
     lone = [_run(y={"accuracy": 0.8}), _run(y={"accuracy": 0.9})]
-    assert [row.metric for row in figure_rows({"a": lone}, ("accuracy", "auc"), 2)] == [
-        "accuracy",
-        "accuracy",
-    ]
-    assert difference_rows({"a": lone, "b": lone}, ("auc",), 2) == []
+    figures = figure_intervals({"a": lone}, ("accuracy", "auc"), 2)
+    assert list(figures["metric"]) == ["accuracy", "accuracy"]
+    assert difference_intervals({"a": lone, "b": lone}, ("auc",), 2).empty
 
 
 def test_differences_are_taken_run_by_run() -> None:
@@ -68,11 +71,12 @@ def test_differences_are_taken_run_by_run() -> None:
         _run(x={"accuracy": 0.5, "auc": 0.5}, y={"accuracy": 0.6}),
         _run(x={"accuracy": 0.5, "auc": 0.6}, y={"accuracy": 0.6, "auc": 0.5}),
     ]
-    rows = difference_rows({"a": RUNS, "b": other}, ("accuracy", "auc"), 2)
-    assert {(row.experiment, row.against) for row in rows} == {("a", "b")}
+    rows = difference_intervals({"a": RUNS, "b": other}, ("accuracy", "auc"), 2)
+    assert _pairs(rows) == {("a", "b")}
     assert _means(rows, "accuracy") == {"x": (0.2, 2), "y": (0.3, 2), "all": (0.25, 2)}
     assert _means(rows, "auc") == {"x": (0.05, 2), "y": (0.4, 1), "all": (0.05, 2)}
-    (site,) = (row.interval for row in rows if (row.group, row.metric) == ("x", "accuracy"))
+    chosen = rows[(rows["group"] == "x") & (rows["metric"] == "accuracy")]
+    (site,) = chosen.itertuples()
     # 0.1 and 0.3: sd 0.1414; error 0.1414 * sqrt(1/2 + 1/1) = 0.1732; Student's t with one degree
     # of freedom is Cauchy's distribution
     error = math.sqrt(0.02) * math.sqrt(1.5)
@@ -82,28 +86,25 @@ def test_differences_are_taken_run_by_run() -> None:
 
 
 def test_every_other_experiment_is_compared_with_the_first() -> None:
-    rows = difference_rows({"a": RUNS, "b": RUNS, "c": RUNS}, ("auc", "accuracy"), 2)
-    pairs = list(dict.fromkeys((row.experiment, row.against, row.metric) for row in rows))
-    assert pairs == [
+    rows = difference_intervals({"a": RUNS, "b": RUNS, "c": RUNS}, ("auc", "accuracy"), 2)
+    columns = ["experiment", "compared_with", "metric"]
+    assert list(rows[columns].drop_duplicates().itertuples(index=False, name=None)) == [
         ("a", "b", "auc"),
         ("a", "b", "accuracy"),
         ("a", "c", "auc"),
         ("a", "c", "accuracy"),
     ]
-    groups = list(dict.fromkeys((row.against, row.metric, row.group) for row in rows))
-    assert [group for *_, group in groups] == ["x", "y", "all"] * 4, "as the figures have them"
-    assert {row.interval.mean for row in rows} == {0.0}
-    assert {(row.group, row.metric, row.interval.p) for row in rows} == {
-        *((group, "accuracy", 1.0) for group in ("x", "y", "all")),
-        *((group, "auc", 1.0) for group in ("x", "all")),
-        ("y", "auc", None),  # of a single run
-    }
+    assert list(rows["group"]) == ["x", "y", "all"] * 4, "as the figures have them"
+    assert set(rows["mean"]) == {0.0}
+    alone = (rows["group"] == "y") & (rows["metric"] == "auc")
+    assert rows.loc[alone, "p"].isna().all(), "of a single run"
+    assert set(rows.loc[~alone, "p"]) == {1.0}
 
 
 def test_a_single_run_has_neither_interval_nor_p_value() -> None:
     one, other = [_run(x={"accuracy": 0.733})], [_run(x={"accuracy": 0.5})]
-    rows = figure_rows({"a": one, "b": other}, ("accuracy",), 2)
-    rows += difference_rows({"a": one, "b": other}, ("accuracy",), 2)
+    rows = figure_intervals({"a": one, "b": other}, ("accuracy",), 2)
+    rows = joined([rows, difference_intervals({"a": one, "b": other}, ("accuracy",), 2)])
     cells = list(metric_table(rows, "accuracy").columns[1].cells)
     assert cells == ["0.733 (1 run)", "0.500 (1 run)", "+0.233 (1 run)"]
     lines = csv_text(rows).splitlines()
@@ -115,23 +116,26 @@ def test_a_single_run_has_neither_interval_nor_p_value() -> None:
 def test_figures_stay_between_0_and_1_and_differences_may_go_beyond() -> None:
     wide = [_run(x={"accuracy": value}) for value in (0.0, 1.0)]
     none = [_run(x={"accuracy": 0.0}) for _ in range(2)]
-    high, low = figure_rows({"a": wide, "b": none}, ("accuracy",), 2)[::2]
-    assert (high.interval.mean, high.interval.low, high.interval.high) == (0.5, 0.0, 1.0)
-    assert (low.interval.low, low.interval.high) == (0.0, 0.0)
-    difference = difference_rows({"a": wide, "b": none}, ("accuracy",), 2)[0].interval
+    rows = figure_intervals({"a": wide, "b": none}, ("accuracy",), 2)
+    high, _, low, _ = rows.itertuples()
+    assert (high.mean, high.low, high.high) == (0.5, 0.0, 1.0)
+    assert (low.low, low.high) == (0.0, 0.0)
+    difference, _ = difference_intervals({"a": wide, "b": none}, ("accuracy",), 2).itertuples()
     # sd 0.7071 * sqrt(1/2 + 1/1) = 0.866
     half = math.tan(0.475 * math.pi) * math.sqrt(0.75)
     assert (difference.low, difference.high) == pytest.approx((0.5 - half, 0.5 + half))
-    assert high.interval.p == pytest.approx(difference.p), "cutting changes no p value"
+    assert high.p == pytest.approx(difference.p), "cutting changes no p value"
 
 
-TABLE = [
-    Row("a", "", "x", "accuracy", Interval(0.7, 0.6, 0.8, 0.001, 10)),
-    Row("a", "", "all", "accuracy", Interval(0.75, 0.65, 0.85, 0.001, 10)),
-    Row("b", "", "x", "accuracy", Interval(0.5, 0.4, 0.6, 0.001, 10)),
-    Row("a", "b", "x", "accuracy", Interval(0.2, -0.1, 0.5, 0.04, 10)),
-    Row("a", "", "x", "auc", Interval(0.9, 0.8, 1.0, 0.001, 10)),
-]
+TABLE = interval_frame(
+    [
+        ("a", "", "x", "accuracy", Interval(0.7, 0.6, 0.8, 0.001, 10)),
+        ("a", "", "all", "accuracy", Interval(0.75, 0.65, 0.85, 0.001, 10)),
+        ("b", "", "x", "accuracy", Interval(0.5, 0.4, 0.6, 0.001, 10)),
+        ("a", "b", "x", "accuracy", Interval(0.2, -0.1, 0.5, 0.04, 10)),
+        ("a", "", "x", "auc", Interval(0.9, 0.8, 1.0, 0.001, 10)),
+    ]
+)
 
 
 def test_markdown_has_a_table_per_metric_with_figures_then_differences() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from models.contract.errors import FedsiloError
 from models.contract.settings_schema import Value
-from server_app.compare.over_seeds import trials
+from server_app.compare import trials
 from server_app.compare.trials import Trial, run_trials
 from server_app.config.settings import resolve
 

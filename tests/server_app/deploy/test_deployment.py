@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 
 from models.contract.errors import SettingError
 from server_app.cli.main import main
+from server_app.deploy.commands import MemberStatus, down, logs, status
 from server_app.deploy.deployment import (
     SERVER,
     Deployment,
@@ -23,7 +23,9 @@ from server_app.deploy.deployment import (
     plan,
     read_deployment,
 )
-from server_app.deploy.run import _again
+from server_app.deploy.making import DeploymentRequest
+from server_app.deploy.run import resume_command
+from server_app.run.planning import RunSources
 from server_app.run.processes import app_folder, end_trees, free_ports, process_of, runs
 
 
@@ -159,14 +161,8 @@ def test_a_run_directory_that_exists_starts_nothing(
 
 
 def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
-    options = Namespace(
-        experiment="uefl-digits",
-        dir=Path("here"),
-        config=None,
-        seed=3,
-        changes=["silos=6", "resume=true"],
-    )
-    assert _again(options, "x") == (
+    sources = RunSources(changes=("silos=6", "resume=true"))
+    assert resume_command("uefl-digits", Path("here"), sources, 3, "x") == (
         "fedsilo deploy run uefl-digits --dir here --seed 3 --set silos=6 --name x "
         "--set resume=true"
     )
@@ -192,6 +188,34 @@ def test_logs_of_an_unknown_member_name_the_known(
     assert "did you mean 'north'" in capsys.readouterr().err
     assert main(["deploy", "logs", "north", "--dir", str(planned.folder)]) == 1
     assert "north has not run yet" in capsys.readouterr().err
+
+
+def test_what_runs_comes_back_as_data_and_nothing_is_printed(
+    planned: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned.write()
+    log = planned.log("north")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("one\ntwo\nthree\n")
+    assert status(planned.folder) == [
+        MemberStatus(SERVER, None, "", planned.log(SERVER)),
+        *(MemberStatus(site, None, "offline", planned.log(site)) for site in planned.sites),
+    ]
+    assert logs(planned.folder, "north", 2) == "two\nthree"
+    assert down(planned.folder) == (planned, [])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_request_tells_every_site_of_its_device_and_its_data(tmp_path: Path) -> None:
+    request = DeploymentRequest(
+        device="cuda", data_dir=tmp_path / "up" / "..", node_config=("allow-folds=true",)
+    )
+    assert request.own_config() == {
+        "device": "cuda",
+        "data-dir": str(tmp_path.resolve()),
+        "allow-folds": True,
+    }
+    assert DeploymentRequest().own_config() == {}
 
 
 def test_a_whole_tree_of_processes_is_ended() -> None:

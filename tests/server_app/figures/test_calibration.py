@@ -82,10 +82,6 @@ def test_a_line_per_site_goes_through_its_bins_that_hold_samples() -> None:
     }
 
 
-def legend(axes: Any) -> list[str]:
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
 def bars(axes: Any) -> list[list[float]]:
     """Return left edge, width and height of each bar."""
     return [[bar.get_x(), bar.get_width(), bar.get_height()] for bar in axes.patches]
@@ -132,7 +128,8 @@ def test_axes_and_legend_say_what_is_shown_and_the_figure_can_be_saved() -> None
     for axes in (left, right):
         assert axes.get_ylabel() == "accuracy"
         assert axes.get_xlim() == (0, 1)
-    assert legend(left) == ["s1a", "s2a", "perfectly calibrated"]
+    (both,) = found["evidence.png"].legends
+    assert [text.get_text() for text in both.texts] == ["s1a", "s2a", "perfectly calibrated"]
     colours = [[line.get_color() for line in axes.lines[:2]] for axes in (left, right)]
     assert colours[0] == colours[1], "one legend is for both"
     picture = io.BytesIO()
@@ -189,5 +186,5 @@ def test_hospitals_are_bars_of_their_classes_over_all_splits() -> None:
 @pytest.mark.parametrize("named", [{}, {"classes": []}])
 def test_classes_without_names_are_numbered(named: dict[str, Any]) -> None:
     silos = {"s1a": {"label_counts": {"train": [4, 2, 1]}, **named}}
-    (axes,) = draw_distribution(silos)["distribution.png"].axes
-    assert legend(axes) == ["class 0", "class 1", "class 2"]
+    (legend,) = draw_distribution(silos)["distribution.png"].legends
+    assert [text.get_text() for text in legend.texts] == ["class 2", "class 1", "class 0"]

@@ -16,16 +16,15 @@ from models.contract.errors import DataError
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import exchanged_arrays
 from server_app.cli.main import main
+from server_app.figures.embedding_panels import draw_panels
 from server_app.figures.embeddings import (
     Cloud,
     Panel,
     document,
-    draw_panels,
     on_plane,
     separability,
-    told,
 )
-from server_app.figures.explain import finished_site
+from server_app.records.finished_site import finished_site
 
 SITES = ["s1a", "s2a", "s3a"]
 
@@ -122,8 +121,8 @@ def test_sites_have_colours_and_classes_markers() -> None:
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["site-0", "site-1", "class-0", "class-1"]
     assert axes.get_title() == "run\nFedAvg"
-    assert axes.get_xlabel() == told(hand_made())
-    assert told(hand_made()).splitlines() == [
+    assert axes.get_xlabel() == "\n".join(hand_made().lines())
+    assert hand_made().lines() == [
         "site: too few samples or sites to tell",
         "class: too few samples or classes to tell",
     ]

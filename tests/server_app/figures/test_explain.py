@@ -22,7 +22,7 @@ from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.prompted_vit import PromptedViT
 from server_app.cli.main import main
 from server_app.config.settings import resolve
-from server_app.figures.explain import finished_site
+from server_app.records.finished_site import finished_site
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import run_inline
 

@@ -7,21 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.explain.gradcam import CamLook
-from models.contract.errors import SettingError
+from client_app.explain.gradcam import cam_map
+from client_app.explain.image_explanation import ImageExplanation
+from models.figures.palette import BLACK, WRONG
 from server_app.cli.main import main
-from server_app.figures.gradcam import Column, draw_sheet, parse_rows
+from server_app.figures.gradcam import Column, GradCamSheet, draw_sheet
 
 
-def look(probabilities: list[float], label: int, cam: torch.Tensor) -> CamLook:
-    image = torch.zeros(1, 8, 8, dtype=torch.uint8)
-    return CamLook("test row 3", image, cam, label, ["no", "yes"], probabilities, [], None)
+def explained(probabilities: list[float], label: int, cam: torch.Tensor) -> ImageExplanation:
+    image, names = torch.zeros(1, 8, 8, dtype=torch.uint8), ["no", "yes"]
+    saliency = cam_map(cam, label, names)
+    return ImageExplanation("test row 3", image, saliency, names, probabilities, [], None)
 
 
 def test_a_sheet_has_the_images_and_a_column_per_run() -> None:
-    right, wrong = look([0.2, 0.8], 1, torch.ones(2, 2)), look([0.6, 0.4], 1, torch.zeros(2, 2))
+    right = explained([0.2, 0.8], 1, torch.ones(2, 2))
+    wrong = explained([0.6, 0.4], 1, torch.zeros(2, 2))
     columns = [Column("first\nFedAvg", [right, wrong]), Column("second\nLocal", [right, right])]
-    figure = draw_sheet(columns, [1, 1], "title")
+    figure = draw_sheet(GradCamSheet("title", columns, [1, 1]))
     panels = [figure.axes[:3], figure.axes[3:]]
     assert [[len(axes.images) for axes in row] for row in panels] == [[1, 2, 2], [1, 2, 2]]
     assert [axes.get_title() for axes in panels[0]] == ["image", "first\nFedAvg", "second\nLocal"]
@@ -30,14 +33,7 @@ def test_a_sheet_has_the_images_and_a_column_per_run() -> None:
     assert panels[0][1].get_xlabel() == "says yes: 0.80"
     assert panels[1][1].get_xlabel() == "says no: 0.60\nmap of yes: 0.40\n(nothing speaks for it)"
     colours = [[axes.xaxis.label.get_color() for axes in row[1:]] for row in panels]
-    assert colours == [["black", "black"], ["tab:red", "black"]]
-
-
-def test_rows_are_numbers_with_commas() -> None:
-    assert parse_rows("0,3, 7") == [0, 3, 7]
-    for wrong in ("", "0,,1", "-1", "a", "1.5"):
-        with pytest.raises(SettingError, match="must be rows counted from 0, such as 0,3,7"):
-            parse_rows(wrong)
+    assert colours == [[BLACK, BLACK], [WRONG, BLACK]]
 
 
 def _gradcam(finished: Path, runs: list[str], *more: str) -> int:

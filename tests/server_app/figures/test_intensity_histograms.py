@@ -11,7 +11,12 @@ from datasets.silo.silos import Split
 from models.contract.errors import DataError
 from models.networks.encoders import float_inputs
 from server_app.cli.main import main
-from server_app.figures.intensity_histograms import Histograms, draw_histograms, measure_pixels
+from server_app.figures.intensity_histograms import (
+    Histograms,
+    SiteHistograms,
+    draw_histograms,
+    measure_pixels,
+)
 
 
 def split_of(images: torch.Tensor) -> Split:
@@ -86,9 +91,8 @@ def test_a_line_per_site_and_a_peak_that_would_flatten_all_is_cut_off() -> None:
     peaked = flat.clone()
     peaked[1] = 50
     plain = Histograms(edges, {"a": flat, "b": flat})
-    figure = draw_histograms(
-        Histograms(edges, {"a": flat, "b": peaked}), plain, {"a": "A", "b": "B"}
-    )
+    stored = Histograms(edges, {"a": flat, "b": peaked})
+    figure = draw_histograms(SiteHistograms("title", stored, plain, {"a": "A", "b": "B"}))
     left, right = figure.axes
     assert left.get_title() == "As stored (peaks up to 50 are cut off)"
     assert left.get_ylim() == pytest.approx((0, 1.5))

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import safetensors.numpy
 import torch
-from torch import Tensor, nn
 
 from client_app.training.compute import Compute
 from datasets.io.state_files import load_state
-from datasets.radiographs.masks import MaskedSilo, MaskedSplit
-from datasets.registry import load_silo
-from datasets.silo.silos import Split
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
 from server_app.cli.main import main
 from server_app.config.settings import resolve
-from server_app.finetune.command import data as finetune_data
-from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
-from server_app.finetune.tasks import Segmentation, predicted_masks
-from server_app.finetune.training import Study, start, train
-from server_app.finetune.weights import Taken, Theta, take
+from server_app.finetune.command import finetune as tune
+from server_app.finetune.request import FinetuneRequest
 from server_app.run.inline_engine import run_inline
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -133,6 +121,35 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
     assert facts["weights"] == "conv"
     assert facts["seed"] in (0, 1)
     assert "pyramid.encoder.stages.0.weight" in arrays
+
+
+def test_what_came_of_each_start_is_returned_and_its_lines_are_told_not_printed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    request = FinetuneRequest(
+        task="classification",
+        weights=(str(finished / "fedavg"), "scratch"),
+        out=tmp_path / "out",
+        seeds=1,
+        epochs=1,
+        device="cpu",
+    )
+    finetuned = tune(request, lines.append)
+    from_run, scratch = finetuned.starts
+    assert (from_run.label, from_run.method) == ("fedavg", "fedavg")
+    assert from_run.transfer is not None
+    assert from_run.transfer.head is True
+    assert (scratch.label, scratch.method, scratch.transfer) == ("scratch", "", None)
+    assert [result.seed for result in scratch.trained] == [0]
+    assert finetuned.study.epochs == 1
+    assert [line.split(":")[0] for line in lines] == [
+        "digits, s1a, s2a, s3a",
+        "fedavg",
+        "fedavg, seed 0",
+        "scratch, seed 0",
+    ]
+    assert capsys.readouterr().out == ""
 
 
 def test_equal_commands_give_equal_bytes(finetune: Finetune, runs: Path, tmp_path: Path) -> None:
@@ -240,181 +257,6 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
     file.write_bytes(b"others")
     assert finetune("segmentation", [tmp_path / "backbone"], *one_site, out="again") == 1
     assert "are not those of the run in" in capsys.readouterr().err
-
-
-def theta(common: CommonSettings, task: Task, **more: Any) -> Theta:
-    """Return a run's model with arrays all of 7."""
-    network = build_classifier(common, task)
-    state = {n: t for n, t in network.state_dict().items() if t.is_floating_point()}
-    arrays = {name: torch.full_like(tensor, 7.0) for name, tensor in state.items()}
-    return dataclasses.replace(
-        Theta("run", "fedavg", common, arrays, ((), task.classes), True), **more
-    )
-
-
-SMALL = CommonSettings(width=2, device="cpu")
-
-
-def test_what_does_not_fit_stays_as_the_seed_has_it_and_is_counted() -> None:
-    given = theta(SMALL, Task((3, 16, 16), 2))
-    network = build_classifier(SMALL, Task((1, 16, 16), 2))
-    before = network.encoder.stages[0].weight.clone()  # type: ignore[index,union-attr]
-    taken = take(network, given, SMALL, ((), 2))
-    state = network.state_dict()
-    assert taken.left == ("encoder.stages.0.weight",), "grey images have another first layer"
-    assert torch.equal(state["encoder.stages.0.weight"], before)
-    below = {n: t for n, t in state.items() if n.startswith("encoder.") and t.is_floating_point()}
-    numbers = sum(tensor.numel() for tensor in below.values())
-    assert (taken.arrays, taken.of) == (len(below) - 1, len(below))
-    assert taken.share == pytest.approx(1 - 2 * 9 / numbers)
-    assert all((t == 7).all() for n, t in below.items() if n not in taken.left)
-    assert taken.head is True
-    assert (state["head.4.weight"] == 7).all()
-    assert "left to the seed: encoder.stages.0.weight" in taken.told()
-
-
-@pytest.mark.parametrize("classes", [((), 3), (("a", "b"), 2)])
-def test_a_head_for_other_classes_is_the_seed_s(classes: tuple[tuple[str, ...], int]) -> None:
-    given = theta(SMALL, Task((1, 16, 16), 2))
-    network = build_classifier(SMALL, Task((1, 16, 16), classes[1]))
-    taken = take(network, given, SMALL, classes)
-    assert taken.head is False
-    assert taken.share == 1
-    assert not (network.state_dict()["head.1.weight"] == 7).any()
-
-
-def test_a_run_of_another_width_fits_nowhere_and_is_named() -> None:
-    arrays = {"encoder.stages.0.weight": torch.zeros(9, 1, 3, 3)}
-    given = theta(SMALL, Task((1, 16, 16), 2), arrays=arrays)
-    with pytest.raises(SettingError, match=r"none of the 1 arrays of run \(network 'conv'\) fits"):
-        take(build_classifier(SMALL, Task((1, 16, 16), 2)), given, SMALL, ((), 2))
-
-
-class Dots(nn.Module):
-    """Finds bright pixels: a logit per pixel, of its brightness, times one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(-1.0))
-
-    def forward(self, images: Tensor) -> Tensor:
-        one = self.weight * images[:, 0]
-        return torch.stack([-one, one], dim=1)
-
-
-def dots(count: int) -> Split:
-    masks = (torch.rand(count, 4, 4, generator=torch.Generator().manual_seed(count)) > 0.5).byte()
-    return Split(masks[:, None] * 255, masks)
-
-
-def study(epochs: int = 30, rate: float = 0.3) -> Study:
-    settings = dataclasses.replace(SMALL, learning_rate=rate, batch_size=2, mc_passes=0)
-    pooled = Pooled(dots(4), dots(3), dots(2), Task((1, 4, 4), 2), (), ("a",), ("a", "a"))
-    return Study(Segmentation("unet"), settings, pooled, CPU, 1, epochs)
-
-
-def test_the_best_epoch_is_chosen_on_validation_images_and_tested() -> None:
-    found = train(study(), Dots(), 0)
-    by_epoch = {e: v for e, split, metric, v in found.curves if (split, metric) == ("val", "dice")}
-    assert list(by_epoch) == list(range(1, 31))
-    assert by_epoch[found.epoch] == max(by_epoch.values()) == 1
-    assert found.val["dice"] == 1
-    assert found.test == pytest.approx(
-        {"dice": 1, "jaccard": 1, "dice-pooled": 1, "miou": 1, "loss": found.test["loss"]}
-    )
-    losses = {e: v for e, split, metric, v in found.curves if (split, metric) == ("val", "loss")}
-    equal = [e for e, dice in by_epoch.items() if dice == 1]
-    assert found.epoch == min(equal, key=lambda e: losses[e]), "of equals the one of least loss"
-
-
-def test_the_arrays_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = iter([0.2, 0.9, 0.5, 1.0])  # three epochs, then the test images
-    seen: list[float] = []
-
-    def measured(self: object, network: nn.Module, *_: object) -> dict[str, float]:
-        seen.append(cast(Dots, network).weight.item())
-        return {"dice": next(order), "loss": 1.0}
-
-    monkeypatch.setattr(Segmentation, "measured", measured)
-    found = train(study(3), Dots(), 0)
-    assert found.epoch == 2
-    assert float(found.arrays["weight"]) == seen[1] == seen[3] != seen[2]
-    assert found.val["dice"] == 0.9
-
-
-def test_predictions_do_not_depend_on_how_images_are_batched() -> None:
-    images = dots(40).inputs
-    network = Dots()
-    with torch.no_grad():
-        network.weight.fill_(2.0)
-    assert torch.equal(predicted_masks(network, images, CPU), (images[:, 0] > 0).long())
-
-
-def test_starts_differ_in_nothing_but_what_they_took() -> None:
-    plan = dataclasses.replace(
-        study(), data=dataclasses.replace(study().data, task=Task((1, 16, 16), 2))
-    )
-    scratch, nothing = start(plan, None, 0)
-    given, taken = start(plan, theta(SMALL, Task((1, 16, 16), 2)), 0)
-    assert nothing is None
-    assert isinstance(taken, Taken)
-    others = [n for n in scratch.state_dict() if not n.startswith("pyramid.encoder.")]
-    first, second = scratch.state_dict(), given.state_dict()
-    assert len(others) > 10
-    assert all(torch.equal(first[name], second[name]) for name in others)
-    other, _ = start(plan, None, 1)
-    assert not torch.equal(other.state_dict()["head.weight"], first["head.weight"])
-
-
-def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are() -> None:
-    own = {key: value for key, value in ANGIO.items() if key not in ("val-folds", "method")}
-    run = resolve({**own, "sample-share": 0.08, "method": "fedavg"}).common
-    ours = dataclasses.replace(run, val_folds=5)
-    pooled = pooled_masks(ours, ["human", "animal"])
-    silos = [load_silo(site, run) for site in ("human", "animal")]
-    assert torch.equal(pooled.test.inputs, torch.cat([one.test.inputs for one in silos]))
-    together = len(pooled.train) + len(pooled.val)
-    assert together == sum(len(one.train) for one in silos)
-
-
-def silo(name: str, masks: Tensor, size: int = 4) -> MaskedSilo:
-    images = torch.zeros(len(masks), 1, size, size, dtype=torch.uint8)
-    part = MaskedSplit(images, masks)
-    return MaskedSilo(name, part, part, part)
-
-
-def masks_of(size: int, value: int) -> Tensor:
-    return torch.full((2, size, size), value, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize(
-    ("silos", "told"),
-    [
-        ([silo("a", masks_of(3, 1))], "site a, train: 2 images are 4x4 pixels, and their masks"),
-        ([silo("a", masks_of(4, 255))], "a mask holds 255; it must be 0 on the background and 1"),
-        ([silo("a", masks_of(4, 0))], "no train image of angiogram-phantom has a mask that is not"),
-        ([silo("a", masks_of(4, 1)), silo("b", masks_of(8, 1), 8)], "images of different sizes"),
-        ([silo("a", masks_of(4, 1)[:0])], "a of angiogram-phantom: no training images"),
-        ([], "has no sites on this machine"),
-    ],
-)
-def test_masks_that_cannot_be_learnt_from_are_refused(
-    silos: list[MaskedSilo], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_name = {one.name: one for one in silos}
-    monkeypatch.setattr(finetune_data, "load_masked_silo", lambda name, settings: by_name[name])
-    settings = CommonSettings(dataset="angiogram-phantom")
-    with pytest.raises(DataError, match=told):
-        pooled_masks(settings, list(by_name))
-
-
-def test_sites_are_pooled_in_their_order_and_test_images_know_theirs() -> None:
-    settings = CommonSettings(silos=3, silo_train_size=40, silo_test_size=10)
-    pooled = pooled_labels(settings, ["s1a", "s3a"])
-    parts = [load_silo(site, settings).test for site in ("s1a", "s3a")]
-    assert torch.equal(pooled.test.inputs, torch.cat([part.inputs for part in parts]))
-    assert torch.equal(pooled.test.labels, torch.cat([part.labels for part in parts]))
-    assert pooled.origin == ("s1a",) * 10 + ("s3a",) * 10
 
 
 @pytest.mark.parametrize(

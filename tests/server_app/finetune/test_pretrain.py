@@ -19,8 +19,8 @@ from models.networks.encoders import float_inputs
 from server_app.cli.main import main
 from server_app.config.experiments import find_experiment
 from server_app.config.settings import RunSettings, resolve
-from server_app.figures.explain import finished_site
 from server_app.finetune.pretrain import augmented, class_weights
+from server_app.records.finished_site import finished_site
 from server_app.run.inline_engine import run_inline
 
 EXPERIMENTS = """

@@ -15,7 +15,7 @@ from models.contract.settings import CommonSettings
 from models.methods.cdl import CDLSettings
 from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
-from server_app.figures.explain import finished_site
+from server_app.records.finished_site import finished_site
 from strategies.loop.roster import Roster
 from strategies.methods.cdl import CDL
 from strategies.methods.decentralised import Decentralised

@@ -17,7 +17,7 @@ from models.methods.moon import MoonSettings
 from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
-from server_app.figures.explain import finished_site
+from server_app.records.finished_site import finished_site
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg

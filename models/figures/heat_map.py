@@ -1,0 +1,66 @@
+"""A table as a heat map with its numbers in the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.figures.palette import AMOUNTS, SIGNED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_DARK = 0.5  # of white's luma, below which black letters cannot be read
+_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
+
+
+def annotated_heat_map(
+    axes: Axes,
+    values: Sequence[Sequence[float | None]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    *,
+    top: float | None = None,
+    signed: bool = False,
+) -> None:
+    """Draw a table (rows, columns) with two decimals in each cell; None is an empty cell, "-".
+
+    Args:
+        axes: to draw on; the cells fill it.
+        values: the table, a row after the other.
+        rows: names of the rows.
+        columns: names of the columns.
+        title: of the axes.
+        top: the value of the darkest colour; None: the largest of the table.
+        signed: the colours run from ``-top`` to ``top`` with white at 0, else from 0.
+    """
+    table = np.array([[np.nan if value is None else value for value in row] for row in values])
+    limit = top or _largest(table) or 1.0
+    lowest = -limit if signed else 0.0
+    drawn = axes.imshow(
+        table, cmap=SIGNED if signed else AMOUNTS, vmin=lowest, vmax=limit, aspect="auto"
+    )
+    for (y, x), value in np.ndenumerate(table):
+        missing = np.isnan(value)
+        dark = not missing and float(np.dot(drawn.to_rgba(value)[:3], _LUMA)) < _DARK
+        axes.text(
+            x,
+            y,
+            "-" if missing else f"{value:.2f}",
+            ha="center",
+            va="center",
+            fontsize="small",
+            color="white" if dark else "black",
+        )
+    axes.set_xticks(range(len(columns)), columns, fontsize="small", rotation=40, ha="right")
+    axes.set_yticks(range(len(rows)), rows, fontsize="small")
+    axes.set_title(title, fontsize="small")
+
+
+def _largest(table: npt.NDArray[Any]) -> float:
+    present = np.abs(table[~np.isnan(table)])
+    return float(present.max()) if present.size else 0.0

@@ -1,0 +1,204 @@
+"""``compare``, ``tune`` and ``crossvalidate``: many runs, one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server_app.cli.options import (
+    ChangesOption,
+    ConfigOption,
+    CsvOption,
+    Engine,
+    ExperimentArgument,
+    ExperimentsArgument,
+    FileOption,
+    JobsOption,
+    MarkdownOption,
+    MeasuredSplit,
+    OutOption,
+    SupernodesOption,
+    refuse_below,
+)
+
+_InlineFirst = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        show_default=False,
+        help="ray: by 'flwr run'; inline: in this process (default inline)",
+    ),
+]
+_Seeds = Annotated[
+    int, typer.Option("--seeds", show_default=False, help="number of seeds (default 3)")
+]
+_OneACore = Annotated[
+    int, typer.Option("--jobs", show_default=False, help="runs at once (default: one a core)")
+]
+_Split = Annotated[
+    MeasuredSplit,
+    typer.Option(
+        "--split",
+        show_default=False,
+        help="val: figures of the validation data, to choose settings by",
+    ),
+]
+_OwnSplits = Annotated[
+    bool, typer.Option("--splits", help="let each seed draw a split of its own (fold-seed)")
+]
+_Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="M,...", help="names or patterns of metrics (default: the data set's)"
+    ),
+]
+_Median = Annotated[
+    bool, typer.Option("--median", help="median and range over seeds, not mean and sd")
+]
+_Tests = Annotated[
+    str | None,
+    typer.Option(
+        "--tests", metavar="M,...", help="metrics of which to test whether experiments differ"
+    ),
+]
+_Paired = Annotated[bool, typer.Option("--paired", help="test the differences by seed")]
+_TableCsv = Annotated[Path | None, typer.Option("--csv", help="also write the table as CSV")]
+_TableMarkdown = Annotated[
+    Path | None, typer.Option("--markdown", help="also write table and tests as Markdown")
+]
+_Folds = Annotated[
+    int, typer.Option("--folds", show_default=False, help="folds of each site (default 5)")
+]
+_Repeats = Annotated[
+    int, typer.Option("--repeats", show_default=False, help="shufflings (default 5)")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add ``compare``, ``tune`` and ``crossvalidate``."""
+    app.command("compare", help="run experiments over seeds, print a table")(_compare)
+    app.command("tune", help="choose an experiment's settings on training data")(_tune)
+    app.command("crossvalidate", help="repeated cross-validation over each site")(_crossvalidate)
+
+
+def _compare(
+    experiments: ExperimentsArgument,
+    *,
+    changes: ChangesOption,
+    config: ConfigOption = None,
+    out: OutOption = None,
+    file: FileOption = None,
+    engine: _InlineFirst = "inline",
+    supernodes: SupernodesOption = None,
+    seeds: _Seeds = 3,
+    jobs: _OneACore = 0,
+    split: _Split = "test",
+    splits: _OwnSplits = False,
+    metrics: _Metrics = None,
+    median: _Median = False,
+    tests: _Tests = None,
+    paired: _Paired = False,
+    csv: _TableCsv = None,
+    markdown: _TableMarkdown = None,
+) -> None:
+    from datasets.io.atomic_files import write_atomically
+    from server_app.compare.over_seeds import Asked, SeedRuns, compare
+    from server_app.compare.significance import print_tests
+    from server_app.compare.tables import comparison_csv, comparison_table
+    from server_app.records.summary import print_table
+    from server_app.run.planning import RunSources
+    from server_app.run.progress_bars import make_console
+
+    refuse_below(1, "seeds", seeds)
+    refuse_below(0, "jobs", jobs)
+    console = make_console()
+    comparison = compare(
+        experiments,
+        SeedRuns(
+            sources=RunSources(file=file, config=config, changes=tuple(changes), out=out),
+            engine=engine,
+            supernodes=supernodes,
+            seeds=seeds,
+            own_splits=splits,
+        ),
+        Asked(split=split, metrics=metrics, tests=tests, paired=paired),
+        jobs=jobs,
+        tell=lambda line: console.print(line, highlight=False),
+    )
+    print_table(console, comparison_table(comparison.results, split, median))
+    print_tests(console, comparison.tested, split, comparison.notes)
+    if csv:
+        write_atomically(csv, comparison_csv(comparison.results))
+    if markdown:
+        write_atomically(markdown, comparison.markdown(median))
+
+
+def _tune(
+    experiment: ExperimentArgument,
+    *,
+    changes: ChangesOption,
+    config: ConfigOption = None,
+    out: OutOption = None,
+    file: FileOption = None,
+    jobs: JobsOption = 0,
+) -> None:
+    from server_app.compare.tune import ranking_table, tune
+    from server_app.run.planning import RunSources
+    from server_app.run.progress_bars import make_console
+
+    refuse_below(0, "jobs", jobs)
+    console = make_console()
+    tuned = tune(
+        experiment,
+        RunSources(file=file, config=config, changes=tuple(changes), out=out),
+        jobs=jobs,
+        tell=lambda line: console.print(line, highlight=False),
+    )
+    chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in tuned.ranked[0].settings.items())
+    console.print(ranking_table(tuned.ranked))
+    console.print(tuned.document["why"], highlight=False)
+    console.print(f"for simulation.yaml: {{{chosen}}}", highlight=False, markup=False)
+    console.print(f"written to {tuned.folder}", highlight=False, soft_wrap=True)
+
+
+def _crossvalidate(
+    experiments: ExperimentsArgument,
+    *,
+    folds: _Folds = 5,
+    repeats: _Repeats = 5,
+    csv: CsvOption = None,
+    markdown: MarkdownOption = None,
+    changes: ChangesOption,
+    config: ConfigOption = None,
+    out: OutOption = None,
+    file: FileOption = None,
+    jobs: JobsOption = 0,
+) -> None:
+    from datasets.io.atomic_files import write_atomically
+    from server_app.compare.crossvalidate import crossvalidate, markdown_text, metric_table
+    from server_app.compare.tables import csv_text
+    from server_app.records.summary import print_table
+    from server_app.run.planning import RunSources
+    from server_app.run.progress_bars import make_console
+
+    refuse_below(2, "folds", folds)
+    refuse_below(1, "repeats", repeats)
+    refuse_below(0, "jobs", jobs)
+    console = make_console()
+    found = crossvalidate(
+        experiments,
+        RunSources(file=file, config=config, changes=tuple(changes), out=out),
+        folds=folds,
+        repeats=repeats,
+        jobs=jobs,
+        tell=lambda line: console.print(line, highlight=False),
+    )
+    for metric in found.metrics:
+        print_table(console, metric_table(found.intervals, metric))
+    if csv:
+        write_atomically(csv, csv_text(found.intervals))
+    if markdown:
+        write_atomically(markdown, markdown_text(found.intervals, found.metrics))

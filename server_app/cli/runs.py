@@ -1,0 +1,66 @@
+"""``simulate`` and ``resume``: one run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from models.contract.settings_schema import Value
+from server_app.cli.options import (
+    ChangesOption,
+    ConfigOption,
+    Engine,
+    EngineOption,
+    ExperimentArgument,
+    FileOption,
+    NameOption,
+    OutOption,
+    RunDirArgument,
+    SeedOption,
+    SupernodesOption,
+)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add ``simulate`` and ``resume``."""
+    app.command("simulate", help="run an experiment of simulation.yaml")(_simulate)
+    app.command("resume", help="go on with a run that was cut short")(_resume)
+
+
+def _simulate(
+    experiment: ExperimentArgument,
+    *,
+    changes: ChangesOption,
+    config: ConfigOption = None,
+    out: OutOption = None,
+    file: FileOption = None,
+    engine: EngineOption = "ray",
+    supernodes: SupernodesOption = None,
+    seed: SeedOption = None,
+    name: NameOption = None,
+) -> None:
+    from server_app.run.planning import RunSources, planned, start
+
+    sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
+    more: dict[str, Value] = {}
+    if seed is not None:
+        more["seed"] = seed
+    if name:
+        more["run-name"] = name
+    settings, resources = planned(experiment, sources, supernodes=supernodes, more=more)
+    start(settings, resources, engine)
+
+
+def _resume(
+    run_dir: RunDirArgument,
+    *,
+    engine: Annotated[Engine | None, typer.Option("--engine", help="default: as before")] = None,
+    supernodes: Annotated[
+        int | None, typer.Option("--supernodes", help="simulated sites (default: as before)")
+    ] = None,
+) -> None:
+    from server_app.run.planning import replanned, start
+
+    settings, resources, engine_before = replanned(run_dir, supernodes=supernodes)
+    start(settings, resources, engine or engine_before)

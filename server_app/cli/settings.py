@@ -1,0 +1,60 @@
+"""``settings`` and ``experiments``: what can be run, and with which settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from server_app.cli.options import FileOption
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add ``settings`` and ``experiments``."""
+    app.command("settings", help="list every setting, its default and range")(_settings)
+    app.command("experiments", help="list the experiments")(_experiments)
+
+
+def _settings(
+    *,
+    pyproject: Annotated[
+        bool, typer.Option("--pyproject", help="as the run-config section of pyproject.toml")
+    ] = False,
+) -> None:
+    from models.contract.settings import CommonSettings
+    from server_app.config.settings import known_defaults
+
+    if pyproject:
+        import tomli_w
+
+        print("[tool.flwr.app.config]\n" + tomli_w.dumps(known_defaults()), end="")
+        return
+    from models.contract.methods import METHODS, settings_class
+
+    _list_settings("every method", CommonSettings)
+    for method in METHODS:
+        _list_settings(f"method {method}", settings_class(method))
+
+
+def _list_settings(title: str, cls: type) -> None:
+    from models.contract.settings_schema import defaults, key_of, rule_of
+
+    print(f"# {title}")
+    for key, default in defaults(cls).items():
+        rule = rule_of(cls, key)
+        allowed = f"; {rule.allowed()}" if rule.allowed() else ""
+        print(f"{key_of(key)} = {default!r}  ({rule.help}{allowed})")
+
+
+def _experiments(*, file: FileOption = None) -> None:
+    from datasets.registry import silo_count
+    from server_app.config.experiments import read_experiments
+    from server_app.config.settings import resolve
+    from server_app.run.planning import simulation_file
+
+    for name, experiment in read_experiments(simulation_file(file)).items():
+        settings = resolve(experiment.values)
+        print(
+            f"{name}: {settings.common.method} on {settings.common.dataset}, "
+            f"{silo_count(settings.common) or 'own'} silos, {settings.common.rounds} rounds"
+        )

@@ -1,0 +1,117 @@
+"""What is asked of Flower: its ``flwr`` command, whom the server sees, and to wait for members."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.deploy.deployment import FEDERATION, SERVER, Deployment, DeploymentError
+from server_app.run.processes import tool
+
+MAKE_SECRETS = Path("docker") / "make-secrets.sh"
+Say = Callable[[str], None]
+_START_LIMIT = 90.0  # seconds for a member to be there
+
+
+def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
+    """Return what a ``flwr`` command answers in JSON.
+
+    Raises:
+        DeploymentError: it failed; with Flower's own reason.
+    """
+    command = [tool("flwr"), *arguments, "--format", "json"]
+    if say:
+        tell(command, say)
+    done = subprocess.run(
+        command,
+        env=deployment.environment(SERVER),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        answer = {"error-message": last_line(done.stdout + done.stderr)}
+    if not answer.get("success"):
+        reason = " ".join(str(answer.get("error-message", answer)).split())
+        raise DeploymentError(f"'flwr {' '.join(arguments[:2])}' failed: {reason}")
+    return answer
+
+
+def online(deployment: Deployment) -> list[str]:
+    """Return the sites that the server sees."""
+    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    there = {str(node["node-id"]) for node in nodes if node["status"] == "online"}
+    return [site for site in deployment.sites if deployment.nodes.get(site) in there]
+
+
+def offline(deployment: Deployment) -> list[str]:
+    """Return the sites that the server does not see, or sees for a process that has ended."""
+    seen = online(deployment)
+    return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
+
+
+def healthy(deployment: Deployment) -> bool:
+    """Tell whether the server answers, by a certificate that holds."""
+    context = ssl.create_default_context(cafile=str(deployment.secrets / "ca.crt"))
+    url = f"https://127.0.0.1:{deployment.ports['http']}/health"
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=context):
+            return True
+    except (urllib.error.URLError, OSError) as error:
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise DeploymentError(
+                f"the server's certificate does not hold: {reason.verify_message}; renew it by "
+                f"{MAKE_SECRETS} --out {deployment.secrets} --renew-server, then 'fedsilo deploy "
+                "down' and 'up'"
+            ) from None
+        return False
+
+
+def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
+    """Wait until no member is missing.
+
+    Raises:
+        DeploymentError: the process of one ended, or it takes too long; with the end of its log.
+    """
+    limit = time.monotonic() + _START_LIMIT
+    while awaited := missing(deployment):
+        ended = [member for member in awaited if deployment.process(member) is None]
+        if ended or time.monotonic() > limit:
+            member = (ended or awaited)[0]
+            what = "ended at its start" if ended else f"was not there after {_START_LIMIT:.0f} s"
+            path = deployment.log(member)
+            last = last_line(path.read_text(encoding="utf-8", errors="replace"))
+            raise DeploymentError(f"{member} {what}: {last} (all of it: {path})")
+        time.sleep(0.3)
+
+
+def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
+    """Wait until the server has noticed that a killed process is gone: it lets in only one."""
+    limit, announced = time.monotonic() + _START_LIMIT, False
+    while site in online(deployment) and time.monotonic() < limit:
+        if not announced:
+            say(f"{site} ended without a word: the server misses it within a minute, waiting")
+            announced = True
+        time.sleep(1.0)
+
+
+def tell(command: Sequence[str], say: Say) -> None:
+    """Say a command as one could type it."""
+    say(f"$ {shlex.join(command)}")
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not empty."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

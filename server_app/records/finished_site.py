@@ -1,0 +1,194 @@
+"""A finished run, opened again where a site's data lie: its settings, its sites, their networks.
+
+Nothing is sent, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from client_app.methods.base import SiteContext, SiteMethod
+from client_app.methods.registry import method_class
+from client_app.site.private_state import SiteState, settings_digest_of
+from client_app.site.request import Request
+from client_app.site.standardised import ready_silo
+from client_app.training.compute import choose_compute
+from datasets.io.state_files import load_state
+from datasets.registry import load_silo
+from datasets.silo.silos import Silo
+from datasets.weights.backbones import backbone_digest
+from models.contract.errors import FedsiloError, SettingError
+from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction, SiteFacts
+from models.contract.settings import CommonSettings
+from models.networks.site_network import SiteNetwork
+from server_app.config.settings import RunSettings
+from server_app.records.finished_run import FinishedRun
+from server_app.records.run_directory import RunDirectory
+from strategies.loop.roster import Roster
+from strategies.loop.state import RoundState
+from strategies.methods.registry import strategy_class
+from strategies.wire.records import to_record
+
+
+def finished_site(
+    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
+) -> SiteMethod:
+    """Return a site's method as it stands after a finished run, ready to open its network.
+
+    Args:
+        run_dir: the run directory.
+        site: the site; its data must be here.
+        data_dir: the data directory; None: the run's own.
+        state_dir: the folder of the site's private state; None: the run directory's.
+
+    Raises:
+        FedsiloError: the run has not ended, or nothing of its model is here.
+    """
+    directory, settings = RunDirectory(run_dir), finished_settings(run_dir, data_dir)
+    common = settings.common
+    folder = state_dir or directory.path / "sites" / site
+    state = SiteState(folder, settings_digest_of(common, settings.own))
+    _refuse_other_backbone(directory, site, common)
+    held = load_silo(site, common)
+    request = _last_request(directory, settings, state, held)
+    silo = ready_silo(held, common, request.content)
+    compute = choose_compute(common.device, common.precision, common.threads)
+    context = SiteContext(request, silo, common, settings.own, state, compute)
+    return method_class(common.method)(context)
+
+
+def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
+    """Return the settings of a finished run, with the data where they lie now.
+
+    Raises:
+        RunDirectoryError: the run has not ended.
+    """
+    run = FinishedRun(RunDirectory(run_dir))
+    _ = run.summary  # only a whole run has one
+    settings = run.settings
+    if not data_dir:
+        return settings
+    # The run may have been another machine's, and so its folder of decoded data
+    common = dataclasses.replace(settings.common, data_dir=str(data_dir), cache_dir="")
+    return RunSettings(common, settings.own)
+
+
+def _refuse_other_backbone(directory: RunDirectory, site: str, common: CommonSettings) -> None:
+    """Refuse to explain by another backbone than the run's.
+
+    Raises:
+        SettingError: the weights are others by now.
+    """
+    silos = directory.read_json("silos.json")
+    if common.network != "vit" or site not in silos:
+        return
+    if backbone_digest(common) != silos[site].get("backbone", ""):
+        raise SettingError(
+            f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
+            f"those of the run in {directory.path}: bring those back"
+        )
+
+
+def _last_request(
+    directory: RunDirectory, settings: RunSettings, state: SiteState, held: Silo
+) -> Request:
+    """Return what the site was sent at the end of the run.
+
+    Raises:
+        SettingError: nothing of its model is here.
+    """
+    common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
+    path = directory.path / "model.safetensors"
+    if not path.is_file():
+        # A table's figures lie with the shared model; an image's network needs the site's state
+        if held.features or not any(state.folder.glob("*.safetensors")):
+            raise SettingError(
+                f"{path} is not there: method '{common.method}' has no shared model, and "
+                f"{state.folder} holds no site's own"
+            )
+        return Request(Instruction(round=common.rounds + 1, phase=EVALUATE), content)
+    arrays, facts = load_state(path)
+    extras, keepers = facts.get("extras", {}), tuple(facts.get("keepers", ()))
+    last = RoundState(facts["round"], arrays, extras, keepers)
+    method = strategy_class(common.method)(common, settings.own, _roster(directory, held))
+    if sent := method.outgoing(EVALUATE, held.name, last):
+        content[ARRAYS] = to_record(sent)
+    if "figures" in facts:
+        figures = {part: np.array(values) for part, values in facts["figures"].items()}
+        content[FIGURES] = to_record(figures)
+    instruction = Instruction(
+        round=last.round + 1,
+        phase=EVALUATE,
+        expects_state=held.name in keepers,
+        notes=method.notes(EVALUATE, held.name, last),
+    )
+    return Request(instruction, content)
+
+
+def _roster(directory: RunDirectory, held: Silo) -> Roster:
+    """Return the sites of the run as the server knew them, ``held`` being one."""
+    facts = {
+        site: SiteFacts(
+            site=site,
+            distribution=silo["distribution"],
+            input_shape=held.task.input_shape,
+            classes=held.task.classes,
+            label_counts=silo["label_counts"],
+            fingerprints=silo["fingerprints"],
+            features=held.features,
+        )
+        for site, silo in directory.read_json("silos.json").items()
+    }
+    return Roster(facts, {})
+
+
+def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
+    """Return the sites of a run, or those of them that are ``wanted``.
+
+    Raises:
+        SettingError: one is not in the run.
+    """
+    sites = list(RunDirectory(run_dir).read_json("silos.json"))
+    for site in wanted:
+        if site not in sites:
+            raise SettingError(
+                f"there is no site '{site}' in {run_dir}: its sites are {', '.join(sites)}"
+            )
+    return [site for site in sites if site in wanted] if wanted else sites
+
+
+def opened(
+    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
+) -> tuple[SiteMethod, SiteNetwork]:
+    """Return a site's method at the end of a run, and its network.
+
+    Raises:
+        FedsiloError: the run has not ended, or nothing of its model or the data is here.
+    """
+    method = finished_site(run_dir, site, data_dir, state_dir)
+    return method, method.open_network()
+
+
+@contextmanager
+def naming(run_dir: Path) -> Iterator[None]:
+    """Put the run, of which there may be several, before what went wrong with it."""
+    try:
+        yield
+    except FedsiloError as error:
+        text = str(error)
+        raise type(error)(text if str(run_dir) in text else f"{run_dir}: {text}") from None
+
+
+def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
+    """Refuse one folder of private state for several runs or sites, by a ``SettingError``."""
+    if state_dir and (len(runs) > 1 or sites > 1):
+        raise SettingError(
+            f"--state-dir {state_dir} is the state of one site in one run: name one of each, or "
+            "leave it out where the states lie in the run directories"
+        )

@@ -1,0 +1,25 @@
+"""The options of the commands that draw."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from client_app.explain.embeddings import LAYERS
+from datasets.silo.silos import SPLITS
+from models.contract.errors import SettingError
+from server_app.cli.figures import Layer, parse_rows
+from server_app.cli.options import Split
+
+
+def test_rows_are_numbers_with_commas() -> None:
+    assert parse_rows("0,3, 7") == [0, 3, 7]
+    for wrong in ("", "0,,1", "-1", "a", "1.5"):
+        with pytest.raises(SettingError, match="must be rows counted from 0, such as 0,3,7"):
+            parse_rows(wrong)
+
+
+def test_the_choices_are_those_that_there_are() -> None:
+    assert get_args(Layer) == LAYERS
+    assert get_args(Split) == SPLITS

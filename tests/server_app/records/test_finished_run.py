@@ -1,0 +1,39 @@
+"""A run directory read again: when it has begun, when it has ended, what is told if it has not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.contract.errors import RunDirectoryError
+from server_app.config.settings import resolve
+from server_app.records.finished_run import finished_run, has_begun, has_ended
+from server_app.records.run_directory import RunDirectory, config_document
+
+
+def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
+    assert not has_begun(tmp_path)
+    settings = resolve({"seed": 7})
+    (tmp_path / "config.toml").write_text(config_document(settings, {}))
+    assert has_begun(tmp_path)
+    assert not has_ended(tmp_path)
+    with pytest.raises(RunDirectoryError) as caught:
+        finished_run(tmp_path)
+    assert str(caught.value) == f"the run in {tmp_path} has not ended: 'fedsilo resume {tmp_path}'"
+    directory = RunDirectory(tmp_path)
+    directory.write_json("summary.json", {"method": "uefl"})
+    directory.write_csv("metrics.csv", ["round", "value"], [[1, 0.5]])
+    run = finished_run(tmp_path)
+    assert has_ended(tmp_path)
+    assert run.path == tmp_path
+    assert run.summary == {"method": "uefl"}
+    assert run.settings == settings
+    assert run.metrics == [{"round": "1", "value": "0.5"}]
+
+
+def test_a_file_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).write_json("summary.json", {})
+    run = finished_run(tmp_path)
+    with pytest.raises(RunDirectoryError, match=r"silos.json is not there"):
+        _ = run.silos
