@@ -26,7 +26,8 @@ from datasets.weights.backbones import backbone_digest
 from models.contract.errors import FedsiloError, SettingError
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction, SiteFacts
 from models.contract.settings import CommonSettings
-from server_app.config.settings import RunSettings, resolve, run_values
+from server_app.config.settings import RunSettings
+from server_app.records.finished_run import FinishedRun
 from server_app.records.run_directory import RunDirectory
 from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, to_record
@@ -64,9 +65,9 @@ def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    directory = RunDirectory(run_dir)
-    directory.read_json("summary.json")  # only a whole run has one
-    settings = resolve(run_values(directory.path / "config.toml"))
+    run = FinishedRun(RunDirectory(run_dir))
+    _ = run.summary  # only a whole run has one
+    settings = run.settings
     if not data_dir:
         return settings
     # The run may have been another machine's, and so its folder of decoded data
