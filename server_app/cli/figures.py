@@ -15,6 +15,7 @@ from server_app.cli.options import (
     RunsStateDirOption,
     SitesOption,
     Split,
+    refuse_below,
 )
 
 Layer = Literal["embedding", "penultimate"]
@@ -75,7 +76,7 @@ def attention(
     """Draw a sheet per site; print the place of each."""
     from server_app.figures.attention import attention as drawn_sites
 
-    _at_least_one("--images", images)
+    refuse_below(1, "images", images)
     for drawn in drawn_sites(run_dir, site, split, images, data_dir, state_dir, out):
         print(drawn.path or f"site {drawn.site} has no {split} images")
 
@@ -126,7 +127,7 @@ def embeddings(
     from server_app.figures.learning_curves import write_picture
 
     if limit is not None:
-        _at_least_one("--limit", limit)
+        refuse_below(1, "limit", limit)
     selection = embedding.Selection(site, split, layer, limit, seed)
     panels = embedding.embeddings(run_dirs, selection, data_dir, state_dir)
     for run_dir, panel in zip(run_dirs, panels, strict=True):
@@ -171,8 +172,3 @@ def parse_rows(text: str) -> list[int]:
     if not all(part.isdecimal() for part in parts):
         raise SettingError(f"--rows is '{text}'; it must be rows counted from 0, such as 0,3,7")
     return [int(part) for part in parts]
-
-
-def _at_least_one(option: str, value: int) -> None:
-    if value < 1:
-        raise SettingError(f"{option} is {value}; it must be at least 1")

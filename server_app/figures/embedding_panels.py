@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.figures.palette import BLACK, colours
+from models.figures.palette import GREY, colours
 from server_app.figures.embeddings import Panel
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
         _draw_panel(axes, panel, [shades[site] for site in panel.cloud.sites])
     handles = [Line2D([], [], color=shades[site], marker="o", ls="", label=site) for site in sites]
     handles += [
-        Line2D([], [], color=BLACK, marker=_marker(label), ls="", label=_class(name))
+        Line2D([], [], color=GREY, marker=_marker(label), ls="", label=_class(name))
         for label, name in enumerate(classes)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4 * columns, fontsize="small")
