@@ -7,18 +7,18 @@ a site file answers under it, and each message has a line in its audit log befor
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from models.contract.errors import ERROR_CODES, FedsiloError, RefusedError
-from models.contract.messages import CONFIG, SiteFacts
+from models.contract.messages import CONFIG
+from models.contract.site_facts import SiteFacts
 from models.contract.versions import refuse_other_versions
 from strategies.wire.bundles import bundle, unbundle
 
@@ -135,7 +135,7 @@ def _hello(message: Message, context: Context) -> RecordDict:
     except FedsiloError as error:
         # The server does not know yet whom it asks: the name must be in the answer
         raise type(error)(f"{who_is(context)}: {error}") from None
-    return RecordDict({CONFIG: ConfigRecord(_as_config(facts))})
+    return RecordDict({CONFIG: ConfigRecord(facts.to_config())})
 
 
 def site_facts(site: Site) -> SiteFacts:
@@ -154,7 +154,7 @@ def site_facts(site: Site) -> SiteFacts:
         classes=silo.task.classes,
         label_counts=silo.label_counts(),
         fingerprints=silo.fingerprints,
-        homeless=site.simulated,
+        simulated=site.simulated,
         features=silo.features,
         sums=site.sums(),
         dropped=silo.dropped,
@@ -163,28 +163,6 @@ def site_facts(site: Site) -> SiteFacts:
         class_names=silo.classes,
         floor=site.settings.sums_min_count,
     )
-
-
-def _as_config(facts: SiteFacts) -> dict[str, Any]:
-    """Return the facts as keys and values of a ConfigRecord."""
-    config: dict[str, Any] = {
-        "site": facts.site,
-        "distribution": facts.distribution,
-        "input-shape": list(facts.input_shape),
-        "classes": facts.classes,
-        "label-counts": json.dumps(facts.label_counts),
-        "fingerprints": json.dumps(facts.fingerprints),
-        "homeless": facts.homeless,
-        "features": json.dumps(facts.features),
-        "dropped": facts.dropped,
-        "schema": facts.schema,
-        "backbone": facts.backbone,
-        "class-names": json.dumps(facts.class_names),
-        "floor": facts.floor,
-    }
-    if facts.sums is not None:
-        config |= {f"sums-{part}": values.tolist() for part, values in vars(facts.sums).items()}
-    return config
 
 
 def _train(message: Message, context: Context) -> RecordDict:

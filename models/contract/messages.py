@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.contract.errors import SiteError
-from models.contract.feature_statistics import Sums
 from models.contract.settings_schema import Value
 
 ARRAYS = "arrays"
@@ -106,38 +105,6 @@ class Instruction:
             raise SiteError(
                 f"a message lacks {error}: server and site run different versions of fedsilo"
             ) from None
-
-
-@dataclass(frozen=True)
-class SiteFacts:
-    """What a site says of itself at the start of a run (never a row of its data).
-
-    ``homeless`` sites are simulated ones without a folder of their own: they keep their private
-    state in the run directory, and only they are told where that is. ``features`` names a table's
-    features, ``schema`` is the digest of its schema, ``sums`` are those of its training rows, where
-    figures are pooled; ``dropped`` samples were left out. ``backbone`` is the digest of the
-    weights that the network starts from. ``floor`` is the site's 'sums-min-count', which its
-    hospital may have raised: of fewer samples no mean leaves it.
-    """
-
-    site: str
-    distribution: str
-    input_shape: tuple[int, ...]
-    classes: int
-    label_counts: dict[str, list[int]]
-    fingerprints: dict[str, str]
-    homeless: bool = False
-    features: tuple[str, ...] = ()
-    sums: Sums | None = None
-    dropped: int = 0
-    schema: str = ""
-    backbone: str = ""
-    class_names: tuple[str, ...] = ()
-    floor: int = 1
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of samples per split."""
-        return {split: sum(counts) for split, counts in self.label_counts.items()}
 
 
 def measurement(model: str, split: str, metric: str) -> str:

@@ -31,7 +31,7 @@ class CheckpointHook(Hook):
         facts = {
             "round": state.round,
             "extras": dict(state.extras),
-            "keepers": list(state.keepers),
+            "keepers": list(state.stateful_sites),
             "settings": self.settings,
             "hooks": {hook.name: hook.state() for hook in self.hooks if hook.name},
         }
@@ -60,8 +60,8 @@ class CheckpointHook(Hook):
             for hook in self.hooks:
                 if hook.name:
                     hook.restore(facts["hooks"].get(hook.name))
-            keepers = tuple(facts["keepers"])
-            return RoundState(facts["round"], arrays, facts["extras"], keepers)
+            stateful_sites = tuple(facts["keepers"])
+            return RoundState(facts["round"], arrays, facts["extras"], stateful_sites)
         if files:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} is whole "

@@ -24,13 +24,14 @@ from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from datasets.weights.backbones import backbone_digest
 from models.contract.errors import FedsiloError, SettingError
-from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction, SiteFacts
+from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.networks.site_network import SiteNetwork
 from server_app.config.settings import RunSettings
 from server_app.records.finished_run import FinishedRun
 from server_app.records.run_directory import RunDirectory
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState
 from strategies.methods.registry import strategy_class
 from strategies.wire.records import to_record
@@ -114,9 +115,9 @@ def _last_request(
             )
         return Request(Instruction(round=common.rounds + 1, phase=EVALUATE), content)
     arrays, facts = load_state(path)
-    extras, keepers = facts.get("extras", {}), tuple(facts.get("keepers", ()))
-    last = RoundState(facts["round"], arrays, extras, keepers)
-    method = strategy_class(common.method)(common, settings.own, _roster(directory, held))
+    extras, stateful_sites = facts.get("extras", {}), tuple(facts.get("keepers", ()))
+    last = RoundState(facts["round"], arrays, extras, stateful_sites)
+    method = strategy_class(common.method)(common, settings.own, _participants(directory, held))
     if sent := method.outgoing(EVALUATE, held.name, last):
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
@@ -125,13 +126,13 @@ def _last_request(
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
-        expects_state=held.name in keepers,
+        expects_state=held.name in stateful_sites,
         notes=method.notes(EVALUATE, held.name, last),
     )
     return Request(instruction, content)
 
 
-def _roster(directory: RunDirectory, held: Silo) -> Roster:
+def _participants(directory: RunDirectory, held: Silo) -> Participants:
     """Return the sites of the run as the server knew them, ``held`` being one."""
     facts = {
         site: SiteFacts(
@@ -145,7 +146,7 @@ def _roster(directory: RunDirectory, held: Silo) -> Roster:
         )
         for site, silo in directory.read_json("silos.json").items()
     }
-    return Roster(facts, {})
+    return Participants(facts, {})
 
 
 def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:

@@ -12,8 +12,8 @@ from models.contract.settings import CommonSettings
 from models.privacy.accountant import epsilon, epsilon_of_a_change
 from server_app.records.summary import NO_PRIVACY
 from strategies.loop.hooks import Hook
+from strategies.loop.participants import Participants
 from strategies.loop.reply_checks import TooFewSitesError
-from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, SiteReply
 
 _OF = (
@@ -97,12 +97,12 @@ class PrivacyHook(Hook):
         """Take them back; a checkpoint of before there was this hook has none."""
         self.releases = dict(state or {})
 
-    def guarantee(self, roster: Roster) -> str | dict[str, Any]:
+    def guarantee(self, participants: Participants) -> str | dict[str, Any]:
         """Return what privacy.json guarantees: of the site that spent most, and of each."""
         if not self.common.clip_norm:
             return NO_PRIVACY
-        sites = {site: self._spent(self.releases.get(site, 0)) for site in roster.sites()}
-        simulated = any(facts.homeless for facts in roster.facts.values())
+        sites = {site: self._spent(self.releases.get(site, 0)) for site in participants.sites()}
+        simulated = any(facts.simulated for facts in participants.facts.values())
         return {
             **self._spent(max((spent["releases"] for spent in sites.values()), default=0)),
             "delta": self.common.delta,

@@ -16,7 +16,7 @@ from models.contract.messages import (
 )
 from server_app.records.run_directory import RunDirectory, silos_document
 from strategies.loop.hooks import Hook
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
@@ -84,16 +84,18 @@ class TrafficHook(Hook):
         self.rows: list[list[Any]] = []
         self.peak_memory: dict[str, int] = {}
 
-    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
         """Take what asking the sites for their names weighed."""
-        for site, (down, up) in roster.traffic.items():
+        for site, (down, up) in participants.traffic.items():
             self.rows.append([state.round, "hello", site, down, up, 0.0])
 
-    def roster_changed(self, round_: int, roster: Roster, joined: list[str]) -> None:
+    def participants_changed(
+        self, round_: int, participants: Participants, joined: list[str]
+    ) -> None:
         """Take what asking the new ones weighed, and write silos.json anew."""
         for site in joined:
-            self.rows.append([round_ - 1, "hello", site, *roster.traffic[site], 0.0])
-        self.directory.write_json("silos.json", silos_document(roster))
+            self.rows.append([round_ - 1, "hello", site, *participants.traffic[site], 0.0])
+        self.directory.write_json("silos.json", silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Take what each reply weighed and cost."""

@@ -29,7 +29,7 @@ import tomli_w
 from datasets.io.atomic_files import write_atomically
 from models.contract.errors import RunDirectoryError
 from server_app.config.settings import RunSettings
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
@@ -151,7 +151,7 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     return tomli_w.dumps(document)
 
 
-def silos_document(roster: Roster) -> dict[str, Any]:
+def silos_document(participants: Participants) -> dict[str, Any]:
     """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out."""
     return {
         site: {
@@ -164,7 +164,7 @@ def silos_document(roster: Roster) -> dict[str, Any]:
             "classes": list(facts.class_names),
             "backbone": facts.backbone,
         }
-        for site, facts in roster.facts.items()
+        for site, facts in participants.facts.items()
     }
 
 

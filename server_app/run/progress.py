@@ -12,7 +12,7 @@ from server_app.records.recorders import MetricsHook
 from server_app.run.progress_bars import choose_bars
 from strategies.loop.hooks import Hook
 from strategies.loop.method import Method
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 
 
@@ -36,10 +36,10 @@ class ProgressHook(Hook):
         self.started = 0.0
         self.loss: dict[str, float] = {}
 
-    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
         """Say what starts, and show the bars."""
         self.total, self.first, self.started = total_rounds, state.round, time.monotonic()
-        sites = roster.sites()
+        sites = participants.sites()
         self._say(f"{self.title}: {len(sites)} sites ({', '.join(sites)}), {total_rounds} rounds")
         if state.round:
             self._say(f"going on after round {state.round}")
@@ -62,7 +62,9 @@ class ProgressHook(Hook):
         if phase == EVALUATE:
             self.close()
 
-    def roster_changed(self, round_: int, roster: Roster, joined: list[str]) -> None:
+    def participants_changed(
+        self, round_: int, participants: Participants, joined: list[str]
+    ) -> None:
         """Say who has come."""
         self._say(f"round {round_}: {', '.join(joined)} joined")
 

@@ -16,8 +16,8 @@ from datasets.io.atomic_files import write_atomically
 from datasets.io.state_files import save_state
 from datasets.registry import data_set, silo_count, silo_names
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError
-from models.contract.messages import SiteFacts
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from server_app.config.settings import RunSettings, differences, resolve, run_values
 from server_app.figures.calibration import evidence_document, without_bins
 from server_app.figures.learning_curves import draw_curves, draw_pictures
@@ -42,7 +42,7 @@ from server_app.records.summary import (
 from server_app.run.progress import ProgressHook
 from server_app.run.progress_bars import make_console
 from strategies.loop.method import Method
-from strategies.loop.roster import Roster, meet_sites
+from strategies.loop.participants import Participants, meet_sites
 from strategies.loop.round_loop import RoundLoop
 from strategies.methods.registry import strategy_class
 from strategies.wire.records import to_record
@@ -74,13 +74,13 @@ def run(
         console.print(f"{directory.path} holds a finished run: nothing to resume")
         return directory
     began = time.monotonic()
-    roster = meet_sites(grid, common, silo_count(common))
-    _say_who_is_missing(roster, common, console)
-    _say_what_is_odd(roster, console)
+    participants = meet_sites(grid, common, silo_count(common))
+    _say_who_is_missing(participants, common, console)
+    _say_what_is_odd(participants, console)
     new = not common.resume
     with only_writer(directory, new), _nothing_left_of_nothing(directory, new):
-        loop, recorders = _assemble(settings, roster, directory, console)
-        _write_beginning(directory, settings, roster, launch or {})
+        loop, recorders = _assemble(settings, participants, directory, console)
+        _write_beginning(directory, settings, participants, launch or {})
         met = time.monotonic()
         with closing(recorders.progress):
             loop.start(
@@ -122,17 +122,20 @@ def _warn(console: Console, line: str) -> None:
     console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_who_is_missing(roster: Roster, common: CommonSettings, console: Console) -> None:
-    simulated = all(facts.homeless for facts in roster.facts.values())
+def _say_who_is_missing(
+    participants: Participants, common: CommonSettings, console: Console
+) -> None:
+    simulated = all(facts.simulated for facts in participants.facts.values())
     for notice in data_set(common.dataset).notices(common) if simulated else []:
         _warn(console, notice)
     names = _known_silos(common, simulated)
-    absent = [site for site in names if site not in roster.facts]
+    absent = [site for site in names if site not in participants.facts]
     if absent:
         _warn(
             console,
-            f"{len(roster.facts)} of {len(names)} silos take part: {', '.join(roster.sites())}; "
-            f"{'not' if roster.refused else 'no SuperNode for'} {', '.join(absent)}",
+            f"{len(participants.facts)} of {len(names)} silos take part: "
+            f"{', '.join(participants.sites())}; "
+            f"{'not' if participants.refused else 'no SuperNode for'} {', '.join(absent)}",
         )
 
 
@@ -149,16 +152,18 @@ def _known_silos(common: CommonSettings, simulated: bool) -> list[str]:
         return []
 
 
-def _say_what_is_odd(roster: Roster, console: Console) -> None:
+def _say_what_is_odd(participants: Participants, console: Console) -> None:
     """Name who is left out, and what a site's data cannot give: it takes part all the same."""
-    for reason in roster.refused:
+    for reason in participants.refused:
         _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
-    if not any(facts.sizes()["test"] for facts in roster.facts.values()):
+    if not any(facts.sizes()["test"] for facts in participants.facts.values()):
         _warn(console, "no site has test samples: there will be no test figures")
-    for site, facts in roster.facts.items():
+    for site, facts in participants.facts.items():
         if sum(1 for count in facts.label_counts["train"] if count) == 1:
             _warn(console, f"site {site}: all training samples are of one class")
-        if not facts.sizes()["test"] and any(f.sizes()["test"] for f in roster.facts.values()):
+        if not facts.sizes()["test"] and any(
+            f.sizes()["test"] for f in participants.facts.values()
+        ):
             _warn(console, f"site {site}: it has no test samples and no test figures")
         if facts.dropped:
             _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
@@ -169,7 +174,7 @@ def _why(facts: SiteFacts) -> str:
 
 
 def _assemble(
-    settings: RunSettings, roster: Roster, directory: RunDirectory, console: Console
+    settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, _Recorders]:
     """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common = settings.common
@@ -185,11 +190,11 @@ def _assemble(
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
     checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
     hooks = [*recording, checkpoint, recorders.progress]
-    loop = RoundLoop(cls(common, settings.own, roster), hooks, str(directory.path))
+    loop = RoundLoop(cls(common, settings.own, participants), hooks, str(directory.path))
     if common.resume:
-        _refuse_other_data(directory, roster, cls.capabilities.late_join)
+        _refuse_other_data(directory, participants, cls.capabilities.late_join)
         loop.state = checkpoint.resume()
-    loop.state = loop.state or loop.method.initial_state(roster.task())
+    loop.state = loop.state or loop.method.initial_state(participants.task())
     return loop, recorders
 
 
@@ -204,13 +209,15 @@ def _refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None
         )
 
 
-def _refuse_other_data(directory: RunDirectory, roster: Roster, welcomes: bool) -> None:
-    """Refuse to go on with other sites or data; a method that welcomes late sites takes more."""
+def _refuse_other_data(
+    directory: RunDirectory, participants: Participants, late_join: bool
+) -> None:
+    """Refuse to go on with other sites or data; a method that lets sites join late takes more."""
     path = directory.path / "silos.json"
     if not path.is_file():
         return
-    before, now = directory.read_json("silos.json"), silos_document(roster)
-    if welcomes:
+    before, now = directory.read_json("silos.json"), silos_document(participants)
+    if late_join:
         now = {site: facts for site, facts in now.items() if site in before}
     if before != now:
         raise RunDirectoryError(
@@ -220,10 +227,13 @@ def _refuse_other_data(directory: RunDirectory, roster: Roster, welcomes: bool) 
 
 
 def _write_beginning(
-    directory: RunDirectory, settings: RunSettings, roster: Roster, launch: Mapping[str, Any]
+    directory: RunDirectory,
+    settings: RunSettings,
+    participants: Participants,
+    launch: Mapping[str, Any],
 ) -> None:
     """Write what is known before the first round; a resumed run keeps what stands there."""
-    directory.write_json("silos.json", silos_document(roster))
+    directory.write_json("silos.json", silos_document(participants))
     config = directory.path / "config.toml"
     if not config.is_file():
         write_atomically(config, config_document(settings, launch))
@@ -243,14 +253,14 @@ def _write_end(
             "method": name,
             "round": state.round,
             "extras": dict(state.extras),
-            "keepers": list(state.keepers),
+            "keepers": list(state.stateful_sites),
         }
-        if figures := method.roster.figures():
+        if figures := method.participants.figures():
             facts["figures"] = {part: values.tolist() for part, values in vars(figures).items()}
         save_state(directory.path / "model.safetensors", model, facts)
     disclosures = method.disclosures()
-    leaves = [*method.roster.leaves(), *disclosures.leaves]
-    guarantee = recorders.privacy.guarantee(method.roster)
+    leaves = [*method.participants.leaves(), *disclosures.leaves]
+    guarantee = recorders.privacy.guarantee(method.participants)
     totals = recorders.traffic.totals()
     privacy = privacy_document(name, leaves, totals, guarantee, disclosures.noise)
     directory.write_json("privacy.json", privacy)
@@ -301,7 +311,7 @@ def _why_it_ended(loop: RoundLoop) -> str:
 
 
 def _distribution_of(method: Method) -> dict[str, str]:
-    return {site: facts.distribution for site, facts in method.roster.facts.items()}
+    return {site: facts.distribution for site, facts in method.participants.facts.items()}
 
 
 def _show(

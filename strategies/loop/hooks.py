@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from models.contract.errors import SiteError
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 
 
@@ -19,10 +19,12 @@ class Hook:
 
     name = ""
 
-    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
         """Take note that the loop goes on after ``state.round``."""
 
-    def roster_changed(self, round_: int, roster: Roster, joined: list[str]) -> None:
+    def participants_changed(
+        self, round_: int, participants: Participants, joined: list[str]
+    ) -> None:
         """Take note that sites joined before ``round_``, or came back on another node."""
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:

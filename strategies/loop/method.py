@@ -15,8 +15,8 @@ from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value
 from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
+from strategies.loop.participants import Participants
 from strategies.loop.reporting import MethodReport
-from strategies.loop.roster import Roster
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.wire.records import NDArray
 
@@ -29,16 +29,16 @@ class Method(MethodReport, ABC):
         capabilities: what of the common settings it takes.
         common: the run's common settings.
         settings: the method's own.
-        roster: the sites that take part; the loop puts another one here when a site joins.
+        participants: the sites that take part; the loop puts another one here when a site joins.
     """
 
     title: ClassVar[str] = ""
     capabilities: ClassVar[Capabilities] = Capabilities()
 
-    def __init__(self, common: CommonSettings, settings: Any, roster: Roster) -> None:
+    def __init__(self, common: CommonSettings, settings: Any, participants: Participants) -> None:
         self.common = common
         self.settings = settings
-        self.roster = roster
+        self.participants = participants
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: Any) -> None:
@@ -54,7 +54,7 @@ class Method(MethodReport, ABC):
 
     def recipients(self, phase: str, state: RoundState) -> list[str]:
         """Return the sites that ``phase`` asks; none skips it."""
-        return self.roster.sites()
+        return self.participants.sites()
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the arrays that ``site`` is sent; may be empty."""

@@ -50,7 +50,7 @@ def code_of(number: int) -> str:
 def why_unusable(reply: SiteReply, phase: Phase, method: Method, state: RoundState) -> str | None:
     """Return why a reply cannot be used, None if it can: its form, its numbers, then the method."""
     expected = {} if phase.name == EVALUATE else method.expected(phase.name, reply.site, state)
-    sizes = method.roster.facts[reply.site].sizes()
+    sizes = method.participants.facts[reply.site].sizes()
     held = [split for split, size in sizes.items() if size]
     if reason := refusal(reply.content, expected, needed_metrics(phase, held)):
         return reason

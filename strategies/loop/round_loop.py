@@ -25,9 +25,9 @@ from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruct
 from strategies.loop.hooks import Hook
 from strategies.loop.messaging import exchange
 from strategies.loop.method import Method
+from strategies.loop.participants import meet_latecomers
 from strategies.loop.phase import Phase
 from strategies.loop.reply_checks import code_of, refuse_too_few, why_unusable
-from strategies.loop.roster import meet_latecomers
 from strategies.loop.state import RoundState, SiteReply
 from strategies.loop.stopping import Stop
 from strategies.wire.bundles import record_bytes
@@ -53,7 +53,7 @@ class RoundLoop(Strategy):
         self.stop = Stop(self.hooks, self._releases_ahead)
         self._phase = Phase(EVALUATE, 0)
         self._packed: Packed = {}  # the current round's arrays, serialised once for all sites
-        figures = method.roster.figures()
+        figures = method.participants.figures()
         self._figures: Mapping[str, NDArray] = vars(figures) if figures else {}
         self._packed_figures: Packed = {}
 
@@ -74,7 +74,7 @@ class RoundLoop(Strategy):
         """
         state = self.state = self.state or RoundState(0, from_record(initial_arrays))
         for hook in self.hooks:
-            hook.run_started(state, self.method.roster, num_rounds)
+            hook.run_started(state, self.method.participants, num_rounds)
         result = Result()
         while self._goes_on(state, num_rounds):
             try:
@@ -119,9 +119,12 @@ class RoundLoop(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies of the current phase and combine them into the new state."""
         state, usable = self.current(), self._checked(replies)
-        keepers = {*state.keepers, *(site for site, reply in usable.items() if reply.kept_state())}
+        stateful_sites = {
+            *state.stateful_sites,
+            *(site for site, reply in usable.items() if reply.kept_state()),
+        }
         combined = self.method.combine(self._phase.name, state, usable)
-        self.state = replace(combined, keepers=tuple(sorted(keepers)))
+        self.state = replace(combined, stateful_sites=tuple(sorted(stateful_sites)))
         for hook in self.hooks:
             hook.phase_ended(server_round, self._phase.name, usable)
         return None, None
@@ -130,7 +133,7 @@ class RoundLoop(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of the final evaluation, in site order."""
-        return [self._message(site) for site in self.method.roster.sites()]
+        return [self._message(site) for site in self.method.participants.sites()]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -159,7 +162,7 @@ class RoundLoop(Strategy):
         phases = self.method.phases(state)
         return {
             site: sum(1 for phase in phases if self.method.expected(phase, site, state))
-            for site in self.method.roster.sites()
+            for site in self.method.participants.sites()
         }
 
     def _run_phase(self, grid: Grid, timeout: float, phase: Phase) -> None:
@@ -174,20 +177,24 @@ class RoundLoop(Strategy):
 
     def _let_latecomers_in(self, grid: Grid, round_: int) -> None:
         """Let sites in that connected since the last round."""
-        known = self.method.roster
-        roster, refused = meet_latecomers(grid, known)
-        joined = [site for site in roster.sites() if roster.nodes[site] != known.nodes.get(site)]
-        self.method.roster = roster
+        known = self.method.participants
+        participants, refused = meet_latecomers(grid, known)
+        joined = [
+            site
+            for site in participants.sites()
+            if participants.nodes[site] != known.nodes.get(site)
+        ]
+        self.method.participants = participants
         for hook in self.hooks:
             for reason in refused:
                 hook.site_failed(round_, "hello", "unknown", reason)
             if joined:
-                hook.roster_changed(round_, roster, joined)
+                hook.participants_changed(round_, participants, joined)
 
     def _exchange(self, grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
         """Send, wait, and return what came; a site that stayed silent is told of by its absence."""
-        phase, roster, sent = self._phase, self.method.roster, list(messages)
-        site_of = {node: site for site, node in roster.nodes.items()}
+        phase, participants, sent = self._phase, self.method.participants, list(messages)
+        site_of = {node: site for site, node in participants.nodes.items()}
         phase.sent = {site_of[m.metadata.dst_node_id]: record_bytes(m.content) for m in sent}
         for hook in self.hooks:
             hook.phase_started(phase.round, phase.name, sorted(phase.sent))
@@ -196,7 +203,9 @@ class RoundLoop(Strategy):
             for hook in self.hooks:
                 hook.reply_came(phase.round, phase.name, site_of[node])
 
-        real = {roster.nodes[s] for s, facts in roster.facts.items() if not facts.homeless}
+        real = {
+            participants.nodes[s] for s, facts in participants.facts.items() if not facts.simulated
+        }
         replies = exchange(grid, sent, timeout, arrived, real, self.method.common.away_timeout)
         usable = []
         for node, reply in sorted(replies.items()):
@@ -209,7 +218,7 @@ class RoundLoop(Strategy):
 
     def _checked(self, replies: Iterable[Message]) -> dict[str, SiteReply]:
         """Return the usable replies by site; apply the failure policy to the others."""
-        phase, nodes = self._phase, self.method.roster.nodes
+        phase, nodes = self._phase, self.method.participants.nodes
         by_node = {reply.metadata.src_node_id: reply.content for reply in replies}
         usable: dict[str, SiteReply] = {}
         failed: dict[str, str] = {}
@@ -237,9 +246,9 @@ class RoundLoop(Strategy):
             phase=phase.name,
             step=phase.step,
             run_name=method.common.run_name,
-            run_dir=self.run_dir if method.roster.facts[site].homeless else "",
+            run_dir=self.run_dir if method.participants.facts[site].simulated else "",
             evaluate=phase.evaluates,
-            expects_state=site in state.keepers,
+            expects_state=site in state.stateful_sites,
             returns=bool(asked_for),
             notes=method.notes(phase.name, site, state),
         )
@@ -249,4 +258,4 @@ class RoundLoop(Strategy):
         if self._figures:
             content[FIGURES] = to_record(self._figures, self._packed_figures)
         group = str(phase.message_round)
-        return Message(content, method.roster.nodes[site], phase.kind, group_id=group)
+        return Message(content, method.participants.nodes[site], phase.kind, group_id=group)

@@ -17,16 +17,15 @@ class RoundState:
     """The server's state after a round.
 
     Attributes:
-        round: rounds finished; 0 before the first.
-        arrays: the global arrays by name; empty where nothing is shared.
-        extras: what else the method must remember, as JSON.
-        keepers: sites that have told that they keep private state of this run; the loop's own.
+        round: rounds finished; 0 before the first. arrays: the global arrays by name; empty where
+        nothing is shared. extras: what else the method must remember, as JSON. stateful_sites:
+        sites that have told that they keep private state of this run; the loop's own.
     """
 
     round: int
     arrays: Mapping[str, NDArray]
     extras: Mapping[str, Any] = field(default_factory=dict)
-    keepers: tuple[str, ...] = ()
+    stateful_sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

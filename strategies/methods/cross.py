@@ -46,7 +46,7 @@ class Cross(Ensemble):
 
     def published(self) -> Published:
         """Return Fed-Align-CL's table III, its rows of one training site and "Single"."""
-        return mammography_cross(self.common, self.roster)
+        return mammography_cross(self.common, self.participants)
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the model in the last round."""
@@ -61,7 +61,7 @@ class Cross(Ensemble):
         leave the metric undefined, or where a site failed: in the last round its model is missing,
         in the final evaluation its figures.
         """
-        sites = self.roster.sites()
+        sites = self.participants.sites()
         document = {}
         for metric in CROSSED:
             matrix = [
@@ -79,4 +79,6 @@ class Cross(Ensemble):
 
     @cached_property
     def _specs(self) -> dict[str, ArraySpec]:
-        return expert_specs(self.common, self.roster.task())  # builds a network, of a ViT slowly
+        return expert_specs(
+            self.common, self.participants.task()
+        )  # builds a network, of a ViT slowly

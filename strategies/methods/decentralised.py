@@ -55,7 +55,9 @@ class Decentralised(Method):
         """Who is whose neighbour."""
         silo_set = open_silo_set(self.common.silo_set) if self.common.silo_set else None
         budget = float(getattr(self.settings, "matcha_budget", 1.0))
-        return build_topology(self.kind(), self.roster.sites(), silo_set, self.common.seed, budget)
+        return build_topology(
+            self.kind(), self.participants.sites(), silo_set, self.common.seed, budget
+        )
 
     def disclosures(self) -> Disclosures:
         """Name the weights, and who gets them."""
@@ -136,7 +138,7 @@ class Decentralised(Method):
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return the topology with its weights, and the cycle times of it and of others."""
-        if self._seconds.keys() != set(self.roster.sites()):
+        if self._seconds.keys() != set(self.participants.sites()):
             return {}  # resumed after the last round, say: not every silo was timed by this process
         found = topology_document(
             self.topology,
@@ -164,7 +166,7 @@ class Decentralised(Method):
     def _needs_theta(self, site: str, state: RoundState) -> bool:
         """Tell whether Theta is measured, starts a silo, or is what clipping measures from."""
         measured = self.common.measures_in(state.round + 1)
-        return measured or site not in state.keepers or self.common.clip_norm > 0
+        return measured or site not in state.stateful_sites or self.common.clip_norm > 0
 
     @cached_property
     def _seconds(self) -> dict[str, tuple[float, int]]:

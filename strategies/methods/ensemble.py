@@ -35,7 +35,7 @@ class Ensemble(Method):
 
     def published(self) -> Published:
         """Return PICSR's table 1."""
-        return heart_disease("Ensemble", self.common, self.roster)
+        return heart_disease("Ensemble", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights until the end."""
@@ -48,7 +48,7 @@ class Ensemble(Method):
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the expert in the last round."""
         last = state.round + 1 == self.common.rounds
-        return expert_specs(self.common, self.roster.task()) if last else {}
+        return expert_specs(self.common, self.participants.task()) if last else {}
 
     def combine(
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]

@@ -101,7 +101,7 @@ class FedAlignCL(FedAvg):
 
     def published(self) -> Published:
         """Return the row of the paper's table III."""
-        return mammography(self.variant(), self.common, self.roster)
+        return mammography(self.variant(), self.common, self.participants)
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the weights, and to train the others' embeddings."""
@@ -168,11 +168,11 @@ class FedAlignCL(FedAvg):
             return 0
         if epoch_of(asks, self.common) < self.settings.warmup_epochs:
             return 0
-        return min(self.settings.shared_embeddings, self.roster.facts[site].sizes()["train"])
+        return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
 
     @cached_property
     def _channels(self) -> int:
-        return starting_network(self.common, self.roster.task()).channels
+        return starting_network(self.common, self.participants.task()).channels
 
 
 def _weights(state: RoundState) -> dict[str, NDArray]:

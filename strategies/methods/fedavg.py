@@ -48,9 +48,9 @@ class FedAvg(Method):
     def published(self) -> Published:
         """Return UEFL's table 3 (nine silos), PICSR's table 1 or FedEvPrompt's tables."""
         as_there = _PUBLISHED if self.common.silos == 9 else {}
-        heart = heart_disease("FedAvg", self.common, self.roster)
+        heart = heart_disease("FedAvg", self.common, self.participants)
         row = with_prompts("FedAvg", self.common)
-        skin = dermoscopy(row, self.common, self.roster)
+        skin = dermoscopy(row, self.common, self.participants)
         return heart or skin or as_there.get(self.common.dataset, {})
 
     def initial_state(self, task: Task) -> RoundState:

@@ -47,12 +47,12 @@ class FedAvgFT(FedAvg):
 
     def published(self) -> Published:
         """Return PICSR's table 1 or FedEvPrompt's tables."""
-        heart = heart_disease("FedAvg+FT", self.common, self.roster)
-        return heart or dermoscopy("FedAvgPers", self.common, self.roster)
+        heart = heart_disease("FedAvg+FT", self.common, self.participants)
+        return heart or dermoscopy("FedAvgPers", self.common, self.participants)
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the global weights to all that have no personal model yet."""
-        return {} if site in state.keepers else state.arrays
+        return {} if site in state.stateful_sites else state.arrays
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect trained weights while there is averaging."""

@@ -34,20 +34,20 @@ class FedDistill(Method):
 
     def disclosures(self) -> Disclosures:
         """Name the logits, of how few samples they are, and who gets them."""
-        sites, least = len(self.roster.sites()), self.settings.class_min_count
-        if not any(self._held(site) for site in self.roster.sites()):
-            return Disclosures(nothing_leaves(self.roster, least))
+        sites, least = len(self.participants.sites()), self.settings.class_min_count
+        if not any(self._held(site) for site in self.participants.sites()):
+            return Disclosures(nothing_leaves(self.participants, least))
         goes = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
-            f"each round: for each class that {enough(self.roster, least)}, the mean logits of "
-            f"those samples, {fewest(self.roster, least)}; "
+            f"each round: for each class that {enough(self.participants, least)}, the mean logits "
+            f"of those samples, {fewest(self.participants, least)}; "
         )
         everybody = "each site gets the mean over the other sites that send the class"
         return Disclosures(means + goes.get(sites, everybody))
 
     def published(self) -> Published:
         """Return FedEvPrompt's table 1."""
-        return dermoscopy("FedDistill", self.common, self.roster)
+        return dermoscopy("FedDistill", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: there are no logits before round 1."""
@@ -59,7 +59,9 @@ class FedDistill(Method):
             return {}
         found: dict[str, NDArray] = {}
         for label in self._held(site):
-            names = [f"{LOGITS}{other}/{label}" for other in self.roster.sites() if other != site]
+            names = [
+                f"{LOGITS}{other}/{label}" for other in self.participants.sites() if other != site
+            ]
             logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
             if logits:
                 found[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
@@ -67,7 +69,7 @@ class FedDistill(Method):
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect mean logits of each class that the site has enough samples of."""
-        classes = self.roster.task().classes
+        classes = self.participants.task().classes
         return {f"{LOGITS}{n}": ArraySpec((classes,)) for n in self._held(site)}
 
     def combine(
@@ -82,4 +84,4 @@ class FedDistill(Method):
         return RoundState(state.round, {**state.arrays, **came}, state.extras)
 
     def _held(self, site: str) -> dict[int, int]:
-        return held(self.roster, site, self.settings.class_min_count)
+        return held(self.participants, site, self.settings.class_min_count)

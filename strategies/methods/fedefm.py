@@ -76,7 +76,7 @@ class FedEFM(Decentralised):
 
     def recipients(self, phase: str, state: RoundState) -> list[str]:
         """Return all silos, and overseas those that have visitors."""
-        sites = self.roster.sites()
+        sites = self.participants.sites()
         return [site for site in sites if phase != OVERSEAS or self._visitors(site, state)]
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
@@ -153,7 +153,7 @@ class FedEFM(Decentralised):
         """Return how long each site trains one visitor; what has hosted none, as the mean site."""
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))
-        return {site: known.get(site, mean) for site in self.roster.sites()}
+        return {site: known.get(site, mean) for site in self.participants.sites()}
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:
@@ -172,7 +172,7 @@ class FedEFM(Decentralised):
 
     def _visitors(self, host: str, state: RoundState) -> list[str]:
         """Return whose models ``host`` trains in the round after ``state``."""
-        owners = [site for site in self.roster.sites() if self.has_model(site, state)]
+        owners = [site for site in self.participants.sites() if self.has_model(site, state)]
         return [o for o in owners if host in self.topology.in_neighbours(o, state.round + 1)]
 
     def _with_weights(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class FedEFM(Decentralised):
         found = {}
         for owner, reply in replies.items():
             told = reply.metrics()
-            for host in self.roster.sites():
+            for host in self.participants.sites():
                 key = measurement(TRAINED, "train", metric_from(CLOSENESS, host))
                 if key in told:
                     found[f"{owner}<-{host}"] = told[key]

@@ -81,7 +81,7 @@ class FedEvPrompt(Method):
 
     def published(self) -> Published:
         """Return the row of tables 1 and 2 that these settings are."""
-        return dermoscopy(_row(self.common, self.settings), self.common, self.roster)
+        return dermoscopy(_row(self.common, self.settings), self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty buffer, and the initial values of what is averaged."""
@@ -105,7 +105,7 @@ class FedEvPrompt(Method):
         specs = {name: ArraySpec(array.shape) for name, array in _shared(state).items()}
         if self.settings.distillation_weight:
             cells = math.prod(self._grid)
-            counts = self.roster.facts[site].label_counts["train"]
+            counts = self.participants.facts[site].label_counts["train"]
             for label, count in enumerate(counts):
                 if count:
                     shape = (min(self.settings.buffer_maps, count), cells)
@@ -146,7 +146,7 @@ class FedEvPrompt(Method):
         for name, array in maps.items():
             label = name.rpartition("/")[2]
             sites.setdefault(_site_of(name), {})[label] = np.round(array, 7).tolist()
-        first = self.roster.facts[self.roster.sites()[0]]
+        first = self.participants.facts[self.participants.sites()[0]]
         document = {"grid": list(self._grid), "classes": list(first.class_names), "sites": sites}
         return {"buffer.json": document}
 
@@ -161,7 +161,7 @@ class FedEvPrompt(Method):
 
     @cached_property
     def _grid(self) -> tuple[int, int]:
-        network = starting_network(self.common, self.roster.task())
+        network = starting_network(self.common, self.participants.task())
         return cast("PromptedViT", network).grid_size()
 
 

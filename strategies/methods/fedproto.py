@@ -23,8 +23,8 @@ from models.methods.fedproto import PROTOTYPE, FedProtoSettings, large_classes
 from models.networks.build import build_classifier
 from models.networks.kinds import Task, network_kind
 from strategies.loop.method import Method
+from strategies.loop.participants import Participants
 from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.roster import Roster
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.published.fedevprompt import dermoscopy
 from strategies.wire.records import NDArray
@@ -39,14 +39,15 @@ class FedProto(Method):
     def disclosures(self) -> Disclosures:
         """Name the prototypes, and of how few samples one is."""
         least = self.settings.class_min_count
-        if not any(self._held(site) for site in self.roster.sites()):
-            return Disclosures(nothing_leaves(self.roster, least))
+        if not any(self._held(site) for site in self.participants.sites()):
+            return Disclosures(nothing_leaves(self.participants, least))
         found = [
-            f"each round: for each class that {enough(self.roster, least)}, the mean embedding of "
-            f"those samples, {fewest(self.roster, least)}; the mean over sites goes to all sites "
-            "that send one, and where one site alone sends a class that is this site's own"
+            f"each round: for each class that {enough(self.participants, least)}, the mean "
+            f"embedding of those samples, {fewest(self.participants, least)}; the mean over sites "
+            "goes to all sites that send one, and where one site alone sends a class that is this "
+            "site's own"
         ]
-        if network_kind(self.common, self.roster.task()) == "logistic":
+        if network_kind(self.common, self.participants.task()) == "logistic":
             found.append(
                 "of network 'logistic' an embedding is the row itself: what leaves is the exact "
                 "mean of each such class's standardised rows; unless 'standardise' is 'declared' "
@@ -56,7 +57,7 @@ class FedProto(Method):
 
     def published(self) -> Published:
         """Return FedEvPrompt's table 1."""
-        return dermoscopy("FedProto", self.common, self.roster)
+        return dermoscopy("FedProto", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: there are no prototypes before round 1."""
@@ -80,34 +81,34 @@ class FedProto(Method):
     ) -> RoundState:
         """Return the mean prototypes, by the sites' counts of the class."""
         arrays = dict(state.arrays)
-        for label in range(self.roster.task().classes):
+        for label in range(self.participants.task().classes):
             counts = {site: self._held(site).get(label, 0) for site in replies}
             if sum(counts.values()):
                 arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
         return RoundState(state.round, arrays, state.extras)
 
     def _held(self, site: str) -> dict[int, int]:
-        return held(self.roster, site, self.settings.class_min_count)
+        return held(self.participants, site, self.settings.class_min_count)
 
     @cached_property
     def _size(self) -> int:
         with torch.device("meta"):  # only the size is wanted, no weight
-            network = build_classifier(self.common, self.roster.task())
+            network = build_classifier(self.common, self.participants.task())
         return network.tokens * network.channels
 
 
-def held(roster: Roster, site: str, least: int) -> dict[int, int]:
+def held(participants: Participants, site: str, least: int) -> dict[int, int]:
     """Return the classes whose means ``site`` sends, with their counts of training samples.
 
     ``least`` is the run's 'class-min-count'; the site's own floor may be higher.
     """
-    facts = roster.facts[site]
+    facts = participants.facts[site]
     return large_classes(facts.label_counts["train"], max(least, facts.floor))
 
 
-def enough(roster: Roster, least: int) -> str:
+def enough(participants: Participants, least: int) -> str:
     """Say how many training samples of a class a site must have to send its mean."""
-    floors = {site: max(least, roster.facts[site].floor) for site in roster.sites()}
+    floors = {site: max(least, participants.facts[site].floor) for site in participants.sites()}
     lowest = min(floors.values())
     higher = [f"site {site} {floor}" for site, floor in floors.items() if floor > lowest]
     return f"the site has at least {lowest} training samples of" + (
@@ -115,17 +116,17 @@ def enough(roster: Roster, least: int) -> str:
     )
 
 
-def nothing_leaves(roster: Roster, least: int) -> str:
+def nothing_leaves(participants: Participants, least: int) -> str:
     """Say that no site sends a class mean, and why."""
-    return f"each round: no class mean, since there is no class that {enough(roster, least)}"
+    return f"each round: no class mean, since there is no class that {enough(participants, least)}"
 
 
-def fewest(roster: Roster, least: int) -> str:
+def fewest(participants: Participants, least: int) -> str:
     """Say of how few training samples a class's mean is at some site; one must send some."""
     count, site, label = min(
         (count, site, label)
-        for site in roster.sites()
-        for label, count in held(roster, site, least).items()
+        for site in participants.sites()
+        for label, count in held(participants, site, least).items()
     )
     if count == 1:
         return f"which at site {site}, class {label}, is that of one single sample"

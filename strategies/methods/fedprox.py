@@ -19,5 +19,5 @@ class FedProx(FedAvg):
 
     def published(self) -> Published:
         """Return PICSR's table 1 or FedEvPrompt's tables."""
-        heart = heart_disease("FedProx", self.common, self.roster)
-        return heart or dermoscopy("FedProx", self.common, self.roster)
+        heart = heart_disease("FedProx", self.common, self.participants)
+        return heart or dermoscopy("FedProx", self.common, self.participants)

@@ -26,9 +26,9 @@ class Local(Method):
 
     def published(self) -> Published:
         """Return PICSR's table 1, FedEvPrompt's tables or Fed-Align-CL's table III."""
-        heart = heart_disease("Local", self.common, self.roster)
-        skin = dermoscopy(with_prompts("Local", self.common), self.common, self.roster)
-        return heart or skin or mammography("Single", self.common, self.roster)
+        heart = heart_disease("Local", self.common, self.participants)
+        skin = dermoscopy(with_prompts("Local", self.common), self.common, self.participants)
+        return heart or skin or mammography("Single", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights."""

@@ -34,7 +34,7 @@ class Mix(FedAvg):
 
     def published(self) -> Published:
         """Return Fed-Align-CL's table III."""
-        return mammography("Mix", self.common, self.roster)
+        return mammography("Mix", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return initial weights.
@@ -42,7 +42,7 @@ class Mix(FedAvg):
         Raises:
             SettingError: a site is a real one.
         """
-        if real := [site for site, facts in self.roster.facts.items() if not facts.homeless]:
+        if real := [site for site, facts in self.participants.facts.items() if not facts.simulated]:
             raise SettingError(
                 f"method 'mix' pools the data of all sites, and {', '.join(real)} are no simulated "
                 "sites: choose a federated method"
@@ -51,7 +51,7 @@ class Mix(FedAvg):
 
     def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
         """Name the sites whose data are pooled."""
-        return {} if phase == EVALUATE else {"sites": "\n".join(self.roster.sites())}
+        return {} if phase == EVALUATE else {"sites": "\n".join(self.participants.sites())}
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect weights of the trainer alone."""
@@ -65,4 +65,4 @@ class Mix(FedAvg):
         return super().combine(phase, state, trained) if trained else state
 
     def _trainer(self) -> str:
-        return self.roster.sites()[0]
+        return self.participants.sites()[0]

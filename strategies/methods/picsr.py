@@ -113,7 +113,7 @@ class PICSR(Method):
 
     def published(self) -> Published:
         """Return table 1."""
-        return heart_disease("PICSR", self.common, self.roster)
+        return heart_disease("PICSR", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return initial weights for FedAvg, nothing where experts begin at once."""
@@ -134,7 +134,7 @@ class PICSR(Method):
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the state's arrays, but not to a site that trains an expert of its own."""
-        alone = self.stage(state) == EXPERTS and site in state.keepers
+        alone = self.stage(state) == EXPERTS and site in state.stateful_sites
         return {} if alone else state.arrays
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
@@ -142,7 +142,7 @@ class PICSR(Method):
         if self.stage(state) == EXPERTS:
             if not self._collects(state):
                 return {}
-            task = self.roster.task()
+            task = self.participants.task()
             return expert_specs(self.common, task, OWN_EXPERT) | {
                 OWN_PROTOTYPE: ArraySpec(task.input_shape)
             }
@@ -152,8 +152,8 @@ class PICSR(Method):
         """Refuse an expert that has no finite answer to its own silo's mean sample."""
         if phase == EVALUATE or not self._collects(state):
             return None
-        network = build_classifier(self.common, self.roster.task())
-        specs = expert_specs(self.common, self.roster.task(), OWN_EXPERT)
+        network = build_classifier(self.common, self.participants.task())
+        specs = expert_specs(self.common, self.participants.task(), OWN_EXPERT)
         load_exchanged(
             network,
             {
@@ -186,7 +186,7 @@ class PICSR(Method):
             return {}  # the run was stopped before
         arrays = {name: torch.from_numpy(np.array(one)) for name, one in state.arrays.items()}
         prototypes = arrays_below(PROTOTYPE, arrays)
-        shape = self.roster.task().input_shape
+        shape = self.participants.task().input_shape
         router = build_router(self.settings, shape, len(prototypes), self.common.seed)
         load_exchanged(router, arrays_below(ROUTER, arrays))
         distances = prototype_distances(router, prototypes)
@@ -206,7 +206,7 @@ class PICSR(Method):
         return state.round + 1 == _warmup(self.settings) + self.settings.expert_rounds
 
     def _collected(self, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
-        task = self.roster.task()
+        task = self.participants.task()
         specs = expert_specs(self.common, task, OWN_EXPERT)
         arrays = collected_experts(replies, specs, OWN_EXPERT)
         for site, reply in replies.items():

@@ -109,7 +109,7 @@ class UEFL(Method):
         Raises:
             SettingError: uncertainty is to be judged, and a site has no validation samples.
         """
-        for site, facts in self.roster.facts.items():
+        for site, facts in self.participants.facts.items():
             if self.settings.max_iterations > 1 and facts.sizes().get("val") == 0:
                 raise SettingError(
                     f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
@@ -123,7 +123,7 @@ class UEFL(Method):
             arrays[f"{CODEBOOK}0"] = first.numpy()
         extras = {
             "iteration": 1,
-            "access": {"0": self.roster.sites()},
+            "access": {"0": self.participants.sites()},
             "uncertain": [],
             "certain": False,
             "entropies": [],
@@ -158,7 +158,7 @@ class UEFL(Method):
 
     def recipients(self, phase: str, state: RoundState) -> list[str]:
         """Ask the uncertain sites for centroids, all sites for everything else."""
-        return list(state.extras["uncertain"]) if phase == CENTROIDS else self.roster.sites()
+        return list(state.extras["uncertain"]) if phase == CENTROIDS else self.participants.sites()
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the network and the books that ``site`` may use."""

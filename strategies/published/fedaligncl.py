@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from models.contract.settings import CommonSettings
 from models.methods.cross import metric_from
+from strategies.loop.participants import Participants
 from strategies.loop.reporting import Published
-from strategies.loop.roster import Roster
 
 _METRICS = ("auc", "average-precision")
 _SITES = ("hologic", "siemens", "ge")
@@ -28,7 +28,7 @@ _CROSS: dict[str, dict[str, tuple[float, float]]] = {
 }
 
 
-def mammography(row: str, common: CommonSettings, roster: Roster) -> Published:
+def mammography(row: str, common: CommonSettings, participants: Participants) -> Published:
     """Return a row of the table, if the run is on the same sites and the same split.
 
     The mean over sites is given where the paper prints one: not for "Single".
@@ -36,7 +36,7 @@ def mammography(row: str, common: CommonSettings, roster: Roster) -> Published:
     whole = common.sample_share == 1 and not common.public_share
     cut = common.test_folds or not common.use_test
     as_there = common.dataset == "mammography" and whole and not cut
-    if not as_there or row not in _TABLE_3 or roster.sites() != sorted(_SITES):
+    if not as_there or row not in _TABLE_3 or participants.sites() != sorted(_SITES):
         return {}
     figures = dict(zip((*_SITES, "all"), _TABLE_3[row], strict=False))  # "Single" has no average
     return {
@@ -46,9 +46,9 @@ def mammography(row: str, common: CommonSettings, roster: Roster) -> Published:
     }
 
 
-def mammography_cross(common: CommonSettings, roster: Roster) -> Published:
+def mammography_cross(common: CommonSettings, participants: Participants) -> Published:
     """Return "Single" and, beside it, what the models of the other sites reach at each site."""
-    single = mammography("Single", common, roster)
+    single = mammography("Single", common, participants)
     return {
         tested: {
             **figures,

@@ -8,8 +8,8 @@ three larger parts of HAM10000 in FLamby's order, C5 ViDIR's diapositives (its s
 from __future__ import annotations
 
 from models.contract.settings import CommonSettings
+from strategies.loop.participants import Participants
 from strategies.loop.reporting import Published
-from strategies.loop.roster import Roster
 
 _SITES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
 _TABLES: dict[str, tuple[float, ...]] = {
@@ -35,7 +35,7 @@ def with_prompts(method: str, common: CommonSettings) -> str:
     return f"{method} {prompts[common.prompt_sets]}"
 
 
-def dermoscopy(row: str, common: CommonSettings, roster: Roster) -> Published:
+def dermoscopy(row: str, common: CommonSettings, participants: Participants) -> Published:
     """Return a row of the tables, if the run is on the same sites and the same task.
 
     The mean over clients is that of the row's six numbers (of "FedAvg b only" 70.12; the paper
@@ -46,7 +46,7 @@ def dermoscopy(row: str, common: CommonSettings, roster: Roster) -> Published:
     prompted = common.network == "vit" and not common.train_backbone
     data = common.dataset == "isic2019" and common.target == "nevus"
     as_there = data and prompted and whole and not cut
-    if not as_there or row not in _TABLES or roster.sites() != sorted(_SITES):
+    if not as_there or row not in _TABLES or participants.sites() != sorted(_SITES):
         return {}
     accuracies = [value / 100 for value in _TABLES[row]]
     table = {

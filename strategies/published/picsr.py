@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from models.contract.settings import CommonSettings
+from strategies.loop.participants import Participants
 from strategies.loop.reporting import Published
-from strategies.loop.roster import Roster
 
 _SITES = ("cleveland", "hungary", "switzerland", "va")
 _TABLE_1: dict[str, tuple[tuple[float, float], ...]] = {
@@ -17,14 +17,14 @@ _TABLE_1: dict[str, tuple[tuple[float, float], ...]] = {
 }
 
 
-def heart_disease(column: str, common: CommonSettings, roster: Roster) -> Published:
+def heart_disease(column: str, common: CommonSettings, participants: Participants) -> Published:
     """Return a column of the table, if the run is on the same sites and the same split.
 
     The mean over sites is not in the paper; it is that of its four numbers.
     """
     cut = common.test_folds or common.val_folds or not common.use_test
     as_there = common.dataset == "heart" and not cut
-    if not as_there or roster.sites() != list(_SITES):
+    if not as_there or participants.sites() != list(_SITES):
         return {}
     column_ = dict(zip(_SITES, _TABLE_1[column], strict=True))
     table = {site: {"accuracy": mean, "accuracy-sd": sd} for site, (mean, sd) in column_.items()}

@@ -50,10 +50,10 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
         "test": 10,
     }
     assert json.loads(facts["fingerprints"]) == silo.fingerprints
-    assert facts["homeless"] is True
+    assert facts["simulated"] is True
     assert set(facts) == {
         *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
-        *("homeless", "features", "dropped", "schema", "backbone", "class-names"),
+        *("simulated", "features", "dropped", "schema", "backbone", "class-names"),
         "floor",
     }
     assert (json.loads(facts["features"]), facts["dropped"], facts["schema"]) == ([], 0, "")
@@ -125,7 +125,7 @@ def test_the_hello_of_a_real_site_refuses_folds_by_its_name() -> None:
 def test_a_site_with_a_folder_of_its_own_says_so_and_not_where(context: Node) -> None:
     asked = Message(RecordDict(), 1001, HELLO)
     reply = app(asked, context({"site": "s2a", "state-dir": "/private"}))
-    assert reply.content[CONFIG]["homeless"] is False
+    assert reply.content[CONFIG]["simulated"] is False
     assert not [value for value in reply.content[CONFIG].values() if "/private" in str(value)]
 
 

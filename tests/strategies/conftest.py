@@ -20,13 +20,13 @@ from models.contract.messages import (
     NUM_EXAMPLES,
     PEAK_MEMORY,
     SECONDS,
-    SiteFacts,
 )
 from models.contract.settings import CommonSettings, NoSettings
 from models.contract.settings_schema import Value
+from models.contract.site_facts import SiteFacts
 from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from strategies.loop.hooks import Hook
-from strategies.loop.roster import Roster, meet_sites
+from strategies.loop.participants import Participants, meet_sites
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
@@ -85,7 +85,7 @@ class Recorder(Hook):
         self.states: list[RoundState] = []
         self.phases: list[tuple[int, str, list[str]]] = []
 
-    def run_started(self, state: RoundState, roster: Roster, total_rounds: int) -> None:
+    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
         self.events.append(("run started", state.round, total_rounds))
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
@@ -197,8 +197,8 @@ def fake_app(answering: Callable[..., Behaviour]) -> Callable[..., ClientApp]:
 
 
 @pytest.fixture
-def roster() -> Roster:
-    """Return the roster of three simulated sites behind the in-process grid's nodes."""
+def participants() -> Participants:
+    """Return the participants of three simulated sites behind the in-process grid's nodes."""
     facts = {
         site: SiteFacts(
             site,
@@ -207,29 +207,29 @@ def roster() -> Roster:
             10,
             {"train": [36], "val": [4], "test": [10]},
             {"train": "a"},
-            homeless=True,
+            simulated=True,
         )
         for site in SITES
     }
-    return Roster(facts, {site: 1001 + index for index, site in enumerate(SITES)})
+    return Participants(facts, {site: 1001 + index for index, site in enumerate(SITES)})
 
 
-def sized(roster: Roster, sizes: Mapping[str, Mapping[str, int]]) -> Roster:
-    """Return the roster with as many samples at a site and split as ``sizes`` says."""
+def sized(participants: Participants, sizes: Mapping[str, Mapping[str, int]]) -> Participants:
+    """Return the participants with as many samples at a site and split as ``sizes`` says."""
     facts = {
         site: dataclasses.replace(
             found,
             label_counts=found.label_counts
             | {split: [size] for split, size in sizes.get(site, {}).items()},
         )
-        for site, found in roster.facts.items()
+        for site, found in participants.facts.items()
     }
-    return Roster(facts, roster.nodes)
+    return Participants(facts, participants.nodes)
 
 
 @pytest.fixture
 def started(
-    spy_grid: Any, fake_app: Any, roster: Roster, recorder: Any
+    spy_grid: Any, fake_app: Any, participants: Participants, recorder: Any
 ) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
     """Return a function that runs FedAvg of one small array over fake sites."""
 
@@ -242,7 +242,7 @@ def started(
         **common: Any,
     ) -> tuple[Any, RoundLoop]:
         settings = CommonSettings(silos=3, run_name="run", **{"rounds": 2, **common})
-        method = FedAvg(settings, NoSettings(), sized(roster, sizes or {}))
+        method = FedAvg(settings, NoSettings(), sized(participants, sizes or {}))
         loop = RoundLoop(method, [recorder], "/somewhere")
         loop.state = state
         grid = spy_grid(app or fake_app(), silent=silent)

@@ -6,7 +6,8 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from models.contract.errors import SiteError
-from models.contract.messages import Instruction, SiteFacts, measurement, measurements
+from models.contract.messages import Instruction, measurement, measurements
+from models.contract.site_facts import SiteFacts
 
 
 @budget(max_examples=25, deadline=None)

@@ -33,7 +33,7 @@ def test_the_newest_checkpoint_brings_back_state_and_hooks(tmp_path: Path) -> No
     failures = FailureHook()
     found = CheckpointHook(tmp_path, {"seed": 1}, [failures]).resume()
     assert found is not None
-    assert (found.round, found.extras, found.keepers) == (3, {"iteration": 3}, ("s1a",))
+    assert (found.round, found.extras, found.stateful_sites) == (3, {"iteration": 3}, ("s1a",))
     assert found.arrays["w"].tolist() == [3, 3, 3]
     assert [entry["round"] for entry in failures.failures] == [1, 2, 3]
 

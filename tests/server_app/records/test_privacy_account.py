@@ -8,13 +8,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from models.contract.errors import SettingError, SiteError
-from models.contract.messages import ARRAYS, DP_RELEASES, METRICS, SiteFacts
+from models.contract.messages import ARRAYS, DP_RELEASES, METRICS
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.privacy.accountant import SPENT, epsilon
 from server_app.config.settings import resolve
 from server_app.records.privacy_account import PrivacyHook
 from server_app.records.summary import NO_PRIVACY, privacy_document
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 
 Z, DELTA = 2.0, 1e-5
@@ -40,9 +41,9 @@ def ahead(**counts: int) -> Any:
     return lambda: counts
 
 
-def roster(homeless: bool, *sites: str) -> Roster:
-    facts = {s: SiteFacts(s, s, (1,), 2, {"train": [3, 4]}, {}, homeless) for s in sites}
-    return Roster(facts, {})
+def participants(simulated: bool, *sites: str) -> Participants:
+    facts = {s: SiteFacts(s, s, (1,), 2, {"train": [3, 4]}, {}, simulated) for s in sites}
+    return Participants(facts, {})
 
 
 def test_it_takes_what_the_sites_count() -> None:
@@ -136,7 +137,7 @@ def test_the_guarantee_is_of_each_site_and_of_the_one_that_spent_most() -> None:
     hook = private()
     hook.phase_ended(1, "train", replies(2, "a"))
     hook.phase_ended(1, "train", replies(1, "b"))
-    found = hook.guarantee(roster(False, "a", "b", "idle"))
+    found = hook.guarantee(participants(False, "a", "b", "idle"))
     assert isinstance(found, dict)
     assert (found["epsilon"], found["releases"], found["delta"]) == (TWO, 2, DELTA)
     assert found["epsilon-of-a-change"] == epsilon(Z / 2, 2, DELTA) > TWO
@@ -151,14 +152,14 @@ def test_the_guarantee_is_of_each_site_and_of_the_one_that_spent_most() -> None:
     assert found["sites"]["idle"] == {"epsilon": 0, "epsilon-of-a-change": 0, "releases": 0}
     assert "label counts, measurements, seconds, fingerprints" in found["of"]
     assert "simulation" not in found["of"]
-    of_simulated = hook.guarantee(roster(True, "a"))
+    of_simulated = hook.guarantee(participants(True, "a"))
     assert isinstance(of_simulated, dict)
     assert "this is a simulation" in of_simulated["of"]
 
 
 def test_without_clipping_there_is_no_guarantee() -> None:
     hook = PrivacyHook(CommonSettings())
-    assert hook.guarantee(roster(False, "a")) == NO_PRIVACY
+    assert hook.guarantee(participants(False, "a")) == NO_PRIVACY
 
 
 def test_noise_without_clipping_is_named_and_guarantees_nothing() -> None:

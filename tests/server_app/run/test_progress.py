@@ -9,7 +9,8 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 from rich.console import Console
 
-from models.contract.messages import METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS, SiteFacts
+from models.contract.messages import METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS
+from models.contract.site_facts import SiteFacts
 from server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.records.run_directory import RunDirectory
 from server_app.run.progress import ProgressHook
@@ -21,12 +22,12 @@ from server_app.run.progress_bars import (
     choose_bars,
     follow,
 )
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.uefl import UEFL
 
 FACTS = SiteFacts("s1a", "D1", (1, 16, 16), 10, {"train": [1]}, {"train": "x"})
-ROSTER = Roster({"s1a": FACTS}, {"s1a": 5})
+ROSTER = Participants({"s1a": FACTS}, {"s1a": 5})
 
 
 def _reply(site: str = "s1a", **metrics: float) -> SiteReply:

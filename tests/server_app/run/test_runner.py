@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from models.contract.messages import SiteFacts
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from server_app.run.runner import _say_who_is_missing
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 
 LEFT_OUT = "no image of vidir_modern, rosendahl, msk4, vienna_dias is here; left out"
 
@@ -34,14 +34,14 @@ def isic(tmp_path: Path) -> CommonSettings:
 def said(isic: CommonSettings) -> Callable[..., str]:
     """Return a function that tells what is said of sites: name to whether it is simulated."""
 
-    def say(common: CommonSettings = isic, **homeless: bool) -> str:
+    def say(common: CommonSettings = isic, **simulated: bool) -> str:
         text = io.StringIO()
         facts = {
-            site: SiteFacts(site, site, (3, 16, 16), 2, {"train": [1, 1]}, {}, homeless=simulated)
-            for site, simulated in homeless.items()
+            site: SiteFacts(site, site, (3, 16, 16), 2, {"train": [1, 1]}, {}, simulated=simulated)
+            for site, simulated in simulated.items()
         }
-        roster = Roster(facts, {site: index for index, site in enumerate(facts)})
-        _say_who_is_missing(roster, common, Console(file=text, width=400))
+        participants = Participants(facts, {site: index for index, site in enumerate(facts)})
+        _say_who_is_missing(participants, common, Console(file=text, width=400))
         return text.getvalue()
 
     return say

@@ -11,7 +11,7 @@ from models.contract.errors import SiteError
 from models.contract.messages import EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from strategies.loop.hooks import Hook
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg
@@ -37,10 +37,10 @@ class Ending(Hook):
 
 
 @pytest.fixture
-def run(spy_grid: Any, roster: Roster) -> Callable[..., tuple[Any, RoundLoop]]:
+def run(spy_grid: Any, participants: Participants) -> Callable[..., tuple[Any, RoundLoop]]:
     def go(app: Any, *hooks: Hook, rounds: int = 3) -> tuple[Any, RoundLoop]:
         common = CommonSettings(silos=3, run_name="run", rounds=rounds)
-        strategy = RoundLoop(FedAvg(common, NoSettings(), roster), hooks, "/somewhere")
+        strategy = RoundLoop(FedAvg(common, NoSettings(), participants), hooks, "/somewhere")
         grid = spy_grid(app)
         strategy.start(grid, to_record(START), rounds, 20)
         return grid, strategy

@@ -21,7 +21,7 @@ from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
-from strategies.loop.roster import Roster, meet_latecomers, meet_sites
+from strategies.loop.participants import Participants, meet_latecomers, meet_sites
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
 hello_app = ClientApp()
@@ -40,7 +40,7 @@ def _hello(message: Message, context: Context) -> Message:
         "classes": 2,
         "label-counts": json.dumps({"train": [20, 16], "test": [3, 2]}),
         "fingerprints": json.dumps({"train": str(config.get("data", config["site"]))}),
-        "homeless": False,
+        "simulated": False,
         "features": json.dumps([]),
         "dropped": 0,
         "schema": "",
@@ -70,26 +70,26 @@ class ChangingGrid(InlineGrid):
         return super().push_messages(pushed)
 
 
-def met(*configs: Mapping[str, Value], at_first: int) -> tuple[ChangingGrid, Roster]:
-    """Return a grid all of whose nodes are connected, and the roster of the first ones."""
+def met(*configs: Mapping[str, Value], at_first: int) -> tuple[ChangingGrid, Participants]:
+    """Return a grid all of whose nodes are connected, and the participants of the first ones."""
     grid = ChangingGrid(*configs)
     everyone, grid.connected = grid.connected, grid.connected[:at_first]
-    roster = meet_sites(grid, COMMON)
+    participants = meet_sites(grid, COMMON)
     grid.connected, grid.asked = everyone, []
-    return grid, roster
+    return grid, participants
 
 
 def test_where_nobody_is_new_nobody_is_asked() -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s2a"}, at_first=2)
-    assert meet_latecomers(grid, roster) == (roster, [])
+    grid, participants = met({"site": "s1a"}, {"site": "s2a"}, at_first=2)
+    assert meet_latecomers(grid, participants) == (participants, [])
     grid.connected = [1001]  # and one may be away
-    assert meet_latecomers(grid, roster) == (roster, [])
+    assert meet_latecomers(grid, participants) == (participants, [])
     assert grid.asked == []
 
 
 def test_new_sites_join_sorted_by_name_and_only_they_are_asked() -> None:
-    grid, roster = met({"site": "s2a"}, {"site": "s3a"}, {"site": "s1a"}, at_first=1)
-    joined, refused = meet_latecomers(grid, roster)
+    grid, participants = met({"site": "s2a"}, {"site": "s3a"}, {"site": "s1a"}, at_first=1)
+    joined, refused = meet_latecomers(grid, participants)
     assert refused == []
     assert grid.asked == [1002, 1003]
     assert joined.sites() == list(joined.facts) == list(joined.nodes) == ["s1a", "s2a", "s3a"]
@@ -98,16 +98,16 @@ def test_new_sites_join_sorted_by_name_and_only_they_are_asked() -> None:
     assert joined.facts["s1a"].sizes() == {"train": 36, "test": 5}
     assert all(down > 0 and up > 0 for down, up in joined.traffic.values())
     assert joined.traffic.keys() == {"s1a", "s2a", "s3a"}
-    assert roster.sites() == ["s2a"], "the roster that was is left as it was"
+    assert participants.sites() == ["s2a"], "the participants that was is left as it was"
     assert meet_latecomers(grid, joined) == (joined, [])
 
 
 def test_a_node_that_cannot_take_part_is_told_of_once_and_not_asked_again() -> None:
-    grid, roster = met({"site": "s1a"}, {"broken": "no such silo"}, at_first=1)
-    after, (reason,) = meet_latecomers(grid, roster)
+    grid, participants = met({"site": "s1a"}, {"broken": "no such silo"}, at_first=1)
+    after, (reason,) = meet_latecomers(grid, participants)
     assert "no such silo" in reason
     assert after.refused == (reason,)
-    assert (after.facts, after.nodes) == (roster.facts, roster.nodes)
+    assert (after.facts, after.nodes) == (participants.facts, participants.nodes)
     assert after.asked == {1001, 1002}
     assert meet_latecomers(grid, after) == (after, [])
     assert grid.asked == [1002]
@@ -115,24 +115,24 @@ def test_a_node_that_cannot_take_part_is_told_of_once_and_not_asked_again() -> N
 
 def test_a_node_that_was_refused_before_the_run_is_not_asked_again() -> None:
     grid = ChangingGrid({"site": "s1a"}, {"broken": "too few"})
-    roster = meet_sites(grid, dataclasses.replace(COMMON, min_sites=1))
+    participants = meet_sites(grid, dataclasses.replace(COMMON, min_sites=1))
     grid.asked = []
-    assert meet_latecomers(grid, roster) == (roster, [])
+    assert meet_latecomers(grid, participants) == (participants, [])
     assert grid.asked == []
 
 
 def test_a_second_supernode_of_a_connected_site_is_refused_and_the_first_stays() -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s1a"}, {"site": "s2a"}, at_first=1)
-    after, (reason,) = meet_latecomers(grid, roster)
+    grid, participants = met({"site": "s1a"}, {"site": "s1a"}, {"site": "s2a"}, at_first=1)
+    after, (reason,) = meet_latecomers(grid, participants)
     assert reason.startswith("s1a: another SuperNode is that site already")
     assert after.nodes == {"s1a": 1001, "s2a": 1003}, "the other one joins all the same"
 
 
 def test_a_second_supernode_takes_over_once_the_first_is_gone_and_is_told_of_once() -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}, at_first=2)
-    after, (reason,) = meet_latecomers(grid, roster)
+    grid, participants = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}, at_first=2)
+    after, (reason,) = meet_latecomers(grid, participants)
     again, refused = meet_latecomers(grid, after)
-    assert (refused, again.refused, again.nodes) == ([], (reason,), roster.nodes)
+    assert (refused, again.refused, again.nodes) == ([], (reason,), participants.nodes)
     grid.connected = [1002, 1003]
     taken, refused = meet_latecomers(grid, again)
     assert refused == []
@@ -141,8 +141,8 @@ def test_a_second_supernode_takes_over_once_the_first_is_gone_and_is_told_of_onc
 
 def test_an_answer_that_cannot_be_read_shuts_out_its_own_node_alone() -> None:
     odd = {"site": "s2a", "lacks": "schema"}
-    grid, roster = met({"site": "s1a"}, odd, {"site": "s3a"}, at_first=1)
-    after, (reason,) = meet_latecomers(grid, roster)
+    grid, participants = met({"site": "s1a"}, odd, {"site": "s3a"}, at_first=1)
+    after, (reason,) = meet_latecomers(grid, participants)
     assert "hello cannot be read (KeyError: 'schema')" in reason
     assert after.sites() == ["s1a", "s3a"]
     assert meet_latecomers(grid, after) == (after, [])
@@ -151,45 +151,47 @@ def test_an_answer_that_cannot_be_read_shuts_out_its_own_node_alone() -> None:
 def test_why_others_were_left_out_is_remembered_when_a_site_joins() -> None:
     grid = ChangingGrid({"site": "s1a"}, {"broken": "too few"}, {"broken": "no"}, {"site": "s2a"})
     grid.connected = [1001, 1002]
-    roster = meet_sites(grid, dataclasses.replace(COMMON, min_sites=1))
+    participants = meet_sites(grid, dataclasses.replace(COMMON, min_sites=1))
     grid.connected = [1001, 1002, 1003, 1004]
-    after, (reason,) = meet_latecomers(grid, roster)
+    after, (reason,) = meet_latecomers(grid, participants)
     assert after.sites() == ["s1a", "s2a"]
-    assert after.refused == (*roster.refused, reason)
+    assert after.refused == (*participants.refused, reason)
     assert "too few" in after.refused[0]
 
 
 def test_of_two_new_supernodes_of_one_site_the_first_joins() -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s2a"}, at_first=1)
-    after, (reason,) = meet_latecomers(grid, roster)
+    grid, participants = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s2a"}, at_first=1)
+    after, (reason,) = meet_latecomers(grid, participants)
     assert reason.startswith("s2a: another SuperNode is that site already")
     assert after.nodes == {"s1a": 1001, "s2a": 1002}
 
 
 def test_a_site_that_comes_back_on_another_node_takes_its_place() -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}, at_first=2)
+    grid, participants = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}, at_first=2)
     grid.connected = [1002, 1003]
-    after, refused = meet_latecomers(grid, roster)
+    after, refused = meet_latecomers(grid, participants)
     assert refused == []
     assert after.nodes == {"s1a": 1003, "s2a": 1002}
-    assert after.facts == roster.facts
+    assert after.facts == participants.facts
     assert grid.asked == [1003]
 
 
 def test_a_latecomer_with_the_data_of_another_site_is_refused() -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s2a", "data": "s1a"}, at_first=1)
+    grid, participants = met({"site": "s1a"}, {"site": "s2a", "data": "s1a"}, at_first=1)
     grid.connected = [1001, 1002]
-    after, (reason,) = meet_latecomers(grid, roster)
+    after, (reason,) = meet_latecomers(grid, participants)
     assert reason.startswith("s2a: sites s1a and s2a hold the same training samples")
     assert after.sites() == ["s1a"]
 
 
 def test_a_site_that_comes_back_with_other_data_is_refused() -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a", "data": "cd"}, at_first=2)
+    grid, participants = met(
+        {"site": "s1a"}, {"site": "s2a"}, {"site": "s1a", "data": "cd"}, at_first=2
+    )
     grid.connected = [1002, 1003]
-    after, refused = meet_latecomers(grid, roster)
+    after, refused = meet_latecomers(grid, participants)
     assert refused == ["s1a: it comes back with other data: start a new run"]
-    assert after.nodes == roster.nodes
+    assert after.nodes == participants.nodes
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,10 @@ def test_a_site_that_comes_back_with_other_data_is_refused() -> None:
 def test_a_latecomer_of_another_task_or_backbone_is_refused_with_the_reason(
     change: dict[str, Value], said: str
 ) -> None:
-    grid, roster = met({"site": "s1a"}, {"site": "s2a", **change}, {"site": "s3a"}, at_first=1)
-    after, (reason,) = meet_latecomers(grid, roster)
+    grid, participants = met(
+        {"site": "s1a"}, {"site": "s2a", **change}, {"site": "s3a"}, at_first=1
+    )
+    after, (reason,) = meet_latecomers(grid, participants)
     assert re.fullmatch(said, reason)
     assert after.sites() == ["s1a", "s3a"]
     assert meet_latecomers(grid, after) == (after, [])

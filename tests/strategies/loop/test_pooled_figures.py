@@ -10,7 +10,7 @@ import numpy as np
 from models.contract.feature_statistics import Sums
 from models.contract.messages import EVALUATE, FIGURES, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.methods.fedavg import FedAvg
 from strategies.wire.records import to_record
@@ -19,13 +19,15 @@ COMMON = CommonSettings(silos=3, join_timeout=0.0)
 
 
 def test_the_figures_travel_with_every_message_in_double_precision(
-    spy_grid: Any, fake_app: Any, roster: Roster
+    spy_grid: Any, fake_app: Any, participants: Participants
 ) -> None:
     count, total = np.array([3.0, 1.0]), np.array([1.0, 0.1])
     sums = Sums(count, total, np.array([11.0, 0.01]))
-    facts = {site: dataclasses.replace(found, sums=sums) for site, found in roster.facts.items()}
+    facts = {
+        site: dataclasses.replace(found, sums=sums) for site, found in participants.facts.items()
+    }
     grid = spy_grid(fake_app())
-    strategy = RoundLoop(FedAvg(COMMON, NoSettings(), Roster(facts, roster.nodes)))
+    strategy = RoundLoop(FedAvg(COMMON, NoSettings(), Participants(facts, participants.nodes)))
     strategy.start(grid, to_record({"w": np.zeros(2, np.float32)}), 2, 20)
     kinds = [message.metadata.message_type for message in grid.sent]
     assert kinds == [TRAIN] * 6 + [EVALUATE] * 3
@@ -37,9 +39,11 @@ def test_the_figures_travel_with_every_message_in_double_precision(
         np.testing.assert_allclose(record["std"].numpy(), [32**0.5 / 3, 1], rtol=1e-15)
 
 
-def test_without_sums_no_message_has_figures(spy_grid: Any, fake_app: Any, roster: Roster) -> None:
+def test_without_sums_no_message_has_figures(
+    spy_grid: Any, fake_app: Any, participants: Participants
+) -> None:
     grid = spy_grid(fake_app())
-    RoundLoop(FedAvg(COMMON, NoSettings(), roster)).start(
+    RoundLoop(FedAvg(COMMON, NoSettings(), participants)).start(
         grid, to_record({"w": np.zeros(2, np.float32)}), 1, 20
     )
     assert len(grid.sent) == 6

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg
@@ -42,10 +42,10 @@ def test_each_site_is_told_round_phase_run_and_folder(started: Started, told: An
 
 
 def test_a_site_with_a_folder_of_its_own_is_not_told_the_run_directory(
-    spy_grid: Any, fake_app: Any, roster: Roster, told: Any
+    spy_grid: Any, fake_app: Any, participants: Participants, told: Any
 ) -> None:
-    settled = dataclasses.replace(roster.facts["s2a"], homeless=False)
-    mixed = Roster({**roster.facts, "s2a": settled}, roster.nodes)
+    settled = dataclasses.replace(participants.facts["s2a"], simulated=False)
+    mixed = Participants({**participants.facts, "s2a": settled}, participants.nodes)
     common = CommonSettings(rounds=2, silos=3, run_name="run")
     strategy = RoundLoop(FedAvg(common, NoSettings(), mixed), run_dir="/somewhere")
     grid = spy_grid(fake_app())
@@ -203,10 +203,10 @@ def test_replies_are_weighed_in_both_directions(
 
 
 def test_the_servers_own_evaluation_gets_each_rounds_arrays(
-    spy_grid: Any, fake_app: Any, roster: Roster
+    spy_grid: Any, fake_app: Any, participants: Participants
 ) -> None:
     common = CommonSettings(rounds=2, silos=3, run_name="run")
-    strategy = RoundLoop(FedAvg(common, NoSettings(), roster), run_dir="/somewhere")
+    strategy = RoundLoop(FedAvg(common, NoSettings(), participants), run_dir="/somewhere")
 
     def evaluate(round_: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"first": float(arrays["w"].numpy()[0]) + round_})
@@ -229,16 +229,18 @@ def test_a_site_that_told_of_private_state_is_expected_to_have_it_from_then_on(
     grid, strategy = started(app, rounds=3)
     expected = [told(message)["expects-state"] for message in grid.sent]
     assert expected == [*[False] * 3, False, False, True, *[True, False, True] * 2]
-    assert strategy.current().keepers == ("s1a", "s3a")
+    assert strategy.current().stateful_sites == ("s1a", "s3a")
 
 
 def test_a_run_that_goes_on_remembers_who_keeps_state(started: Started, told: Any) -> None:
     grid, strategy = started(rounds=2, state=RoundState(1, START, {}, ("s2a",)))
     assert [told(m)["expects-state"] for m in grid.sent] == [False, True, False] * 2
-    assert strategy.current().keepers == ("s2a",)
+    assert strategy.current().stateful_sites == ("s2a",)
 
 
-def test_messages_before_the_start_are_an_error_of_ours(roster: Roster, spy_grid: Any) -> None:
-    strategy = RoundLoop(FedAvg(CommonSettings(), NoSettings(), roster))
+def test_messages_before_the_start_are_an_error_of_ours(
+    participants: Participants, spy_grid: Any
+) -> None:
+    strategy = RoundLoop(FedAvg(CommonSettings(), NoSettings(), participants))
     with pytest.raises(RuntimeError, match="no state yet"):
         strategy.configure_train(1, ArrayRecord(), None, None)  # type: ignore[arg-type]

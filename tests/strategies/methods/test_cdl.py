@@ -16,7 +16,7 @@ from models.methods.cdl import CDLSettings
 from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
 from server_app.records.finished_site import finished_site
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.methods.cdl import CDL
 from strategies.methods.decentralised import Decentralised
 
@@ -29,9 +29,9 @@ def sent_arrays(message: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["ring", "complete", "star"])
-def test_it_mixes_on_the_topology_that_is_named(roster: Roster, kind: str) -> None:
+def test_it_mixes_on_the_topology_that_is_named(participants: Participants, kind: str) -> None:
     settings = CDLSettings(divergence_topology=kind)
-    strategy = CDL(CommonSettings(silos=3, width=1), settings, roster)
+    strategy = CDL(CommonSettings(silos=3, width=1), settings, participants)
     assert isinstance(strategy, Decentralised)
     assert strategy.kind() == kind
     assert f"'{kind}'" in strategy.disclosures().leaves[0]
@@ -55,7 +55,7 @@ def test_round_1_is_rings_and_round_2_is_not_and_no_support_model_travels(
         for a, b in zip(replies, others, strict=True)
     ]
     assert same == [True] * 3 + [False] * 3
-    assert strategy.current().keepers == ("s1a", "s2a", "s3a")
+    assert strategy.current().stateful_sites == ("s1a", "s2a", "s3a")
 
 
 def test_a_finished_runs_model_is_a_plain_network(

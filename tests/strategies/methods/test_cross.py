@@ -15,7 +15,7 @@ from models.contract.settings import CommonSettings, NoSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.cross import Cross
@@ -29,8 +29,8 @@ Run = Callable[..., tuple[Any, RoundLoop]]
 
 
 @pytest.fixture
-def cross(roster: Roster) -> Cross:
-    return Cross(COMMON, NoSettings(), roster)
+def cross(participants: Participants) -> Cross:
+    return Cross(COMMON, NoSettings(), participants)
 
 
 @pytest.mark.parametrize(("round_", "expects"), [(0, False), (1, False), (2, True)])
@@ -71,7 +71,7 @@ def failing_in(round_: int, told: Any, good: Callable[[Message], RecordDict]) ->
 
 @pytest.mark.parametrize(("round_", "models"), [(2, ALL), (3, ["s1a", "s3a"]), (4, ALL)])
 def test_the_run_goes_on_without_the_model_of_a_site_that_failed_in_the_last_round(
-    roster: Roster,
+    participants: Participants,
     spy_grid: Any,
     fake_app: Any,
     content: Any,
@@ -86,7 +86,7 @@ def test_the_run_goes_on_without_the_model_of_a_site_that_failed_in_the_last_rou
         return found
 
     common = CommonSettings(rounds=3, silos=3, width=1, run_name="run", min_sites=2)
-    strategy = RoundLoop(Cross(common, NoSettings(), roster), run_dir="/somewhere")
+    strategy = RoundLoop(Cross(common, NoSettings(), participants), run_dir="/somewhere")
     grid = spy_grid(fake_app(good, s2a=failing_in(round_, told, good)))
     strategy.start(grid, to_record({}), 3, 20)
     for arrays in (strategy.current().arrays, grid.sent[-1].content[ARRAYS]):

@@ -13,7 +13,7 @@ from models.contract.settings import CommonSettings, NoSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.ensemble import Ensemble
@@ -29,38 +29,43 @@ def names(message: Message) -> set[str]:
     return set(message.content.array_records.get(ARRAYS, {}))
 
 
-def ensemble(roster: Roster) -> Ensemble:
-    return Ensemble(COMMON, NoSettings(), roster)
+def ensemble(participants: Participants) -> Ensemble:
+    return Ensemble(COMMON, NoSettings(), participants)
 
 
 @pytest.mark.parametrize(("round_", "expects"), [(0, False), (1, False), (2, True)])
 def test_only_the_last_round_expects_the_sites_own_models(
-    roster: Roster, round_: int, expects: bool
+    participants: Participants, round_: int, expects: bool
 ) -> None:
-    found = ensemble(roster).expected(TRAIN, "s1a", RoundState(round_, {}))
+    found = ensemble(participants).expected(TRAIN, "s1a", RoundState(round_, {}))
     every = {name: ArraySpec(array.shape) for name, array in WEIGHTS.items()}
     assert found == (every if expects else {})
 
 
-def test_nothing_goes_out_before_the_end(roster: Roster) -> None:
-    strategy, state = ensemble(roster), RoundState(3, {"expert/s1a/w": np.zeros(1, np.float32)})
+def test_nothing_goes_out_before_the_end(participants: Participants) -> None:
+    strategy, state = (
+        ensemble(participants),
+        RoundState(3, {"expert/s1a/w": np.zeros(1, np.float32)}),
+    )
     assert strategy.outgoing(TRAIN, "s2a", state) == {}
     assert strategy.outgoing(EVALUATE, "s2a", state) == state.arrays
     assert strategy.initial_state(Task((1, 16, 16), 10)).arrays == {}
 
 
-def test_models_are_collected_by_site_and_not_averaged(roster: Roster, site_reply: Any) -> None:
+def test_models_are_collected_by_site_and_not_averaged(
+    participants: Participants, site_reply: Any
+) -> None:
     replies = {
         site: site_reply(site, {n: np.full_like(a, value) for n, a in WEIGHTS.items()})
         for site, value in (("s1a", 1), ("s3a", 3))
     }
-    after = ensemble(roster).combine(TRAIN, RoundState(2, {}, {"kept": 1}), replies)
+    after = ensemble(participants).combine(TRAIN, RoundState(2, {}, {"kept": 1}), replies)
     assert set(after.arrays) == {f"expert/{s}/{n}" for s in ("s1a", "s3a") for n in WEIGHTS}
     assert (after.arrays["expert/s1a/head.4.bias"] == 1).all()
     assert (after.arrays["expert/s3a/head.4.bias"] == 3).all()
     assert after.extras == {"kept": 1}
     replies = {"s1a": site_reply("s1a")}
-    assert ensemble(roster).combine(TRAIN, RoundState(0, {}), replies).arrays == {}
+    assert ensemble(participants).combine(TRAIN, RoundState(0, {}), replies).arrays == {}
 
 
 def test_weights_cross_the_wire_once_up_and_once_down(
@@ -90,7 +95,7 @@ def failing_in(round_: int, told: Any, good: Callable[[Message], RecordDict]) ->
 
 @pytest.mark.parametrize(("round_", "experts"), [(2, ALL), (3, ["s1a", "s3a"])])
 def test_a_site_that_fails_in_the_last_round_has_no_voice(
-    roster: Roster,
+    participants: Participants,
     spy_grid: Any,
     fake_app: Any,
     content: Any,
@@ -106,7 +111,7 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
 
     def run(min_sites: int) -> RoundLoop:
         common = CommonSettings(rounds=3, silos=3, width=1, run_name="run", min_sites=min_sites)
-        strategy = RoundLoop(Ensemble(common, NoSettings(), roster), run_dir="/somewhere")
+        strategy = RoundLoop(Ensemble(common, NoSettings(), participants), run_dir="/somewhere")
         app = fake_app(good, s2a=failing_in(round_, told, good))
         strategy.start(spy_grid(app), to_record({}), 3, 20)
         return strategy
@@ -116,7 +121,9 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
         run(0)
 
 
-def test_the_ensemble_says_that_models_leave_and_go_to_all_others(roster: Roster) -> None:
-    (told,) = ensemble(roster).disclosures().leaves
+def test_the_ensemble_says_that_models_leave_and_go_to_all_others(
+    participants: Participants,
+) -> None:
+    (told,) = ensemble(participants).disclosures().leaves
     assert "all weights" in told
     assert "go to all other sites" in told

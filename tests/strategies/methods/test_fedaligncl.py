@@ -12,9 +12,9 @@ from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.fedaligncl import FedAlignCLSettings
 from server_app.config.settings import resolve
+from strategies.loop.participants import Participants
 from strategies.loop.phase import Phase
 from strategies.loop.reply_checks import why_unusable
-from strategies.loop.roster import Roster
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.fedaligncl import FedAlignCL
 
@@ -26,8 +26,8 @@ SpiedRun = Callable[..., Any]
 
 
 @pytest.fixture
-def strategy(roster: Roster) -> FedAlignCL:
-    return FedAlignCL(COMMON, OWN, roster)
+def strategy(participants: Participants) -> FedAlignCL:
+    return FedAlignCL(COMMON, OWN, participants)
 
 
 def _after(round_: int, **arrays: Any) -> RoundState:
@@ -64,9 +64,11 @@ def _replies(site_reply: Callable[..., SiteReply], **more: Any) -> dict[str, Sit
 
 @pytest.mark.parametrize(("weighting", "mean"), [("equal", 1.5), ("samples", 2.25)])
 def test_sites_weigh_the_same_or_as_their_samples(
-    weighting: str, mean: float, roster: Roster, site_reply: Callable[..., SiteReply]
+    weighting: str, mean: float, participants: Participants, site_reply: Callable[..., SiteReply]
 ) -> None:
-    strategy = FedAlignCL(COMMON, FedAlignCLSettings(weighting=weighting, align=False), roster)
+    strategy = FedAlignCL(
+        COMMON, FedAlignCLSettings(weighting=weighting, align=False), participants
+    )
     after = strategy.combine(TRAIN, _after(0), _replies(site_reply))
     assert after.arrays["w"].tolist() == [mean, mean]
 
@@ -97,7 +99,7 @@ def test_the_share_that_each_site_forgot_is_remembered_by_epoch(
     later = dataclasses.replace(after, round=1)  # one that missed the epoch's first round
     metrics = {"incoming.train.forgotten": 0.5}
     late = {"s3a": site_reply("s3a", {"w": np.zeros(2, np.float32)}, **metrics)}
-    alone = FedAlignCL(COMMON, FedAlignCLSettings(align=False), strategy.roster)
+    alone = FedAlignCL(COMMON, FedAlignCLSettings(align=False), strategy.participants)
     both = alone.documents(alone.combine(TRAIN, later, late), {})["forgotten.json"]
     assert both["epochs"] == {"0": {"s1a": 0.25, "s3a": 0.5}}
     assert strategy.documents(_after(0), {}) == {}
@@ -109,10 +111,10 @@ def test_the_share_that_each_site_forgot_is_remembered_by_epoch(
     [(False, False, "Fed"), (False, True, "Fed-CL"), (True, False, "Fed-Align")],
 )
 def test_the_switches_have_the_papers_names(
-    align: bool, curriculum: bool, name: str, roster: Roster
+    align: bool, curriculum: bool, name: str, participants: Participants
 ) -> None:
     own = FedAlignCLSettings(align=align, curriculum=curriculum)
-    strategy = FedAlignCL(COMMON, own, roster)
+    strategy = FedAlignCL(COMMON, own, participants)
     assert strategy.variant() == name
     words = " ".join(strategy.disclosures().leaves)
     assert ("embeddings" in words) == align
@@ -120,10 +122,12 @@ def test_the_switches_have_the_papers_names(
     assert "Gaussian noise of variance 0.001" in words
 
 
-def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(roster: Roster) -> None:
-    quiet = FedAlignCL(COMMON, FedAlignCLSettings(noise_variance=0.0), roster)
+def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
+    participants: Participants,
+) -> None:
+    quiet = FedAlignCL(COMMON, FedAlignCLSettings(noise_variance=0.0), participants)
     assert "without noise" in " ".join(quiet.disclosures().leaves)
-    relative = FedAlignCL(COMMON, FedAlignCLSettings(noise_scale="relative"), roster)
+    relative = FedAlignCL(COMMON, FedAlignCLSettings(noise_scale="relative"), participants)
     assert "0.001 times their spread" in " ".join(relative.disclosures().leaves)
 
 
@@ -182,7 +186,7 @@ def test_the_finished_model_is_the_weights_and_no_sites_embeddings(strategy: Fed
     private = FedAlignCL(
         dataclasses.replace(COMMON, clip_norm=1.0, noise_multiplier=1.0),
         FedAlignCLSettings(noise_variance=0.0),
-        strategy.roster,
+        strategy.participants,
     )
     words = " ".join(private.disclosures().leaves)
     assert "without noise" not in words

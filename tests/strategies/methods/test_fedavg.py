@@ -12,7 +12,7 @@ from models.methods.uefl import UEFLSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.uefl import UEFL
 
@@ -20,9 +20,9 @@ COMMON = CommonSettings(width=4, seed=7, silos=3)
 TASK = Task((1, 16, 16), 10)
 
 
-def test_methods_of_one_seed_start_from_the_same_weights(roster: Roster) -> None:
-    fedavg = FedAvg(COMMON, NoSettings(), roster).initial_state(TASK).arrays
-    uefl = UEFL(COMMON, UEFLSettings(), roster).initial_state(TASK).arrays
+def test_methods_of_one_seed_start_from_the_same_weights(participants: Participants) -> None:
+    fedavg = FedAvg(COMMON, NoSettings(), participants).initial_state(TASK).arrays
+    uefl = UEFL(COMMON, UEFLSettings(), participants).initial_state(TASK).arrays
     assert set(uefl) - set(fedavg) == {"codebook.0"}
     for name, array in fedavg.items():
         np.testing.assert_array_equal(uefl[name], array)
@@ -67,21 +67,23 @@ def test_two_runs_of_one_seed_are_equal_bits_and_other_seeds_are_not(
     assert weights(7) != weights(8)
 
 
-def published(roster: Roster, **common: Any) -> Any:
+def published(participants: Participants, **common: Any) -> Any:
     settings = CommonSettings(**{"silos": 9, **common})
-    return FedAvg(settings, NoSettings(), roster).published()
+    return FedAvg(settings, NoSettings(), participants).published()
 
 
-def test_the_published_numbers_are_those_of_the_papers_table(roster: Roster) -> None:
-    assert published(roster, dataset="mnist")["all"] == {"accuracy": 0.780, "entropy": 0.273}
-    assert published(roster, dataset="fmnist")["D3"] == {"accuracy": 0.784, "entropy": 0.341}
+def test_the_published_numbers_are_those_of_the_papers_table(participants: Participants) -> None:
+    assert published(participants, dataset="mnist")["all"] == {"accuracy": 0.780, "entropy": 0.273}
+    assert published(participants, dataset="fmnist")["D3"] == {"accuracy": 0.784, "entropy": 0.341}
 
 
-def test_nothing_is_published_of_other_data_or_another_number_of_silos(roster: Roster) -> None:
-    assert published(roster, dataset="digits") == {}
-    assert published(roster, dataset="mnist", silos=3) == {}
+def test_nothing_is_published_of_other_data_or_another_number_of_silos(
+    participants: Participants,
+) -> None:
+    assert published(participants, dataset="digits") == {}
+    assert published(participants, dataset="mnist", silos=3) == {}
 
 
-def test_fedavg_says_that_weights_leave_a_site(roster: Roster) -> None:
-    (told,) = FedAvg(COMMON, NoSettings(), roster).disclosures().leaves
+def test_fedavg_says_that_weights_leave_a_site(participants: Participants) -> None:
+    (told,) = FedAvg(COMMON, NoSettings(), participants).disclosures().leaves
     assert "all weights and batch-norm statistics" in told

@@ -10,7 +10,7 @@ from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.fedavg_ft import FedAvgFTSettings
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedavg_ft import FedAvgFT
 
@@ -20,18 +20,18 @@ Run = Callable[..., tuple[Any, FedAvgFT]]
 
 
 @pytest.fixture
-def finetuning(roster: Roster) -> Build:
+def finetuning(participants: Participants) -> Build:
     """Return a builder of five rounds, the last two of which fine-tune."""
 
     def build(**own: Any) -> FedAvgFT:
         settings = FedAvgFTSettings(**{"finetune_rounds": 2, **own})
-        return FedAvgFT(CommonSettings(rounds=5, silos=3), settings, roster)
+        return FedAvgFT(CommonSettings(rounds=5, silos=3), settings, participants)
 
     return build
 
 
-def state(round_: int, *keepers: str) -> RoundState:
-    return RoundState(round_, {"w": np.float32([4])}, {"kept": 1}, keepers)
+def state(round_: int, *stateful_sites: str) -> RoundState:
+    return RoundState(round_, {"w": np.float32([4])}, {"kept": 1}, stateful_sites)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,12 @@ def test_in_a_run_the_average_goes_out_once_more_and_then_nothing(
             np.testing.assert_array_equal(array.numpy(), average[name])
     for name, array in strategy.current().arrays.items():
         np.testing.assert_array_equal(array, average[name])
-    assert [recorded.keepers for recorded in recorder.states] == [(), (), tuple(ALL), tuple(ALL)]
+    assert [recorded.stateful_sites for recorded in recorder.states] == [
+        (),
+        (),
+        tuple(ALL),
+        tuple(ALL),
+    ]
 
 
 def test_until_it_fine_tunes_a_run_is_fedavgs(

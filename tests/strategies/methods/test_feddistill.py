@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from models.contract.errors import SettingError, SiteError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN, SiteFacts
+from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.methods.feddistill import FedDistillSettings
 from server_app.config.settings import resolve
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.feddistill import FedDistill
@@ -22,26 +23,27 @@ START = RoundState(0, {})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
 
 
-def counted(roster: Roster, **counts: list[int]) -> Roster:
-    """Return the roster of those sites, with their training samples by class."""
+def counted(participants: Participants, **counts: list[int]) -> Participants:
+    """Return the participants of those sites, with their training samples by class."""
     facts = {
         site: dataclasses.replace(
-            roster.facts[site], label_counts=roster.facts[site].label_counts | {"train": own}
+            participants.facts[site],
+            label_counts=participants.facts[site].label_counts | {"train": own},
         )
         for site, own in counts.items()
     }
-    return Roster(facts, {site: roster.nodes[site] for site in facts})
+    return Participants(facts, {site: participants.nodes[site] for site in facts})
 
 
-def strategy_of(roster: Roster) -> FedDistill:
+def strategy_of(participants: Participants) -> FedDistill:
     settings = FedDistillSettings(class_min_count=1)
-    return FedDistill(CommonSettings(silos=3, width=1), settings, roster)
+    return FedDistill(CommonSettings(silos=3, width=1), settings, participants)
 
 
 @pytest.fixture
-def distill(roster: Roster) -> FedDistill:
+def distill(participants: Participants) -> FedDistill:
     """Return the strategy of three sites: class 0 is at all, 1 at two, 2 at one."""
-    return strategy_of(counted(roster, s1a=[1, 5, 0], s2a=[90, 0, 0], s3a=[4, 5, 2]))
+    return strategy_of(counted(participants, s1a=[1, 5, 0], s2a=[90, 0, 0], s3a=[4, 5, 2]))
 
 
 def logits(**values: float) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def sent(strategy: FedDistill, state: RoundState) -> dict[str, dict[str, float]]
     """Return what each site is sent, an array by its first value."""
     return {
         site: {name: float(a[0]) for name, a in strategy.outgoing(TRAIN, site, state).items()}
-        for site in strategy.roster.sites()
+        for site in strategy.participants.sites()
     }
 
 
@@ -107,8 +109,10 @@ def test_a_site_that_did_not_answer_counts_with_what_it_sent_before(
     assert sent(distill, state)["s2a"] == {"logits/0": 4.5}  # s1a's new 3, s3a's old 6
 
 
-def test_a_single_site_gets_nothing(roster: Roster, site_reply: Callable[..., Any]) -> None:
-    alone = strategy_of(counted(roster, s1a=[1, 5]))
+def test_a_single_site_gets_nothing(
+    participants: Participants, site_reply: Callable[..., Any]
+) -> None:
+    alone = strategy_of(counted(participants, s1a=[1, 5]))
     replies = {"s1a": site_reply("s1a", logits(c0=1, c1=10))}
     assert alone.outgoing(TRAIN, "s1a", alone.combine(TRAIN, START, replies)) == {}
 
@@ -117,9 +121,9 @@ def test_only_classes_of_enough_samples_are_asked_for_and_sent_to_a_site(
     distill: FedDistill, first_round: RoundState
 ) -> None:
     distill.settings = FedDistillSettings(class_min_count=4)
-    facts = distill.roster.facts
+    facts = distill.participants.facts
     raised = {**facts, "s3a": dataclasses.replace(facts["s3a"], floor=5)}
-    distill.roster = Roster(raised, distill.roster.nodes)
+    distill.participants = Participants(raised, distill.participants.nodes)
     asked = {site: set(distill.expected(TRAIN, site, START)) for site in raised}
     assert asked == {"s1a": {"logits/1"}, "s2a": {"logits/0"}, "s3a": {"logits/1"}}
     assert {site: set(found) for site, found in sent(distill, first_round).items()} == asked
@@ -131,7 +135,7 @@ def test_only_classes_of_enough_samples_are_asked_for_and_sent_to_a_site(
 def test_nothing_is_sent_before_the_first_round_or_to_measure(
     distill: FedDistill, first_round: RoundState
 ) -> None:
-    assert distill.initial_state(distill.roster.task()) == START
+    assert distill.initial_state(distill.participants.task()) == START
     assert distill.outgoing(TRAIN, "s1a", START) == {}
     assert distill.outgoing(EVALUATE, "s1a", first_round) == {}
 
@@ -159,7 +163,7 @@ def test_a_reply_that_is_no_set_of_logits_is_refused(
     fake_app: Any,
     content: Any,
     measured: dict[str, float],
-    roster: Roster,
+    participants: Participants,
     bad: Mapping[str, Any],
     fault: str,
 ) -> None:
@@ -169,7 +173,9 @@ def test_a_reply_that_is_no_set_of_logits_is_refused(
 
     app = fake_app(answer({"logits/0": np.zeros(10)}), s2a=answer(bad))
     common = CommonSettings(rounds=1, silos=3, width=1, run_name="run")
-    strategy = RoundLoop(FedDistill(common, FedDistillSettings(), roster), run_dir="/somewhere")
+    strategy = RoundLoop(
+        FedDistill(common, FedDistillSettings(), participants), run_dir="/somewhere"
+    )
     with pytest.raises(SiteError, match=f"site s2a.*{fault}"):
         strategy.start(spy_grid(app), to_record({}), 1)
 
@@ -190,7 +196,7 @@ def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
             np.testing.assert_allclose(array.numpy(), mean, rtol=1e-5)
     for reply in replies[:6]:
         assert all(name.startswith("logits/") for name in reply.content[ARRAYS])
-    assert strategy.state.keepers == ("s1a", "s2a", "s3a")
+    assert strategy.state.stateful_sites == ("s1a", "s2a", "s3a")
 
 
 @pytest.mark.parametrize(
@@ -206,22 +212,22 @@ def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
     ],
 )
 def test_what_leaves_is_told_with_who_gets_it(
-    roster: Roster, counts: dict[str, list[int]], told: str
+    participants: Participants, counts: dict[str, list[int]], told: str
 ) -> None:
-    (found,) = strategy_of(counted(roster, **counts)).disclosures().leaves
+    (found,) = strategy_of(counted(participants, **counts)).disclosures().leaves
     assert told in found
 
 
-def test_the_papers_numbers_are_told_only_of_its_own_task(roster: Roster) -> None:
+def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Participants) -> None:
     facts = {
         site: SiteFacts(site, site, (3, 224, 224), 2, {"train": [9, 9]}, {})
         for site in DERMATOLOGISTS
     }
-    sites = Roster(facts, {site: index for index, site in enumerate(facts)})
+    sites = Participants(facts, {site: index for index, site in enumerate(facts)})
     common = CommonSettings(dataset="isic2019", network="vit")
     found = FedDistill(common, FedDistillSettings(), sites).published()
     assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.8108)
-    assert FedDistill(common, FedDistillSettings(), roster).published() == {}
+    assert FedDistill(common, FedDistillSettings(), participants).published() == {}
 
 
 def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:

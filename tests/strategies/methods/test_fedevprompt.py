@@ -15,7 +15,7 @@ from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import FedEvPromptSettings
 from models.networks.kinds import Task
 from server_app.config.settings import resolve
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedevprompt import FedEvPrompt
 
@@ -46,7 +46,7 @@ Replies = Callable[..., SiteReply]
 
 
 @pytest.fixture
-def method(roster: Roster) -> Build:
+def method(participants: Participants) -> Build:
     """Return a builder of the strategy over three sites with ``COUNTS`` and M = 2."""
     facts = {
         site: dataclasses.replace(
@@ -55,13 +55,15 @@ def method(roster: Roster) -> Build:
             label_counts={"train": COUNTS[site], "val": [1, 0, 0], "test": [1, 1, 1]},
             class_names=("nevus", "melanoma", "other"),
         )
-        for site, found in roster.facts.items()
+        for site, found in participants.facts.items()
     }
 
     def build(common: dict[str, Any] | None = None, **own: Any) -> FedEvPrompt:
         settings = FedEvPromptSettings(**{"buffer_maps": 2, **own})
         return FedEvPrompt(
-            CommonSettings(**{**VIT, **(common or {})}), settings, Roster(facts, roster.nodes)
+            CommonSettings(**{**VIT, **(common or {})}),
+            settings,
+            Participants(facts, participants.nodes),
         )
 
     return build
@@ -320,9 +322,9 @@ SITES = ("bcn", "msk4", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_di
     ],
 )
 def test_settings_of_a_row_of_the_paper_are_held_against_it(
-    roster: Roster, common: dict[str, Any], own: dict[str, Any], mean: float | None
+    participants: Participants, common: dict[str, Any], own: dict[str, Any], mean: float | None
 ) -> None:
-    there = Roster(dict.fromkeys(SITES, roster.facts["s1a"]), {})
+    there = Participants(dict.fromkeys(SITES, participants.facts["s1a"]), {})
     settings = CommonSettings(**{**VIT, "dataset": "isic2019", **common})
     found = FedEvPrompt(settings, FedEvPromptSettings(**own), there).published()
     if mean is None:

@@ -34,7 +34,7 @@ from models.networks.prompted_vit import PromptedViT
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.methods.fedevprompt import FedEvPrompt
 from strategies.wire.bundles import record_bytes
@@ -345,7 +345,7 @@ def test_a_private_state_that_is_cut_short_stops_the_run_with_the_sites_name(
 def started(
     spy_grid: Any,
     fake_app: Any,
-    roster: Roster,
+    participants: Participants,
     recorder: Any,
     good: Callable[..., Behaviour],
     tiny: Tiny,
@@ -357,15 +357,15 @@ def started(
         counts = {"train": [30, 6], "val": [4, 0], "test": [5, 5]}
         facts = {
             site: dataclasses.replace(found, label_counts=counts, classes=2)
-            for site, found in roster.facts.items()
+            for site, found in participants.facts.items()
         }
         method = FedEvPrompt(
             dataclasses.replace(common, min_sites=min_sites),
             FedEvPromptSettings(buffer_maps=2),
-            Roster(facts, roster.nodes, asked=frozenset(roster.nodes.values())),
+            Participants(facts, participants.nodes, asked=frozenset(participants.nodes.values())),
         )
         strategy = RoundLoop(method, [recorder], "/somewhere")
-        strategy.state = method.initial_state(method.roster.task())
+        strategy.state = method.initial_state(method.participants.task())
         grid = spy_grid(fake_app(good(), **special))
         strategy.start(grid, to_record({}), common.rounds, 20)
         return grid, strategy

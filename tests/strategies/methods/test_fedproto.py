@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from models.contract.errors import SettingError, SiteError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN, SiteFacts
+from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.methods.fedproto import FedProtoSettings
 from server_app.config.settings import resolve
 from server_app.run.inline_engine import partition_configs
-from strategies.loop.roster import Roster, meet_sites
+from strategies.loop.participants import Participants, meet_sites
 from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.fedproto import FedProto, held
@@ -25,19 +26,19 @@ START = RoundState(0, {})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
 
 
-def counted(roster: Roster, **counts: list[int]) -> Roster:
-    """Return the roster with the sites' training samples by class."""
+def counted(participants: Participants, **counts: list[int]) -> Participants:
+    """Return the participants with the sites' training samples by class."""
     facts = {
         site: dataclasses.replace(found, label_counts=found.label_counts | {"train": counts[site]})
-        for site, found in roster.facts.items()
+        for site, found in participants.facts.items()
     }
-    return Roster(facts, roster.nodes)
+    return Participants(facts, participants.nodes)
 
 
 @pytest.fixture
-def proto(roster: Roster) -> FedProto:
+def proto(participants: Participants) -> FedProto:
     """Return the strategy of three sites: class 0 is at all, 1 at two, 2 at one."""
-    sites = counted(roster, s1a=[1, 5, 0], s2a=[3, 0, 0], s3a=[4, 5, 2])
+    sites = counted(participants, s1a=[1, 5, 0], s2a=[3, 0, 0], s3a=[4, 5, 2])
     return FedProto(CommonSettings(silos=3, width=1), FedProtoSettings(class_min_count=1), sites)
 
 
@@ -46,7 +47,7 @@ def arrays(**values: float) -> dict[str, Any]:
 
 
 def test_there_are_no_prototypes_before_the_first_round(proto: FedProto) -> None:
-    assert proto.initial_state(proto.roster.task()) == START
+    assert proto.initial_state(proto.participants.task()) == START
     assert proto.outgoing(TRAIN, "s1a", START) == {}
 
 
@@ -70,10 +71,12 @@ def test_a_site_answers_with_the_classes_that_it_has(
     ],
 )
 def test_the_size_of_a_prototype_is_known_of_every_network_without_its_weights(
-    roster: Roster, common: dict[str, Any], shape: tuple[int, ...], size: int
+    participants: Participants, common: dict[str, Any], shape: tuple[int, ...], size: int
 ) -> None:
-    facts = {s: dataclasses.replace(f, input_shape=shape) for s, f in roster.facts.items()}
-    strategy = FedProto(CommonSettings(**common), FedProtoSettings(), Roster(facts, roster.nodes))
+    facts = {s: dataclasses.replace(f, input_shape=shape) for s, f in participants.facts.items()}
+    strategy = FedProto(
+        CommonSettings(**common), FedProtoSettings(), Participants(facts, participants.nodes)
+    )
     assert strategy.expected(TRAIN, "s1a", START) == {"prototype/0": ArraySpec((size,))}
 
 
@@ -125,7 +128,9 @@ def test_prototypes_go_to_all_to_train_and_only_if_they_classify_to_measure(
 ) -> None:
     proto.settings = FedProtoSettings(inference=inference, class_min_count=1)
     state = RoundState(1, arrays(c0=1, c2=3))
-    assert all(proto.outgoing(TRAIN, site, state) == state.arrays for site in proto.roster.sites())
+    assert all(
+        proto.outgoing(TRAIN, site, state) == state.arrays for site in proto.participants.sites()
+    )
     assert proto.outgoing(EVALUATE, "s1a", state) == (state.arrays if brings else {})
 
 
@@ -144,7 +149,7 @@ def test_a_reply_that_is_no_set_of_prototypes_is_refused(
     fake_app: Any,
     content: Any,
     measured: dict[str, float],
-    roster: Roster,
+    participants: Participants,
     bad: Mapping[str, Any],
     fault: str,
 ) -> None:
@@ -154,7 +159,7 @@ def test_a_reply_that_is_no_set_of_prototypes_is_refused(
 
     app = fake_app(answer({"prototype/0": np.zeros(16)}), s2a=answer(bad))
     common = CommonSettings(rounds=1, silos=3, width=1, run_name="run")
-    strategy = RoundLoop(FedProto(common, FedProtoSettings(), roster), run_dir="/somewhere")
+    strategy = RoundLoop(FedProto(common, FedProtoSettings(), participants), run_dir="/somewhere")
     with pytest.raises(SiteError, match=f"site s2a.*{fault}"):
         strategy.start(spy_grid(app), to_record({}), 1)
 
@@ -179,7 +184,7 @@ def test_in_a_run_only_prototypes_cross_the_wire(
         assert all(array.numpy().shape == (64,) for array in found.values())
     assert not any(reply.content.array_records for reply in replies[6:])
     assert [told(message)["returns"] for message in sent] == [True] * 6 + [False] * 3
-    assert strategy.state.keepers == ("s1a", "s2a", "s3a")
+    assert strategy.state.stateful_sites == ("s1a", "s2a", "s3a")
 
 
 def test_in_a_run_the_second_round_gets_the_count_weighted_means_of_the_first(
@@ -189,7 +194,7 @@ def test_in_a_run_the_second_round_gets_the_count_weighted_means_of_the_first(
     name = "prototype/4"
     total, weights = np.zeros(64), 0
     for site, reply in zip(("s1a", "s2a", "s3a"), grid.replies[3:6], strict=True):
-        count = strategy.roster.facts[site].label_counts["train"][4]
+        count = strategy.participants.facts[site].label_counts["train"][4]
         assert (name in reply.content[ARRAYS]) is (count > 0)
         if count:
             total += count * reply.content[ARRAYS][name].numpy().astype(np.float64)
@@ -198,13 +203,13 @@ def test_in_a_run_the_second_round_gets_the_count_weighted_means_of_the_first(
     np.testing.assert_allclose(found, total / weights, rtol=1e-6)
 
 
-def floored(roster: Roster, **floors: int) -> Roster:
-    """Return the roster with the floors that hospitals set."""
+def floored(participants: Participants, **floors: int) -> Participants:
+    """Return the participants with the floors that hospitals set."""
     facts = {
         site: dataclasses.replace(found, floor=floors.get(site, 1))
-        for site, found in roster.facts.items()
+        for site, found in participants.facts.items()
     }
-    return Roster(facts, roster.nodes)
+    return Participants(facts, participants.nodes)
 
 
 @pytest.mark.parametrize(
@@ -221,9 +226,9 @@ def test_only_classes_of_enough_samples_are_asked_for_and_a_hospital_may_want_mo
     proto: FedProto, least: int, floors: dict[str, int], classes: dict[str, list[int]]
 ) -> None:
     proto.settings = FedProtoSettings(class_min_count=least)
-    proto.roster = floored(proto.roster, **floors)
+    proto.participants = floored(proto.participants, **floors)
     for site, labels in classes.items():
-        assert list(held(proto.roster, site, least)) == labels
+        assert list(held(proto.participants, site, least)) == labels
         assert set(proto.expected(TRAIN, site, START)) == {f"prototype/{n}" for n in labels}
 
 
@@ -283,7 +288,7 @@ def test_what_leaves_is_told_with_the_floor_and_the_fewest_samples_behind_a_mean
     (told,) = proto.disclosures().leaves
     assert "the site has at least 3 training samples of, the mean" in told
     assert "of as few as 3 (site s2a, class 0)" in told
-    proto.roster = floored(proto.roster, s2a=4)
+    proto.participants = floored(proto.participants, s2a=4)
     (told,) = proto.disclosures().leaves
     assert "the site has at least 3 training samples of (site s2a 4), the mean" in told
     assert "of as few as 4 (site s3a, class 0)" in told
@@ -296,20 +301,20 @@ def test_what_leaves_is_told_with_the_floor_and_the_fewest_samples_behind_a_mean
 def test_of_logistic_regression_it_is_told_that_rows_themselves_are_averaged() -> None:
     facts = {"va": SiteFacts("va", "va", (13,), 2, {"train": [19, 9]}, {})}
     common = CommonSettings(dataset="heart")
-    told = FedProto(common, FedProtoSettings(), Roster(facts, {"va": 1})).disclosures().leaves
+    told = FedProto(common, FedProtoSettings(), Participants(facts, {"va": 1})).disclosures().leaves
     assert "the exact mean of each such class's standardised rows" in told[1]
 
 
-def test_the_papers_numbers_are_told_only_of_its_own_task(roster: Roster) -> None:
+def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Participants) -> None:
     facts = {
         site: SiteFacts(site, site, (3, 224, 224), 2, {"train": [9, 9]}, {})
         for site in DERMATOLOGISTS
     }
-    sites = Roster(facts, {site: index for index, site in enumerate(facts)})
+    sites = Participants(facts, {site: index for index, site in enumerate(facts)})
     common = CommonSettings(dataset="isic2019", network="vit")
     found = FedProto(common, FedProtoSettings(), sites).published()
     assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.7188)
-    assert FedProto(common, FedProtoSettings(), roster).published() == {}
+    assert FedProto(common, FedProtoSettings(), participants).published() == {}
 
 
 def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:

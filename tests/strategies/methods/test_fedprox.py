@@ -11,7 +11,7 @@ from models.contract.messages import ARRAYS
 from models.contract.settings import CommonSettings, NoSettings
 from models.methods.fedprox import FedProxSettings
 from server_app.config.settings import resolve
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.fedprox import FedProx
 
@@ -19,12 +19,17 @@ Run = Callable[..., tuple[Any, FedProx]]
 Tiny = Callable[..., dict[str, Any]]
 
 
-def test_the_server_does_what_fedavgs_does(roster: Roster, site_reply: Callable[..., Any]) -> None:
+def test_the_server_does_what_fedavgs_does(
+    participants: Participants, site_reply: Callable[..., Any]
+) -> None:
     common = CommonSettings(silos=3, width=1)
-    prox, fedavg = FedProx(common, FedProxSettings(), roster), FedAvg(common, NoSettings(), roster)
-    before = prox.initial_state(roster.task())
+    prox, fedavg = (
+        FedProx(common, FedProxSettings(), participants),
+        FedAvg(common, NoSettings(), participants),
+    )
+    before = prox.initial_state(participants.task())
     names = list(before.arrays)
-    for name, array in fedavg.initial_state(roster.task()).arrays.items():
+    for name, array in fedavg.initial_state(participants.task()).arrays.items():
         np.testing.assert_array_equal(before.arrays[name], array)
     assert prox.expected("train", "s1a", before) == fedavg.expected("train", "s1a", before)
     replies = {

@@ -7,7 +7,7 @@ import pytest
 
 from models.contract.errors import SiteError
 from models.contract.settings import CommonSettings, NoSettings
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.methods.local import Local
 from strategies.wire.records import to_record
@@ -25,14 +25,18 @@ def test_no_array_crosses_the_wire_in_either_direction(
 
 
 def test_a_site_that_sends_its_weights_all_the_same_is_refused(
-    spy_grid: Any, fake_app: Any, content: Any, measured: dict[str, float], roster: Roster
+    spy_grid: Any,
+    fake_app: Any,
+    content: Any,
+    measured: dict[str, float],
+    participants: Participants,
 ) -> None:
     app = fake_app(
         lambda message: content(**measured),
         s2a=lambda message: content({"w": [1.0]}, **measured),
     )
     common = CommonSettings(rounds=1, silos=3, run_name="run")
-    strategy = RoundLoop(Local(common, NoSettings(), roster), run_dir="/somewhere")
+    strategy = RoundLoop(Local(common, NoSettings(), participants), run_dir="/somewhere")
     with pytest.raises(SiteError, match=r"site s2a.*surplus \['w'\]"):
         strategy.start(spy_grid(app), to_record({}), 1)
 
@@ -41,12 +45,12 @@ def test_sites_of_a_real_run_are_known_to_keep_state_from_their_first_reply_on(
     spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], told: Any
 ) -> None:
     grid, strategy = spied_run(tiny("local"))
-    assert strategy.state.keepers == ("s1a", "s2a", "s3a")
+    assert strategy.state.stateful_sites == ("s1a", "s2a", "s3a")
     expected = [told(message)["expects-state"] for message in grid.sent[3:]]
     assert expected == [False] * 3 + [True] * 6
 
 
-def test_nothing_but_metrics_is_said_to_leave(roster: Roster) -> None:
-    strategy = Local(CommonSettings(silos=9, dataset="mnist"), NoSettings(), roster)
+def test_nothing_but_metrics_is_said_to_leave(participants: Participants) -> None:
+    strategy = Local(CommonSettings(silos=9, dataset="mnist"), NoSettings(), participants)
     assert strategy.disclosures().leaves == []
     assert strategy.published() == {}

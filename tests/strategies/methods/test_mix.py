@@ -11,7 +11,7 @@ from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.networks.kinds import Task
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.mix import Mix
 
@@ -20,8 +20,8 @@ STATE = RoundState(1, {"w": np.float32([4])}, {"kept": 1})
 
 
 @pytest.fixture
-def mix(roster: Roster) -> Mix:
-    return Mix(CommonSettings(silos=3, width=1), NoSettings(), roster)
+def mix(participants: Participants) -> Mix:
+    return Mix(CommonSettings(silos=3, width=1), NoSettings(), participants)
 
 
 def test_only_the_first_site_is_expected_to_answer_with_weights(mix: Mix) -> None:
@@ -54,12 +54,12 @@ def test_a_round_without_the_trainer_changes_nothing(
 
 
 @pytest.mark.parametrize("real", [["s2a"], ["s1a", "s3a"]])
-def test_an_oracle_over_real_sites_is_refused(roster: Roster, real: list[str]) -> None:
+def test_an_oracle_over_real_sites_is_refused(participants: Participants, real: list[str]) -> None:
     facts = {
-        site: dataclasses.replace(found, homeless=site not in real)
-        for site, found in roster.facts.items()
+        site: dataclasses.replace(found, simulated=site not in real)
+        for site, found in participants.facts.items()
     }
-    strategy = Mix(CommonSettings(silos=3), NoSettings(), Roster(facts, roster.nodes))
+    strategy = Mix(CommonSettings(silos=3), NoSettings(), Participants(facts, participants.nodes))
     with pytest.raises(SettingError, match=rf"{', '.join(real)} are no simulated sites"):
         strategy.initial_state(Task((1, 16, 16), 10))
 

@@ -18,7 +18,7 @@ from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
 from server_app.records.finished_site import finished_site
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.moon import Moon
@@ -29,14 +29,18 @@ HEAD = {f"projection/layers.{layer}.{part}" for layer in (0, 2) for part in ("we
 
 
 @pytest.fixture
-def moon(roster: Roster) -> Moon:
+def moon(participants: Participants) -> Moon:
     settings = MoonSettings(projection_size=3)
-    return Moon(CommonSettings(silos=3, width=2), settings, roster)
+    return Moon(CommonSettings(silos=3, width=2), settings, participants)
 
 
-def test_the_network_starts_as_fedavgs_with_a_head_beside_it(moon: Moon, roster: Roster) -> None:
-    start = moon.initial_state(roster.task()).arrays
-    fedavg = FedAvg(moon.common, NoSettings(), roster).initial_state(roster.task()).arrays
+def test_the_network_starts_as_fedavgs_with_a_head_beside_it(
+    moon: Moon, participants: Participants
+) -> None:
+    start = moon.initial_state(participants.task()).arrays
+    fedavg = (
+        FedAvg(moon.common, NoSettings(), participants).initial_state(participants.task()).arrays
+    )
     assert set(start) == set(fedavg) | HEAD
     for name, array in fedavg.items():
         np.testing.assert_array_equal(start[name], array)
@@ -46,9 +50,9 @@ def test_the_network_starts_as_fedavgs_with_a_head_beside_it(moon: Moon, roster:
 
 
 def test_the_head_goes_out_to_train_and_not_to_evaluate_and_is_no_part_of_the_model(
-    moon: Moon, roster: Roster
+    moon: Moon, participants: Participants
 ) -> None:
-    state = moon.initial_state(roster.task())
+    state = moon.initial_state(participants.task())
     network = set(state.arrays) - HEAD
     assert set(moon.outgoing(TRAIN, "s1a", state)) == network | HEAD
     assert set(moon.expected(TRAIN, "s1a", state)) == network | HEAD
@@ -87,7 +91,7 @@ def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recor
     name = "encoder.stages.0.weight"
     after = grid.replies[6].content[ARRAYS][name].numpy()
     assert (after != fedavg.replies[6].content[ARRAYS][name].numpy()).any()
-    assert recorder.states[0].keepers == ("s1a", "s2a", "s3a")
+    assert recorder.states[0].stateful_sites == ("s1a", "s2a", "s3a")
     assert set(strategy.model(strategy.current())) == set(first)
 
 

@@ -17,7 +17,7 @@ from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays
 from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.picsr import PICSR
 
@@ -29,10 +29,10 @@ Replies = Callable[..., SiteReply]
 
 
 @pytest.fixture
-def picsr(roster: Roster) -> Build:
+def picsr(participants: Participants) -> Build:
     def build(rounds: int = 9, **own: Any) -> PICSR:
         common = CommonSettings(rounds=rounds, silos=3, width=1, seed=7)
-        return PICSR(common, PICSRSettings(**{"expert_rounds": 3, **own}), roster)
+        return PICSR(common, PICSRSettings(**{"expert_rounds": 3, **own}), participants)
 
     return build
 

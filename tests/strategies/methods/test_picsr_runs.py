@@ -19,7 +19,7 @@ from models.methods.picsr import PICSRSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task
 from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.round_loop import RoundLoop
 from strategies.methods.picsr import PICSR
 from strategies.wire.records import to_record
@@ -67,13 +67,15 @@ def good(content: Any, measured: dict[str, float], told: Any) -> Callable[..., B
 
 
 @pytest.fixture
-def started(spy_grid: Any, fake_app: Any, roster: Roster, recorder: Any, good: Any) -> Run:
+def started(
+    spy_grid: Any, fake_app: Any, participants: Participants, recorder: Any, good: Any
+) -> Run:
     """Return a function that runs two expert rounds and two of the router over fake sites."""
 
     def start(min_sites: int = 0, **special: Behaviour) -> tuple[Any, RoundLoop]:
         common = dataclasses.replace(COMMON, min_sites=min_sites)
         own = PICSRSettings(expert_rounds=2)
-        strategy = RoundLoop(PICSR(common, own, roster), [recorder], "/somewhere")
+        strategy = RoundLoop(PICSR(common, own, participants), [recorder], "/somewhere")
         strategy.state = strategy.method.initial_state(TASK)
         grid = spy_grid(fake_app(good(), **special))
         strategy.start(grid, to_record({}), common.rounds, 20)
@@ -260,8 +262,8 @@ def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
     with pytest.raises(SiteError, match=rf"{FEW}.* 2 of 3 can and 3 are needed \('min-sites'\)"):
         spied_run(tiny("picsr"))
     grid, strategy = spied_run(tiny("picsr", min_sites=2))
-    assert strategy.roster.sites() == experts_of(strategy) == ["s1a", "s3a"]
-    (told,) = strategy.roster.refused
+    assert strategy.participants.sites() == experts_of(strategy) == ["s1a", "s3a"]
+    (told,) = strategy.participants.refused
     assert told.startswith(f"s2a: {FEW}")
     (sent,) = [m for m in grid.sent if m.metadata.dst_node_id == 1002]
     assert sent.metadata.message_type == HELLO

@@ -6,16 +6,18 @@ from models.contract.errors import SettingError
 from models.contract.methods import METHODS, settings_class
 from models.contract.settings import CommonSettings
 from strategies.loop.method import Method
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.methods.registry import strategy_class
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_says_its_name_and_what_leaves_the_site(method: str, roster: Roster) -> None:
+def test_every_method_says_its_name_and_what_leaves_the_site(
+    method: str, participants: Participants
+) -> None:
     cls = strategy_class(method)
     assert issubclass(cls, Method)
     assert cls.title
-    told = cls(CommonSettings(), settings_class(method)(), roster).disclosures().leaves
+    told = cls(CommonSettings(), settings_class(method)(), participants).disclosures().leaves
     assert all(told)
     assert bool(told) is (method != "local")  # whose sites send metrics alone
 

@@ -14,7 +14,7 @@ from models.contract.messages import TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.uefl import UEFLSettings, gaussian_codebook
 from models.networks.kinds import Task
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
@@ -28,9 +28,11 @@ Replies = Callable[..., SiteReply]
 
 
 @pytest.fixture
-def uefl(roster: Roster) -> Build:
+def uefl(participants: Participants) -> Build:
     def build(rounds: int = 30, **own: Any) -> UEFL:
-        return UEFL(CommonSettings(rounds=rounds, seed=7, silos=3), UEFLSettings(**own), roster)
+        return UEFL(
+            CommonSettings(rounds=rounds, seed=7, silos=3), UEFLSettings(**own), participants
+        )
 
     return build
 
@@ -304,10 +306,10 @@ def test_uefl_says_what_leaves_a_site(
     ],
 )
 def test_numbers_are_published_for_nine_silos_and_a_growing_codebook(
-    roster: Roster, dataset: str, silos: int, max_iterations: int, entropy: float | None
+    participants: Participants, dataset: str, silos: int, max_iterations: int, entropy: float | None
 ) -> None:
     own = UEFLSettings(max_iterations=max_iterations)
-    found = UEFL(CommonSettings(dataset=dataset, silos=silos), own, roster).published()
+    found = UEFL(CommonSettings(dataset=dataset, silos=silos), own, participants).published()
     assert found == {} if entropy is None else found["all"]["entropy"] == entropy
 
 
@@ -330,12 +332,12 @@ def test_the_first_book_is_gaussian_and_for_all_sites(uefl: Build) -> None:
 
 
 def test_a_site_without_validation_samples_is_refused_unless_nothing_is_judged(
-    roster: Roster,
+    participants: Participants,
 ) -> None:
     counts = {"train": [36], "val": [0], "test": [10]}
-    blind = {**roster.facts, "s2a": replace(roster.facts["s2a"], label_counts=counts)}
+    blind = {**participants.facts, "s2a": replace(participants.facts["s2a"], label_counts=counts)}
     common, task = CommonSettings(silos=3), Task((1, 16, 16), 10)
-    there = Roster(blind, roster.nodes)
+    there = Participants(blind, participants.nodes)
     with pytest.raises(SettingError, match=r"^site s2a has no validation samples.*'val-folds'"):
         UEFL(common, UEFLSettings(max_iterations=2), there).initial_state(task)
     assert UEFL(common, UEFLSettings(max_iterations=1), there).initial_state(task).arrays

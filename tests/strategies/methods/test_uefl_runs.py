@@ -38,7 +38,7 @@ def test_a_site_never_receives_nor_sends_a_book_it_was_not_given(
     given_in = {round_: str(i + 1) for i, round_ in enumerate(strategy.state.extras["extended"])}
     assert given_in == {"1": "1", "2": "2"}
     assert any(sites != ["s1a", "s2a", "s3a"] for sites in access.values())
-    site_of = {node: site for site, node in strategy.method.roster.nodes.items()}
+    site_of = {node: site for site, node in strategy.method.participants.nodes.items()}
     for message in grid.sent[3:]:
         site, round_ = site_of[message.metadata.dst_node_id], told(message)["round"]
         older = {b for b in access if b == "0" or int(b) < round_}
@@ -144,7 +144,13 @@ def test_a_gaussian_start_of_shared_books_takes_nothing_from_the_sites(
     ("phase", "said"), [(UNCERTAINTY, "incoming.val.entropy"), (CENTROIDS, "counts")]
 )
 def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
-    spy_grid: Any, fake_app: Any, content: Any, answering: Any, roster: Any, phase: str, said: str
+    spy_grid: Any,
+    fake_app: Any,
+    content: Any,
+    answering: Any,
+    participants: Any,
+    phase: str,
+    said: str,
 ) -> None:
     def answer(message: Message) -> Any:
         asked = message.content["config"]["phase"]
@@ -159,7 +165,7 @@ def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
 
     own = UEFLSettings(iteration_rounds=1, gamma=0.0, codes=1)
     common = CommonSettings(rounds=2, silos=3, run_name="run")
-    strategy = RoundLoop(UEFL(common, own, roster), run_dir="/somewhere")
+    strategy = RoundLoop(UEFL(common, own, participants), run_dir="/somewhere")
     first = strategy.method.initial_state(Task((1, 16, 16), 10))
     arrays = {"w": np.zeros(1, np.float32), "codebook.0": np.zeros((1, 2), np.float32)}
     strategy.state = RoundState(0, arrays, first.extras)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from models.contract.messages import SiteFacts
 from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
-from strategies.loop.roster import Roster
+from models.contract.site_facts import SiteFacts
+from strategies.loop.participants import Participants
 from strategies.methods.registry import strategy_class
 from strategies.published.fedaligncl import mammography, mammography_cross
 
@@ -18,12 +18,12 @@ ROWS = ("Single", "Fed", "Fed-CL", "Fed-Align", "Fed-Align-CL", "Mix")
 MAMMOGRAPHY: dict[str, Any] = {"dataset": "mammography"}
 
 
-def vendors(*names: str) -> Roster:
+def vendors(*names: str) -> Participants:
     facts = {
         name: SiteFacts(name, name, (1, 64, 64), 2, {"train": [9, 9]}, {"train": "a"}, True)
         for name in sorted(names)
     }
-    return Roster(facts, {name: index for index, name in enumerate(facts)})
+    return Participants(facts, {name: index for index, name in enumerate(facts)})
 
 
 def published(row: str, **common: Any) -> Any:
@@ -105,7 +105,7 @@ def test_methods_publish_their_own_row(method: str, row: str) -> None:
 
 def test_cross_publishes_its_rows() -> None:
     cls, common = strategy_class("cross"), CommonSettings(**MAMMOGRAPHY)
-    roster = vendors(*VENDORS)
-    assert cls(common, settings_class("cross")(), roster).published() == mammography_cross(
-        common, roster
+    participants = vendors(*VENDORS)
+    assert cls(common, settings_class("cross")(), participants).published() == mammography_cross(
+        common, participants
     )

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from models.contract.messages import SiteFacts
 from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from strategies.loop.method import Method
-from strategies.loop.roster import Roster
+from strategies.loop.participants import Participants
 from strategies.methods.registry import strategy_class
 from strategies.published.picsr import heart_disease
 
@@ -19,16 +19,16 @@ HEART: dict[str, Any] = {"dataset": "heart"}
 COLUMNS = ("Local", "Ensemble", "FedAvg", "FedAvg+FT", "FedProx", "PICSR")
 
 
-def hospitals(*names: str) -> Roster:
+def hospitals(*names: str) -> Participants:
     facts = {
         name: SiteFacts(name, name, (13,), 2, {"train": [9, 9]}, {"train": "a"}) for name in names
     }
-    return Roster(facts, {name: index for index, name in enumerate(names)})
+    return Participants(facts, {name: index for index, name in enumerate(names)})
 
 
-def strategy(method: str, roster: Roster, **common: Any) -> Method:
+def strategy(method: str, participants: Participants, **common: Any) -> Method:
     cls = strategy_class(method)
-    return cls(CommonSettings(**HEART | common), settings_class(method)(), roster)
+    return cls(CommonSettings(**HEART | common), settings_class(method)(), participants)
 
 
 # Papers have the mean as a percentage of two digits; FedAvg+FT's 82.825 is printed as 82.83.
@@ -50,9 +50,9 @@ def test_each_method_publishes_its_own_column_and_the_mean_of_the_four(
     cleveland: tuple[float, float],
     va: tuple[float, float],
 ) -> None:
-    roster = hospitals(*HOSPITALS)
-    found = strategy(method, roster).published()
-    assert found == heart_disease(column, CommonSettings(**HEART), roster)
+    participants = hospitals(*HOSPITALS)
+    found = strategy(method, participants).published()
+    assert found == heart_disease(column, CommonSettings(**HEART), participants)
     assert list(found) == [*HOSPITALS, "all"]
     for site, (accuracy, sd) in (("cleveland", cleveland), ("va", va)):
         assert found[site]["accuracy"] == pytest.approx(accuracy / 100)

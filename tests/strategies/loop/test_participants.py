@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.contract.errors import SiteError
-from models.contract.messages import CONFIG, SiteFacts
+from models.contract.messages import CONFIG
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.networks.kinds import Task
 from server_app.run.inline_engine import InlineGrid, partition_configs
-from strategies.loop.roster import Roster, meet_sites, wait_for_nodes
+from strategies.loop.participants import Participants, meet_sites, wait_for_nodes
 from strategies.wire.bundles import record_bytes
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
@@ -43,7 +44,7 @@ def _hello(message: Message, context: Context) -> Message:
         "classes": int(config.get("classes", 10)),
         "label-counts": json.dumps(counts(int(config.get("classes", 10)))),
         "fingerprints": json.dumps({"train": str(config.get("data", config["site"]))}),
-        "homeless": bool(config.get("homeless", False)),
+        "simulated": bool(config.get("simulated", False)),
         "features": json.dumps([]),
         "dropped": 0,
         "schema": str(config.get("schema", "")),
@@ -64,9 +65,14 @@ def grid_of(*configs: Mapping[str, Any]) -> InlineGrid:
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(["s1a", "s2a", "s3a"]))
 def test_sites_are_sorted_by_name_whatever_their_node_ids(order: list[str]) -> None:
-    roster = meet_sites(grid_of(*({"site": site} for site in order)), COMMON)
-    assert roster.sites() == list(roster.facts) == list(roster.nodes) == ["s1a", "s2a", "s3a"]
-    assert roster.nodes == {site: 1001 + order.index(site) for site in order}
+    participants = meet_sites(grid_of(*({"site": site} for site in order)), COMMON)
+    assert (
+        participants.sites()
+        == list(participants.facts)
+        == list(participants.nodes)
+        == ["s1a", "s2a", "s3a"]
+    )
+    assert participants.nodes == {site: 1001 + order.index(site) for site in order}
 
 
 def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) -> None:
@@ -74,17 +80,19 @@ def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) 
     from server_app.config.settings import resolve
 
     values = resolve(tiny("fedavg"))
-    roster = meet_sites(InlineGrid(app, values.as_mapping(), partition_configs(3)), values.common)
-    assert roster.sites() == ["s1a", "s2a", "s3a"]
-    assert [facts.distribution for facts in roster.facts.values()] == ["D1", "D2", "D3"]
-    assert roster.facts["s2a"].sizes() == {"train": 36, "val": 4, "test": 10}
-    assert roster.task() == Task((1, 16, 16), 10)
+    participants = meet_sites(
+        InlineGrid(app, values.as_mapping(), partition_configs(3)), values.common
+    )
+    assert participants.sites() == ["s1a", "s2a", "s3a"]
+    assert [facts.distribution for facts in participants.facts.values()] == ["D1", "D2", "D3"]
+    assert participants.facts["s2a"].sizes() == {"train": 36, "val": 4, "test": 10}
+    assert participants.task() == Task((1, 16, 16), 10)
 
 
-@pytest.mark.parametrize("homeless", [True, False])
-def test_the_facts_of_a_site_arrive_as_they_were_said(homeless: bool) -> None:
-    facts = meet_sites(grid_of({"site": "s1a", "homeless": homeless}), COMMON).facts["s1a"]
-    given = (counts(10), {"train": "s1a"}, homeless)
+@pytest.mark.parametrize("simulated", [True, False])
+def test_the_facts_of_a_site_arrive_as_they_were_said(simulated: bool) -> None:
+    facts = meet_sites(grid_of({"site": "s1a", "simulated": simulated}), COMMON).facts["s1a"]
+    given = (counts(10), {"train": "s1a"}, simulated)
     assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, *given, floor=10)
     assert (facts.features, facts.sums, facts.dropped, facts.schema) == ((), None, 0, "")
     assert facts.sizes() == {"train": 36, "test": 5}
@@ -157,11 +165,11 @@ def test_sites_that_cannot_take_part_stop_the_run_with_all_their_reasons(
 
 @pytest.mark.parametrize("min_sites", [1, 2])
 def test_with_min_sites_the_others_go_on_and_the_roster_says_who_could_not(min_sites: int) -> None:
-    roster = meet_sites(grid_of(*REFUSING), dataclasses.replace(COMMON, min_sites=min_sites))
-    assert roster.nodes == {"s1a": 1003, "s3a": 1001}
-    assert roster.sites() == list(roster.facts) == ["s1a", "s3a"]
-    assert roster.traffic.keys() == {"s1a", "s3a"}
-    first, second = roster.refused
+    participants = meet_sites(grid_of(*REFUSING), dataclasses.replace(COMMON, min_sites=min_sites))
+    assert participants.nodes == {"s1a": 1003, "s3a": 1001}
+    assert participants.sites() == list(participants.facts) == ["s1a", "s3a"]
+    assert participants.traffic.keys() == {"s1a", "s3a"}
+    first, second = participants.refused
     assert "no such silo" in first
     assert "too few" in second
     assert meet_sites(grid_of({"site": "s1a"}), COMMON).refused == ()
@@ -171,7 +179,7 @@ def test_with_min_sites_the_others_go_on_and_the_roster_says_who_could_not(min_s
     "key",
     [
         *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
-        *("homeless", "features", "dropped", "schema", "backbone", "class-names"),
+        *("simulated", "features", "dropped", "schema", "backbone", "class-names"),
         "floor",
     ],
 )
@@ -201,8 +209,8 @@ def test_label_counts_that_cannot_be_are_an_unreadable_hello(said: Any, fault: s
 
 
 def test_a_hospitals_floor_arrives() -> None:
-    roster = meet_sites(grid_of({"site": "s1a", "floor": 30}, {"site": "s2a"}), COMMON)
-    assert [facts.floor for facts in roster.facts.values()] == [30, 10]
+    participants = meet_sites(grid_of({"site": "s1a", "floor": 30}, {"site": "s2a"}), COMMON)
+    assert [facts.floor for facts in participants.facts.values()] == [30, 10]
 
 
 def test_the_bytes_of_the_hello_are_counted_in_both_directions() -> None:
@@ -216,44 +224,44 @@ def test_the_bytes_of_the_hello_are_counted_in_both_directions() -> None:
             self.came = {m.metadata.src_node_id: m for m in found} | getattr(self, "came", {})
             return found
 
-    grid = Keeping(hello_app, {}, [{"site": "s2a"}, {"site": "s1a", "homeless": True}])
-    roster = meet_sites(grid, COMMON)
-    assert roster.traffic == {
+    grid = Keeping(hello_app, {}, [{"site": "s2a"}, {"site": "s1a", "simulated": True}])
+    participants = meet_sites(grid, COMMON)
+    assert participants.traffic == {
         site: (record_bytes(grid.asked[node].content), record_bytes(grid.came[node].content))
-        for site, node in roster.nodes.items()
+        for site, node in participants.nodes.items()
     }
-    assert all(down > 0 and up > 100 for down, up in roster.traffic.values())
+    assert all(down > 0 and up > 100 for down, up in participants.traffic.values())
 
 
 @pytest.mark.parametrize("other", [{"side": 28}, {"classes": 9}])
 def test_sites_of_another_input_shape_or_classes_are_refused(other: dict[str, int]) -> None:
-    roster = meet_sites(grid_of({"site": "s1a"}, {"site": "s2a", **other}), COMMON)
+    participants = meet_sites(grid_of({"site": "s1a"}, {"site": "s2a", **other}), COMMON)
     with pytest.raises(SiteError, match=r"site s2a holds .* site s1a .*same input shape"):
-        roster.task()
+        participants.task()
 
 
 def test_sites_with_another_backbone_are_refused_by_both_names() -> None:
     nodes = [{"site": "s1a", "backbone": "ab"}, {"site": "s2a", "backbone": "cd"}]
-    roster = meet_sites(grid_of(*nodes), COMMON)
+    participants = meet_sites(grid_of(*nodes), COMMON)
     with pytest.raises(SiteError, match=r"^the backbones of sites s2a and s1a differ \(cd; ab\)"):
-        roster.task()
+        participants.task()
     alike = meet_sites(grid_of(nodes[0], {"site": "s2a", "backbone": "ab"}), COMMON)
     assert alike.task().classes == 10
 
 
 def test_sites_of_another_schema_are_refused_by_both_names() -> None:
     nodes = [{"site": "s1a", "schema": "ab"}, {"site": "s2a", "schema": "cd"}]
-    roster = meet_sites(grid_of(*nodes), COMMON)
-    assert [facts.schema for facts in roster.facts.values()] == ["ab", "cd"]
+    participants = meet_sites(grid_of(*nodes), COMMON)
+    assert [facts.schema for facts in participants.facts.values()] == ["ab", "cd"]
     with pytest.raises(SiteError, match=r"^the schemas of sites s2a and s1a differ .*same schema$"):
-        roster.task()
+        participants.task()
     alike = meet_sites(grid_of(nodes[0], {"site": "s2a", "schema": "ab"}), COMMON)
     assert alike.task() == Task((1, 16, 16), 10)
 
 
 def test_one_site_alone_has_a_task() -> None:
     facts = SiteFacts("s1a", "D1", (3, 8, 8), 2, {}, {})
-    assert Roster({"s1a": facts}, {"s1a": 5}).task() == Task((3, 8, 8), 2)
+    assert Participants({"s1a": facts}, {"s1a": 5}).task() == Task((3, 8, 8), 2)
 
 
 # Rows of s1a: (1, 10) and (3, missing); of s2a: (5, 20).
@@ -314,14 +322,16 @@ def test_the_real_sites_send_sums_whose_figures_are_those_of_all_training_rows()
     from server_app.config.settings import resolve
 
     values = resolve({"method": "fedavg", "dataset": "heart-synthetic"})
-    roster = meet_sites(InlineGrid(app, values.as_mapping(), partition_configs(4)), values.common)
+    participants = meet_sites(
+        InlineGrid(app, values.as_mapping(), partition_configs(4)), values.common
+    )
     silos = [load_silo(name, values.common) for name in silo_names(values.common)]
     rows = np.concatenate([silo.train.inputs.numpy() for silo in silos]).astype(np.float64)
-    figures = roster.figures()
+    figures = participants.figures()
     assert figures is not None
     np.testing.assert_allclose(figures.mean, rows.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(figures.std, rows.std(axis=0), rtol=1e-9)
-    assert roster.task() == Task((13,), 2)
+    assert participants.task() == Task((13,), 2)
 
 
 def test_sites_that_send_no_sums_have_no_pooled_figures() -> None:
@@ -332,9 +342,11 @@ def test_sites_that_send_no_sums_have_no_pooled_figures() -> None:
 
 
 def test_sums_of_some_sites_only_are_refused_and_the_silent_ones_named() -> None:
-    roster = meet_sites(grid_of(table_node("s1a"), table_node("s2a", sums_count=None)), COMMON)
+    participants = meet_sites(
+        grid_of(table_node("s1a"), table_node("s2a", sums_count=None)), COMMON
+    )
     with pytest.raises(SiteError, match=r"^s2a sent no sums to pool: .*same 'standardise'"):
-        roster.figures()
+        participants.figures()
 
 
 @pytest.mark.parametrize("part", ["count", "total", "squares"])
@@ -376,8 +388,8 @@ def test_a_hello_with_only_a_part_of_the_sums_stops_the_run_and_names_the_part(p
 def test_sites_of_other_features_are_refused_with_the_difference(
     features: tuple[str, ...], said: str
 ) -> None:
-    roster = meet_sites(grid_of(table_node("s1a"), table_node("s2a", features)), COMMON)
+    participants = meet_sites(grid_of(table_node("s1a"), table_node("s2a", features)), COMMON)
     with pytest.raises(SiteError, match=f"features of sites s2a and s1a differ {said}"):
-        roster.task()
+        participants.task()
     alike = meet_sites(grid_of(table_node("s1a"), table_node("s2a")), COMMON)
     assert alike.task() == Task((2,), 10)

@@ -1,21 +1,19 @@
-"""The roster: which site is behind which node. Node ids are random, site names are not."""
+"""The participants: which site is behind which node. Node ids are random, site names are not."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from models.contract.errors import SiteError
-from models.contract.feature_statistics import FeatureStatistics, Sums
-from models.contract.messages import CONFIG, HELLO, SiteFacts
+from models.contract.feature_statistics import FeatureStatistics
+from models.contract.messages import CONFIG, HELLO
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.contract.versions import own_versions
 from models.maths.standardisation import pooled_statistics
 from models.networks.kinds import Task
@@ -30,7 +28,7 @@ _TAKEN = (
 
 
 @dataclass(frozen=True)
-class Roster:
+class Participants:
     """Sites by name, sorted: what they said of themselves, and their node ids.
 
     ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
@@ -156,7 +154,7 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     return nodes
 
 
-def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -> Roster:
+def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -> Participants:
     """Ask every connected node who it is; there cannot be more of them than ``silos``.
 
     Raises:
@@ -185,43 +183,43 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
         )
     refuse_shared_data(facts)
     facts, found = dict(sorted(facts.items())), dict(sorted(found.items()))
-    return Roster(facts, found, traffic, tuple(refused), frozenset(nodes))
+    return Participants(facts, found, traffic, tuple(refused), frozenset(nodes))
 
 
-def meet_latecomers(grid: Grid, roster: Roster) -> tuple[Roster, list[str]]:
-    """Ask nodes that connected since; return the roster with them, and why others are refused.
+def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
+    """Ask nodes that connected since; return all participants, and why others are refused.
 
     A site whose SuperNode was started anew, and so has another node, is the same site. While its
     old node still counts as connected the new one is refused, told of once, and asked again later.
     """
     connected = set(grid.get_node_ids())
-    new = sorted(connected - roster.asked - set(roster.nodes.values()))
+    new = sorted(connected - participants.asked - set(participants.nodes.values()))
     if not new:
-        return roster, []
+        return participants, []
     answers = _ask(grid, new)
-    refused, asked = answers.refused + answers.unreadable, roster.asked | set(new)
+    refused, asked = answers.refused + answers.unreadable, participants.asked | set(new)
     for node, said, weight in answers.heard:
-        if roster.nodes.get(said.site) in connected:
+        if participants.nodes.get(said.site) in connected:
             asked -= {node}
-            if (why := f"{said.site}: {_TAKEN}") not in (*roster.refused, *refused):
+            if (why := f"{said.site}: {_TAKEN}") not in (*participants.refused, *refused):
                 refused.append(why)
             continue
         joined = replace(
-            roster,
-            facts=dict(sorted({**roster.facts, said.site: said}.items())),
-            nodes=dict(sorted({**roster.nodes, said.site: node}.items())),
-            traffic={**roster.traffic, said.site: weight},
+            participants,
+            facts=dict(sorted({**participants.facts, said.site: said}.items())),
+            nodes=dict(sorted({**participants.nodes, said.site: node}.items())),
+            traffic={**participants.traffic, said.site: weight},
         )
-        if reason := _why_not(said, roster, joined):
+        if reason := _why_not(said, participants, joined):
             refused.append(f"{said.site}: {reason}")
         else:
-            roster = joined
-    return replace(roster, refused=(*roster.refused, *refused), asked=asked), refused
+            participants = joined
+    return replace(participants, refused=(*participants.refused, *refused), asked=asked), refused
 
 
-def _why_not(said: SiteFacts, roster: Roster, joined: Roster) -> str | None:
+def _why_not(said: SiteFacts, participants: Participants, joined: Participants) -> str | None:
     """Return why a latecomer whose site has no other node cannot take part, None if it can."""
-    known = roster.facts.get(said.site)
+    known = participants.facts.get(said.site)
     if known is not None and known.fingerprints != said.fingerprints:
         return "it comes back with other data: start a new run"
     try:
@@ -257,59 +255,18 @@ def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
             found.refused.append("no answer" if reply is None else reply.error.reason or "an error")
             continue
         try:
-            said = _facts(reply.content.config_records[CONFIG])
-            said.sizes()["train"]  # what every reply's weight is held against
+            said = SiteFacts.from_config(reply.content.config_records[CONFIG])
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             found.unreadable.append(
                 f"a SuperNode's hello cannot be read ({type(error).__name__}: {error}): server "
                 "and site run different versions of fedsilo"
             )
             continue
+        if "/" in said.site:
+            found.refused.append(
+                f"a site is called '{said.site}': names of arrays end a site's name at '/', so "
+                "choose a 'site' without one in its node config"
+            )
+            continue
         found.heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
     return found
-
-
-def _facts(config: Mapping[str, Any]) -> SiteFacts:
-    shape = tuple(int(length) for length in config["input-shape"])
-    features = tuple(str(feature) for feature in json.loads(config["features"]))
-    classes = int(config["classes"])
-    return SiteFacts(
-        site=str(config["site"]),
-        distribution=str(config["distribution"]),
-        input_shape=shape,
-        classes=classes,
-        label_counts=_label_counts(json.loads(config["label-counts"]), classes),
-        fingerprints=json.loads(config["fingerprints"]),
-        homeless=bool(config["homeless"]),
-        features=features,
-        sums=_sums(config, len(features)),
-        dropped=int(config["dropped"]),
-        schema=str(config["schema"]),
-        backbone=str(config["backbone"]),
-        class_names=tuple(str(name) for name in json.loads(config["class-names"])),
-        floor=int(config["floor"]),
-    )
-
-
-def _label_counts(given: Mapping[str, list[int]], classes: int) -> dict[str, list[int]]:
-    for split, counts in given.items():
-        if len(counts) != classes:
-            raise ValueError(f"'label-counts' of {split} are {len(counts)} of {classes} classes")
-        if any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError(f"'label-counts' of {split} are not whole numbers of 0 or more")
-    return dict(given)
-
-
-def _sums(config: Mapping[str, Any], features: int) -> Sums | None:
-    if "sums-count" not in config:
-        return None
-    parts = {
-        part: np.array([float(value) for value in config[f"sums-{part}"]])
-        for part in ("count", "total", "squares")
-    }
-    for part, values in parts.items():
-        if len(values) != features or not np.isfinite(values).all():
-            raise ValueError(f"'sums-{part}' are not {features} finite numbers")
-        if part != "total" and (values < 0).any():
-            raise ValueError(f"'sums-{part}' has a number below 0")
-    return Sums(**parts)
