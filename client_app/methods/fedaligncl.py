@@ -28,6 +28,7 @@ from models.maths.pacing import batch_of, ends_epoch, epoch_of
 from models.methods.fedaligncl import (
     EMBEDDINGS,
     Discriminator,
+    EmbeddingNotes,
     FedAlignCLSettings,
     curriculum_order,
     curriculum_scores,
@@ -158,7 +159,7 @@ class FedAlignCLSite(FedAvgSite):
 
     def _asked(self) -> int:
         """Return how many embeddings leave: what is asked for, if the run's settings have it so."""
-        asked = int(str(self.request.instruction.notes.get(EMBEDDINGS, 0)))
+        asked = EmbeddingNotes.from_values(self.request.instruction.notes).embeddings
         used = epoch_of(self.request.instruction.round + 1, self.common)
         if not self.settings.align or used < self.settings.warmup_epochs:
             return 0

@@ -30,6 +30,7 @@ from models.methods.picsr import (
     WARMUP,
     PICSRNetwork,
     PICSRSettings,
+    StageNotes,
     build_router,
     prototype,
     routing_figures,
@@ -135,7 +136,7 @@ class PICSRSite(SiteMethod):
 
     def stage(self) -> str:
         """Return what the server says that this round is about."""
-        return str(self.request.instruction.notes["stage"])
+        return StageNotes.from_values(self.request.instruction.notes).stage
 
     def _router_network(self) -> PICSRNetwork:
         arrays = self.request.arrays()

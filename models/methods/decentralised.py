@@ -15,16 +15,16 @@ Equations (arXiv:1905.09435):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from models.contract.notes import Notes
 from models.contract.settings_schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for measurement
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
-MIXING = "mixing"  # note: the mixing weights by site, JSON
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,13 @@ class LinkSettings:
     )
     link_gbps: float = setting(1.0, "what a link between two silos carries", above=0.0)
     link_latency_ms: float = setting(10.0, "what a link takes before the first bit", minimum=0.0)
+
+
+@dataclass(frozen=True)
+class MixingNotes(Notes):
+    """The silo's row of the mixing matrix: weight by site."""
+
+    mixing: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

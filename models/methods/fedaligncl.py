@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from models.contract.notes import Notes
 from models.contract.settings_schema import setting
 from models.privacy.gaussian_noise import normals
 
@@ -71,6 +72,13 @@ class FedAlignCLSettings:
     weighting: str = setting(
         "equal", "sites weigh the same, or as their samples", choices=("equal", "samples")
     )
+
+
+@dataclass(frozen=True)
+class EmbeddingNotes(Notes):
+    """How many noisy embeddings the reply is to hold."""
+
+    embeddings: int = 0
 
 
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.contract.notes import Notes
 from models.contract.seeding import seeded
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
@@ -66,6 +67,13 @@ class PICSRSettings:
     prototype_noise: float = setting(
         0.0, "standard deviation of Gaussian noise on each prototype feature", minimum=0.0
     )
+
+
+@dataclass(frozen=True)
+class StageNotes(Notes):
+    """The stage that the round is of: ``WARMUP``, ``EXPERTS`` or ``ROUTING_STAGE``."""
+
+    stage: str
 
 
 def prototype(inputs: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ same weight.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from datasets.partition.silo_sets import open_silo_set
 from models.contract.array_names import arrays_below, with_prefix
 from models.contract.messages import EVALUATE, SECONDS
-from models.contract.settings_schema import Value
-from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings
+from models.contract.notes import Notes
+from models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
@@ -109,12 +108,11 @@ class Decentralised(Method):
             found |= below(f"{SILO}{other}/", state, f"{NEIGHBOUR}{other}/")
         return found
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell the silo's row of the mixing matrix."""
         if phase == EVALUATE:
-            return {}
-        row = self.topology.mixing(site, state.round + 1)
-        return {MIXING: json.dumps(row, sort_keys=True)}
+            return Notes()
+        return MixingNotes(self.topology.mixing(site, state.round + 1))
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the silo's own model."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE, INCOMING, measurement
+from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
 from models.maths.pacing import epoch_of
-from models.methods.fedaligncl import EMBEDDINGS, FedAlignCLSettings
+from models.methods.fedaligncl import EMBEDDINGS, EmbeddingNotes, FedAlignCLSettings
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import starting_network
@@ -116,9 +116,9 @@ class FedAlignCL(FedAvg):
         """Return the weights alone: a run that was stopped still holds embeddings."""
         return _weights(state)
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell how many embeddings are asked for."""
-        return {EMBEDDINGS: self._embeddings_of(site, state) if phase != EVALUATE else 0}
+        return EmbeddingNotes(self._embeddings_of(site, state) if phase != EVALUATE else 0)
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect what was sent, trained, and the embeddings that were asked for."""

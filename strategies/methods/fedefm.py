@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
-from models.contract.settings_schema import Value
+from models.contract.notes import Notes
 from models.maths.earth_movers import refuse_large
 from models.methods.cross import metric_from
 from models.methods.fedefm import (
@@ -95,9 +95,9 @@ class FedEFM(Decentralised):
             found = below(f"{_BACK}{site}/", state, EXPERT)
         return found
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell nothing: models are not mixed."""
-        return {}
+        return Notes()
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the visitors, trained, or the silo's own model."""

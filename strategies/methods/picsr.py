@@ -22,8 +22,8 @@ from datasets.registry import data_set
 from models.contract.array_names import arrays_below
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
+from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
 from models.methods.picsr import (
     EXPERTS,
     OWN_EXPERT,
@@ -33,6 +33,7 @@ from models.methods.picsr import (
     ROUTING_STAGE,
     WARMUP,
     PICSRSettings,
+    StageNotes,
     build_router,
     prototype_distances,
     routing_document,
@@ -128,9 +129,9 @@ class PICSR(Method):
             return WARMUP
         return EXPERTS if state.round < warmup + self.settings.expert_rounds else ROUTING_STAGE
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell the stage."""
-        return {"stage": self.stage(state)}
+        return StageNotes(self.stage(state))
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the state's arrays, but not to a site that trains an expert of its own."""

@@ -37,10 +37,10 @@ def _after(round_: int, **arrays: Any) -> RoundState:
 def test_embeddings_are_asked_for_in_the_round_before_each_that_aligns(
     strategy: FedAlignCL,
 ) -> None:
-    asked = [strategy.notes(TRAIN, "s1a", _after(r))["embeddings"] for r in range(6)]
+    asked = [strategy.notes(TRAIN, "s1a", _after(r)).embeddings for r in range(6)]
     # Rounds 1 to 6: round 3 is the first to align, nobody uses what comes in round 6
     assert asked == [0, 36, 36, 36, 36, 0]
-    assert strategy.notes(EVALUATE, "s1a", _after(6))["embeddings"] == 0
+    assert strategy.notes(EVALUATE, "s1a", _after(6)).embeddings == 0
     spec = strategy.expected(TRAIN, "s1a", _after(1))["embeddings"]
     assert spec.shape == (36, 16)  # all of its samples: fewer than 40; channels 4 * width
     assert "embeddings" not in strategy.expected(TRAIN, "s1a", _after(0))

@@ -12,7 +12,7 @@ import torch
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
-from models.methods.picsr import PICSRSettings, build_router
+from models.methods.picsr import PICSRSettings, StageNotes, build_router
 from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays
 from models.networks.kinds import Task
@@ -139,9 +139,9 @@ def test_the_stages_follow_one_another_by_rounds(
     states = [RoundState(round_, {}) for round_ in range(7)]
     assert [strategy.stage(state) for state in states] == stages
     assert [strategy.notes(TRAIN, "s1a", state) for state in states] == [
-        {"stage": stage} for stage in stages
+        StageNotes(stage) for stage in stages
     ]
-    assert strategy.notes(EVALUATE, "s1a", RoundState(7, {})) == {"stage": "router"}
+    assert strategy.notes(EVALUATE, "s1a", RoundState(7, {})) == StageNotes("router")
 
 
 def test_local_experts_start_from_nothing_that_the_server_holds(picsr: Build) -> None:
