@@ -57,7 +57,8 @@ class FedAlignCLSite(FedAvgSite):
             return None
         return (
             "allow-embeddings",
-            "the run sends embeddings, each of one training image, to all other sites; 'align' "
+            "the run sends embeddings, each of one training image, to all other sites; "
+            "'fedaligncl.align' "
             "false goes without",
         )
 

@@ -94,7 +94,8 @@ class FedEFMSite(DecentralisedSite):
         if theta := self.theta():
             return theta
         raise SiteError(
-            f"'continue-from' is 'mean' and no mean came to site {self.silo.name}: server and "
+            f"'fedefm.continue-from' is 'mean' and no mean came to site {self.silo.name}: server "
+            "and "
             "site run different versions of fedsilo"
         )
 

@@ -210,7 +210,7 @@ def refuse_large(tokens: int) -> None:
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, and this one has "
             f"{tokens}: its program would have {tokens**2} variables an image, and take about "
             f"{_LAYER_MS * (tokens / LARGEST_LAYER) ** 4:.0f} ms or more for each; choose "
-            "'emd-solver' 'pot', or a smaller 'emd-grid'"
+            "'fedefm.emd-solver' 'pot', or a smaller 'fedefm.emd-grid'"
         )
 
 

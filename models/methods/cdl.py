@@ -13,6 +13,7 @@ Equations (arXiv:2303.06305):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from models.methods.decentralised import MatchaSettings, TopologySettings
 class CDLSettings(MatchaSettings):
     """Settings of CDL; with beta 0 the support model would change nothing that is exchanged."""
 
+    group: ClassVar[str] = "cdl"
+
     divergence_beta: float = setting(
         0.5,
         "weight beta of the main model's divergence from the support model; the support model's "
@@ -34,7 +37,7 @@ class CDLSettings(MatchaSettings):
     divergence_topology: str = setting(
         "ring",
         "cdl: who is whose neighbour; the authors' code is of a ring",
-        choices=rule_of(TopologySettings, "topology").choices,
+        choices=rule_of(TopologySettings, "fedefm.topology").choices,
     )
 
 

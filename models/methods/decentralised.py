@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
 @dataclass(frozen=True)
 class LinkSettings:
     """Links between silos that 'silo-set' does not name, for the cycle time of a topology."""
+
+    group: ClassVar[str] = "links"
 
     access_gbps: float = setting(
         10.0, "a silo's own line, shared by what it sends and by what it gets at once", above=0.0
@@ -49,6 +52,8 @@ class MixingNotes(Notes):
 class MatchaSettings(LinkSettings):
     """Settings of MATCHA (Wang et al. 2019)."""
 
+    group: ClassVar[str] = "matcha"
+
     matcha_budget: float = setting(
         0.5, "matcha: share of the graph's matchings that a round uses", above=0.0, maximum=1.0
     )
@@ -57,6 +62,8 @@ class MatchaSettings(LinkSettings):
 @dataclass(frozen=True)
 class TopologySettings(MatchaSettings):
     """Which silos exchange models."""
+
+    group: ClassVar[str] = "fedefm"
 
     topology: str = setting(
         "complete",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ PROTOTYPE = "prototype/"
 @dataclass(frozen=True)
 class FedProtoSettings:
     """Settings of FedProto; with lambda 0 each site would be alone, which is ``local``."""
+
+    group: ClassVar[str] = "fedproto"
 
     prototype_weight: float = setting(
         1.0, "weight lambda of the distance to the prototypes", above=0.0

@@ -19,6 +19,7 @@ from models.contract.settings_schema import Value, unknown_key
 from models.figures.palette import colours
 from server_app.compare.results import chosen_metrics, figure_of, of_split
 from server_app.compare.tables import deviation, mean
+from server_app.config.old_keys import key_of_today
 from server_app.config.settings import differences, known_defaults
 from server_app.records.finished_run import FinishedRun, finished_run, has_begun
 
@@ -80,6 +81,7 @@ def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> 
     runs = [read_run(run, split) for run in finished_runs(folders)]
     chosen = chosen_metrics(metric, [run.summary for run in runs], "--metric")[0]
     experiments = list(dict.fromkeys(run.line for run in runs))
+    setting = key_of_today(setting)
     return Sweep(setting, f"{split} {chosen}", experiments, sweep_points(runs, setting, chosen))
 
 

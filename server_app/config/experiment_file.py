@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from datasets.io.declarations import Declared, Fault, checked, fault
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value, unknown_key
+from server_app.config.old_keys import key_of_today
 from server_app.config.settings import flat_values, known_defaults
 
 
@@ -39,6 +40,7 @@ def _grid(content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     known = known_defaults() if content else {}
+    content = {key_of_today(key) if isinstance(key, str) else key: v for key, v in content.items()}
     for key, values in content.items():
         if key not in known:
             raise fault(str(unknown_key(key, known)))

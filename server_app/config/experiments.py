@@ -11,7 +11,9 @@ from models.contract.errors import SettingError
 from models.contract.settings_schema import Value, setting, unknown_key, unknown_name
 
 if TYPE_CHECKING:
-    from server_app.config.experiment_file import Parts
+    from server_app.config.old_keys import with_new_keys
+from server_app.config.experiment_file import Parts
+from server_app.config.old_keys import with_new_keys
 
 S = TypeVar("S")
 
@@ -88,6 +90,10 @@ def _experiment(
     if "base" in own.given():
         base = _experiment(own.base, declared, path, (*seen, name))
         values, resources, grid = dict(base.values), dict(base.resources), dict(base.grid)
+    method = {"method": value for key, value in (values | own.config).items() if key == "method"}
+    renamed = with_new_keys(own.config | method)[0].keys() - own.config.keys() - method.keys()
+    # What the experiment says by an old key must not meet its base's new one
+    values = {key: value for key, value in values.items() if key not in renamed}
     return Experiment(name, values | own.config, resources | own.resources, grid | own.grid)
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from models.contract.settings_schema import Value
+from server_app.config.settings import grouped
 from server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
@@ -60,7 +61,7 @@ def run(
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)
     config = deployment.home(SERVER) / f"{run_name}.toml"
-    config.write_text(tomli_w.dumps(dict(settings.as_mapping())), encoding="utf-8")
+    config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
     number, status = _follow(deployment, config, say)
     if status != "finished:completed":
         again = resume_command(experiment, folder, sources, seed, run_name)

@@ -28,7 +28,7 @@ import tomli_w
 
 from datasets.io.atomic_files import write_atomically
 from models.contract.errors import RunDirectoryError
-from server_app.config.settings import RunSettings
+from server_app.config.settings import RunSettings, grouped
 from strategies.loop.participants import Participants
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
@@ -140,7 +140,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Return config.toml: every resolved setting, how it was launched, and with what."""
-    document: dict[str, Any] = dict(settings.as_mapping())
+    document: dict[str, Any] = grouped(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
     document["environment"] = {

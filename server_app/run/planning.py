@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from datasets.registry import silo_names
 from models.contract.errors import RunDirectoryError
 from models.contract.settings_schema import Value
 from server_app.config.experiments import SIMULATION_FILE, find_experiment
+from server_app.config.old_keys import overlaid
 from server_app.config.settings import (
     RunSettings,
     launch_values,
@@ -79,11 +81,12 @@ def planned(
 def _merged(
     declared: Mapping[str, Value], sources: RunSources, more: Mapping[str, Value]
 ) -> dict[str, Value]:
-    values = dict(declared)
-    if sources.config:
-        values |= read_toml(sources.config)
-    values |= dict(parse_assignment(text) for text in sources.changes)
-    return values | dict(more)
+    of_file = read_toml(sources.config) if sources.config else {}
+    changes = dict(parse_assignment(text) for text in sources.changes)
+    values, lines = overlaid(declared, of_file, changes, more)
+    for line in lines:
+        print(f"fedsilo: {line}", file=sys.stderr)
+    return values
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:

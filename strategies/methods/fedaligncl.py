@@ -52,13 +52,15 @@ class FedAlignCL(FedAvg):
         begins = epoch_of(common.rounds, common) >= settings.warmup_epochs
         if (settings.align or settings.curriculum) and not begins:
             raise SettingError(
-                f"setting 'warmup-epochs' is {settings.warmup_epochs}, and {common.rounds} rounds "
+                f"setting 'fedaligncl.warmup-epochs' is {settings.warmup_epochs}, and "
+                f"{common.rounds} rounds "
                 f"end in epoch {epoch_of(common.rounds, common)}, counted from 0: alignment and "
                 "curriculum would never begin; lower it, or raise 'rounds'"
             )
         if common.clip_norm and settings.noise_variance:
             raise SettingError(
-                "settings 'clip-norm' and 'noise-variance' both add noise: set 'noise-variance' "
+                "settings 'clip-norm' and 'fedaligncl.noise-variance' both add noise: set "
+                "'fedaligncl.noise-variance' "
                 "to 0 for differential privacy, or 'clip-norm' to 0 for the paper's perturbation"
             )
 

@@ -63,7 +63,8 @@ class FedEFM(Decentralised):
         """Return the weights that every silo starts from.
 
         Raises:
-            SettingError: the topology is none, or the network's map is too large for 'emd-solver'.
+            SettingError: the topology is none, or the network's map is too large for
+            'fedefm.emd-solver'.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = starting_network(self.common, task)

@@ -61,8 +61,9 @@ class FedEvPrompt(Method):
             )
         if settings.shared_prompts == "b" and common.prompt_sets == "g":
             raise SettingError(
-                "setting 'shared-prompts' is 'b' and 'prompt-sets' is 'g', which has no "
-                "b-prompts: set 'prompt-sets' to 'b-t', or 'shared-prompts' to 'all'"
+                "setting 'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has "
+                "no "
+                "b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to 'all'"
             )
 
     def disclosures(self) -> Disclosures:

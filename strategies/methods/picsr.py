@@ -76,13 +76,14 @@ class PICSR(Method):
         sums_leave = common.standardise == "pooled" and data_set(common.dataset).is_table
         if settings.prototype_noise and sums_leave:
             raise SettingError(
-                f"setting 'prototype-noise' is {settings.prototype_noise:g} and 'standardise' is "
+                f"setting 'picsr.prototype-noise' is {settings.prototype_noise:g} and "
+                "'standardise' is "
                 "'pooled': the sums that a site sends to be pooled give its exact mean away, so "
                 "noise on the prototype hides nothing; set 'standardise' to 'declared'"
             )
         if sums_leave and settings.prototype_min_count > common.sums_min_count:
             raise SettingError(
-                f"setting 'prototype-min-count' is {settings.prototype_min_count} and "
+                f"setting 'picsr.prototype-min-count' is {settings.prototype_min_count} and "
                 f"'sums-min-count' is {common.sums_min_count}: a site that is too small for a "
                 "prototype would send its sums, which give the same mean; raise 'sums-min-count'"
             )
@@ -90,7 +91,7 @@ class PICSR(Method):
         if before >= common.rounds:
             raise SettingError(
                 f"setting 'rounds' is {common.rounds} and experts take {before} of them "
-                "('warmup-rounds', 'expert-rounds'): none is left for the router"
+                "('picsr.warmup-rounds', 'picsr.expert-rounds'): none is left for the router"
             )
 
     def disclosures(self) -> Disclosures:

@@ -98,9 +98,9 @@ class UEFL(Method):
             )
         if settings.max_iterations > 1 and common.rounds <= settings.iteration_rounds:
             raise SettingError(
-                f"setting 'rounds' is {common.rounds}, not more than 'iteration-rounds' "
+                f"setting 'rounds' is {common.rounds}, not more than 'uefl.iteration-rounds' "
                 f"({settings.iteration_rounds}): no codebook would ever be extended; raise "
-                "'rounds', lower 'iteration-rounds', or set 'max-iterations' to 1 (DisFL)"
+                "'rounds', lower 'uefl.iteration-rounds', or set 'uefl.max-iterations' to 1 (DisFL)"
             )
 
     def initial_state(self, task: Task) -> RoundState:
@@ -113,7 +113,7 @@ class UEFL(Method):
             if self.settings.max_iterations > 1 and facts.sizes().get("val") == 0:
                 raise SettingError(
                     f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
-                    "'val-folds', or set 'max-iterations' to 1 (DisFL)"
+                    "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
                 )
         network = build_classifier(self.common, task)
         arrays = initial_weights(network)
@@ -134,7 +134,7 @@ class UEFL(Method):
     @classmethod
     def marks(cls, state: RoundState) -> dict[int, str]:
         """Return where codewords were added, and for whom."""
-        none = "no new codewords: no cluster was large enough ('centroid-min-count')"
+        none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
         return {
             int(round_): f"new codewords for {', '.join(sites)}" if sites else none
             for round_, sites in state.extras["extended"].items()
@@ -147,7 +147,7 @@ class UEFL(Method):
             return ""
         return (
             f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
-            "times the least: the run ends ('stop-when-certain')"
+            "times the least: the run ends ('uefl.stop-when-certain')"
         )
 
     def phases(self, state: RoundState) -> Sequence[str]:

@@ -177,7 +177,7 @@ def activation_probabilities(
     found = _rounded(budget * shares.value, budget * len(matchings))
     if algebraic_connectivity(size, matchings, found) < 10.0**-_DIGITS:
         raise SettingError(
-            f"'matcha-budget' is {budget:g}, and some silos would never meet: choose a larger one"
+            f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
         )
     return found
 
@@ -272,5 +272,5 @@ def _solve(problem: Any) -> None:
     if problem.status != "optimal":
         raise SettingError(
             f"topology 'matcha': the solver ended with '{problem.status}', choose another "
-            "'matcha-budget' or topology"
+            "'matcha.budget' or topology"
         )

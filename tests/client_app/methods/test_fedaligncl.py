@@ -121,7 +121,7 @@ def test_embeddings_leave_when_they_are_asked_for_and_never_without_alignment(
     greedy = SiteRound(_site(opened, weights, notes={"embeddings": 36})).answer()[ARRAYS][
         "embeddings"
     ]
-    assert greedy.shape == (8, WIDTH)  # the tiny run's 'shared-embeddings'
+    assert greedy.shape == (8, WIDTH)  # the tiny run's 'fedaligncl.shared-embeddings'
 
 
 def test_embeddings_are_those_of_training_mode_and_count_no_batch_twice(

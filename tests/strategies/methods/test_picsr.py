@@ -74,7 +74,7 @@ def test_each_sites_own_figures_are_refused_as_they_blind_the_router() -> None:
 def test_noise_is_refused_where_pooled_sums_give_the_mean_away() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset, "standardise": "pooled"}, {"prototype_noise": 0.5})
-        assert "'prototype-noise' is 0.5 and 'standardise' is 'pooled'" in told
+        assert "'picsr.prototype-noise' is 0.5 and 'standardise' is 'pooled'" in told
         assert "hides nothing; set 'standardise' to 'declared'" in told
 
 
@@ -90,7 +90,7 @@ def test_noise_is_allowed_where_no_sums_leave(dataset: str, standardise: str, no
 def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset}, {"prototype_min_count": 11})
-        assert "'prototype-min-count' is 11 and 'sums-min-count' is 10" in told
+        assert "'picsr.prototype-min-count' is 11 and 'sums-min-count' is 10" in told
         assert told.endswith("raise 'sums-min-count'")
 
 
