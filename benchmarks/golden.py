@@ -42,7 +42,10 @@ TEXTS = [
     "attention",
 ]
 TEXTS += ["settings", "experiments", "histograms", "embeddings", "gradcam", "against", "finetune"]
-_TIMES = {"seconds", "peak-memory-bytes", "peak-memory", "bytes_down", "bytes_up", "bytes"}
+_TIMES = {
+    *("seconds", "peak-memory-bytes", "peak-memory", "bytes_down", "bytes_up", "bytes"),
+    *("bytes up", "bytes down", "compute-seconds", "visit-seconds", "cycle-times"),
+}
 
 
 def variants() -> dict[str, dict[str, Any]]:
