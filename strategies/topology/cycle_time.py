@@ -216,14 +216,14 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
     """Return the topologies to compare, this one among them."""
-    found = {}
+    alternatives = {}
     for kind in dict.fromkeys([*_COMPARED, topology.kind]):
         try:
-            found[kind] = (
+            alternatives[kind] = (
                 topology
                 if kind == topology.kind
                 else build_topology(kind, topology.sites, silo_set, topology.seed, topology.budget)
             )
         except SettingError:
             continue  # a budget too small for matcha is no reason to have no document
-    return found
+    return alternatives
