@@ -43,10 +43,10 @@ class CodeUse:
 
     def see(self, tokens: Tensor) -> None:
         """Count the codes of a batch of tokens (batch, l, c)."""
-        found = self.network.nearest(tokens)
-        codes = found.codes.flatten().cpu()
+        nearest = self.network.nearest(tokens)
+        codes = nearest.codes.flatten().cpu()
         self.counts += torch.bincount(codes, minlength=len(self.counts))
-        self.squared += float((found.codewords - tokens.float()).square().sum())
+        self.squared += float((nearest.codewords - tokens.float()).square().sum())
         self.elements += tokens.numel()
 
     def values(self) -> dict[str, float]:
