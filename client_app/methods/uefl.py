@@ -124,8 +124,8 @@ class UEFLSite(SiteMethod):
         if self.settings.codeword_start == "kmeans":
             return self._centroids(network)
         dimension, book = network.codebook().shape[1], len(network.codebooks)
-        drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-        return Centroids(drawn.numpy(), np.ones(len(drawn), np.int64))
+        codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        return Centroids(codewords.numpy(), np.ones(len(codewords), np.int64))
 
     def _centroids(self, network: UEFLNetwork) -> Centroids:
         dimension = network.codebook().shape[1]

@@ -64,13 +64,13 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
         wanted[name].copy_(array)
 
 
-def _extractor(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _extractor(stored: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the arrays of the feature extractor, without what stands before their names."""
     for prefix in _PREFIXES:
-        if f"{prefix}first_conv.weight" in given:
+        if f"{prefix}first_conv.weight" in stored:
             return {
                 name.removeprefix(prefix): array
-                for name, array in given.items()
+                for name, array in stored.items()
                 if name.startswith(prefix)
             }
     raise SettingError(

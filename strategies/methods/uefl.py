@@ -242,8 +242,8 @@ class UEFL(Method):
     def _new_book(self, state: RoundState, replies: Sequence[SiteReply]) -> NDArray:
         dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
         if self.settings.codeword_start == "gaussian":
-            drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-            start: NDArray = drawn.numpy()
+            codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+            start: NDArray = codewords.numpy()
             return start
         parts = [
             Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))

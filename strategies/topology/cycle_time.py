@@ -138,9 +138,9 @@ class _Seconds:
         """Return what it takes to gather models at the hub and to send them back out."""
         arcs = _others(arcs)
         hub = int(arcs.sum(axis=0).argmax())
-        up = np.zeros_like(arcs)
-        up[:, hub] = arcs[:, hub]
-        return self.mixing(up) + float(self.transfer(up.T)[hub].max())
+        uplinks = np.zeros_like(arcs)
+        uplinks[:, hub] = arcs[:, hub]
+        return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
         """Return the seconds of each of the ``arcs``, (from, to); 0 where there is none."""

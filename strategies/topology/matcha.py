@@ -50,9 +50,9 @@ class Matcha:
 
     def active(self, round_: int) -> tuple[bool, ...]:
         """Tell which matchings ``round_`` uses: a function of seed and round alone."""
-        key = generator(self.seed, "matcha", round_)
-        drawn = torch.rand(len(self.matchings), generator=key, dtype=torch.float64).tolist()
-        return tuple(value < p for value, p in zip(drawn, self.probabilities, strict=True))
+        rng = generator(self.seed, "matcha", round_)
+        uniform = torch.rand(len(self.matchings), generator=rng, dtype=torch.float64).tolist()
+        return tuple(value < p for value, p in zip(uniform, self.probabilities, strict=True))
 
     def matrix(self, active: Sequence[bool]) -> Matrix:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
