@@ -109,8 +109,8 @@ class SiteState:
     def _keys(self) -> list[tuple[int, int]]:
         if not self.folder.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted((int(match[1]), int(match[2])) for match in found if match)
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
 # Where a site computes and with how much patience; a hospital may change them during a run

@@ -21,7 +21,7 @@ def class_means(
     classes: int,
     compute: Compute,
     function: Callable[[Tensor], Tensor],
-    least: int,
+    min_samples: int,
 ) -> dict[int, Tensor]:
     """Return the mean of ``function`` over the samples of each class that has enough of them.
 
@@ -35,13 +35,13 @@ def class_means(
         classes: how many classes there are.
         compute: device and precision.
         function: maps inputs (batch, ...) to rows (batch, d).
-        least: samples that must be behind a mean.
+        min_samples: samples that must be behind a mean.
 
     Returns:
         Class to mean (d,), float32 on the CPU.
     """
     counts = torch.bincount(split.labels, minlength=classes).tolist()
-    large = large_classes(counts, least)
+    large = large_classes(counts, min_samples)
     if not large:
         return {}
     network.eval()

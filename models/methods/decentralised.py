@@ -82,8 +82,8 @@ def mixed(
     sites = sorted(models)
     total = sum(weights[site] for site in sites)
     first = models[sites[0]]
-    found = {}
+    mixture = {}
     for name in first:
         parts = [models[site][name].double() * (weights[site] / total) for site in sites]
-        found[name] = torch.stack(parts).sum(dim=0).to(first[name].dtype)
-    return found
+        mixture[name] = torch.stack(parts).sum(dim=0).to(first[name].dtype)
+    return mixture

@@ -119,8 +119,8 @@ class Router(nn.Module):
             (batch, experts).
         """
         here, there = self.embedding(inputs), self.embedding(prototypes)
-        found: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
-        return found
+        distances: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
+        return distances
 
     def scores(self, distances: Tensor) -> Tensor:
         """Return what the last layer makes of one sample's ``distances`` (experts,).
@@ -187,27 +187,27 @@ class PICSRNetwork(Mixture):
         return self.router.log_weights(inputs, self.prototypes)
 
 
-def routing_figures(weights: Tensor, sites: Sequence[str], least: int) -> dict[str, float]:
+def routing_figures(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
     """Return what a site tells of the weights that its samples give to the experts.
 
     Args:
         weights: (n, experts), rows summing to 1.
         sites: the experts' sites.
-        least: with fewer samples nothing is told: the mean of few is nearly one of them.
+        min_samples: with fewer samples nothing is told: the mean of few is nearly one of them.
 
     Returns:
         ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
     """
-    if len(weights) < least:
+    if len(weights) < min_samples:
         return {}
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for index, site in enumerate(sites):
         column = weights[:, index].double()
-        found[f"{ROUTING}{site}.mean"] = column.mean().item()
+        figures[f"{ROUTING}{site}.mean"] = column.mean().item()
         for share in QUANTILES:
             key = f"{ROUTING}{site}.q{round(100 * share):02d}"
-            found[key] = torch.quantile(column, share).item()
-    return found
+            figures[key] = torch.quantile(column, share).item()
+    return figures
 
 
 def feature_contributions(
@@ -279,11 +279,11 @@ def routing_document(
         site: {
             expert: {
                 key.rpartition(".")[2]: value
-                for key, value in found.items()
+                for key, value in metrics.items()
                 if key.rpartition(".")[0] == f"{ROUTING}{expert}"
             }
             for expert in experts
         }
-        for site, found in values.items()
+        for site, metrics in values.items()
     }
     return {"experts": list(experts), "sites": sites, "prototype distances": dict(distances)}

@@ -98,15 +98,15 @@ class Decentralised(Method):
         theta = below(MODEL, state, MODEL)
         if phase == EVALUATE:  # a finished run's state is Theta alone, by plain names
             return theta or {f"{MODEL}{name}": array for name, array in state.arrays.items()}
-        found = theta if self._needs_theta(site, state) else {}
-        return found | self.relayed(phase, site, state)
+        arrays = theta if self._needs_theta(site, state) else {}
+        return arrays | self.relayed(phase, site, state)
 
     def relayed(self, phase: str, site: str, state: RoundState) -> dict[str, NDArray]:
         """Return what others have sent for ``site``: their models."""
-        found: dict[str, NDArray] = {}
+        arrays: dict[str, NDArray] = {}
         for other in self.neighbours(site, state):
-            found |= below(f"{SILO}{other}/", state, f"{NEIGHBOUR}{other}/")
-        return found
+            arrays |= below(f"{SILO}{other}/", state, f"{NEIGHBOUR}{other}/")
+        return arrays
 
     def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell the silo's row of the mixing matrix."""
@@ -138,7 +138,7 @@ class Decentralised(Method):
         """Return the topology with its weights, and the cycle times of it and of others."""
         if self._seconds.keys() != set(self.participants.sites()):
             return {}  # resumed after the last round, say: not every silo was timed by this process
-        found = topology_document(
+        document = topology_document(
             self.topology,
             open_silo_set(self.common.silo_set) if self.common.silo_set else None,
             self.settings,
@@ -146,7 +146,7 @@ class Decentralised(Method):
             compute_seconds={site: total / count for site, (total, count) in self._seconds.items()},
             visit_seconds=self.visit_seconds(),
         )
-        return {_DOCUMENT: found}
+        return {_DOCUMENT: document}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return how long each site trains one visiting model; None: there are no visits."""

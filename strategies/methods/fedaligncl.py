@@ -81,25 +81,25 @@ class FedAlignCL(FedAvg):
         weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
         if self.common.clip_norm:
             weights = f"all weights and batch-norm statistics of the network{noisy}"
-        found = [f"each round: {weights}"]
+        sentences = [f"each round: {weights}"]
         if own.align:
-            found.append(
+            sentences.append(
                 f"in the round before each that aligns: up to {own.shared_embeddings} embeddings, "
                 f"each of one training image ({chosen}),{noisy}; they go to all other sites"
             )
         if own.curriculum or own.count_forgotten:
-            found.append("each epoch: the share of training images that were forgotten")
-        return Disclosures(*found, noise=self._own_noise())
+            sentences.append("each epoch: the share of training images that were forgotten")
+        return Disclosures(*sentences, noise=self._own_noise())
 
     def _own_noise(self) -> str:
         """Say what the perturbation is not."""
         own = self.settings
         if not own.noise_variance:
             return ""
-        told = f"of variance {own.noise_variance:g}"
+        size = f"of variance {own.noise_variance:g}"
         if own.noise_scale == "relative":
-            told = f"of {own.noise_variance:g} times each array's own spread"
-        return f"Gaussian perturbation {told}, without clipping: no bound on epsilon"
+            size = f"of {own.noise_variance:g} times each array's own spread"
+        return f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
 
     def published(self) -> Published:
         """Return the row of the paper's table III."""
@@ -151,8 +151,8 @@ class FedAlignCL(FedAvg):
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return the share of forgotten samples: epoch -> site -> share."""
-        found = state.extras.get(_FORGOTTEN)
-        return {"forgotten.json": {"variant": self.variant(), "epochs": found}} if found else {}
+        shares = state.extras.get(_FORGOTTEN)
+        return {"forgotten.json": {"variant": self.variant(), "epochs": shares}} if shares else {}
 
     @classmethod
     def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:

@@ -97,7 +97,7 @@ class PICSR(Method):
     def disclosures(self) -> Disclosures:
         """Name expert, prototype, router and routing figures."""
         noise = self.settings.prototype_noise
-        found = [
+        sentences = [
             "once: all weights of the site's expert, which go to all other sites",
             "once: the site's prototype, the mean of its standardised training samples ("
             + (f"with Gaussian noise of sd {noise:g}" if noise else "without noise")
@@ -108,10 +108,10 @@ class PICSR(Method):
             f"no fewer than {self.settings.prototype_min_count}",
         ]
         if self.settings.experts == "finetuned":
-            found.insert(0, "all weights of the network, each warm-up round")
+            sentences.insert(0, "all weights of the network, each warm-up round")
         if self.settings.train_experts:
-            found.append("all experts' weights, each round of the router's training")
-        return Disclosures(*found)
+            sentences.append("all experts' weights, each round of the router's training")
+        return Disclosures(*sentences)
 
     def published(self) -> Published:
         """Return table 1."""

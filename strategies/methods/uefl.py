@@ -73,15 +73,15 @@ class UEFL(Method):
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
-        found = ["all weights and batch-norm statistics of the network, each round"]
+        sentences = ["all weights and batch-norm statistics of the network, each round"]
         if not self._personal():
-            found.append("the codebooks that the site may use, trained, each round")
+            sentences.append("the codebooks that the site may use, trained, each round")
         if self._asks_for_centroids():
-            found.append(
+            sentences.append(
                 "when uncertain: centroids of the site's features with counts, none of fewer than "
                 f"{self.settings.centroid_min_count} features"
             )
-        return Disclosures(*found)
+        return Disclosures(*sentences)
 
     def published(self) -> Published:
         """Return table 3, if there are nine silos and the codebook can grow, as there."""
@@ -242,8 +242,8 @@ class UEFL(Method):
     def _new_book(self, state: RoundState, replies: Sequence[SiteReply]) -> NDArray:
         dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
         if self.settings.codeword_start == "gaussian":
-            drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-            start: NDArray = drawn.numpy()
+            codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+            start: NDArray = codewords.numpy()
             return start
         parts = [
             Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))
