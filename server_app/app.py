@@ -36,6 +36,6 @@ def main(grid: Grid, context: Context) -> None:
         logging.getLogger("flwr").error("fedsilo: %s", error)
         raise
     except OSError as error:
-        told = f"{error.filename or 'system'}: {error.strerror}"
-        logging.getLogger("flwr").error("fedsilo: %s", told)
-        raise RunDirectoryError(told) from error
+        line = f"{error.filename or 'system'}: {error.strerror}"
+        logging.getLogger("flwr").error("fedsilo: %s", line)
+        raise RunDirectoryError(line) from error

@@ -74,16 +74,16 @@ def parts(name: Any, content: Any, path: Path) -> Parts:
         raise SettingError(f"{path}: experiment '{shown}' must have a text of one line as its name")
     where = f"{path}: experiment '{name}'"
 
-    def refusal(found: Fault) -> SettingError:
-        if found.kind == "unknown":
+    def refusal(flaw: Fault) -> SettingError:
+        if flaw.kind == "unknown":
             return SettingError(
-                f"{where} has unknown parts ['{found.key}']; allowed are "
+                f"{where} has unknown parts ['{flaw.key}']; allowed are "
                 "about, base, config, grid and resources"
             )
-        if found.kind == "shape":
+        if flaw.kind == "shape":
             return SettingError(
                 f"{where} must be a mapping, and so must its config, grid and resources"
             )
-        return SettingError(f"{where}: {found.sentence}")
+        return SettingError(f"{where}: {flaw.sentence}")
 
     return checked(Parts, content, refusal)

@@ -59,12 +59,12 @@ class RunSettings:
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     """Say which settings differ between two runs, empty if none does."""
-    told = [
+    differing = [
         f"{key} is {before.get(key, 'unset')!r} there and {now.get(key, 'unset')!r} here"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
-    return "; ".join(told)
+    return "; ".join(differing)
 
 
 def known_defaults() -> dict[str, Value]:

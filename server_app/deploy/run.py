@@ -54,9 +54,9 @@ def run(
 
     deployment = read_deployment(folder)
     given: dict[str, Value | None] = {"seed": seed, "run-name": name}
-    more = {key: value for key, value in given.items() if value is not None}
+    overrides = {key: value for key, value in given.items() if value is not None}
     at_server = dataclasses.replace(sources, out=deployment.runs)
-    settings, _ = planned(experiment, at_server, more=more)
+    settings, _ = planned(experiment, at_server, overrides=overrides)
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)

@@ -95,12 +95,12 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
 
 
 @contextmanager
-def _superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
+def _superlink(home: Path, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
     http_port, control_port = free_ports(2)
     environment = (
         os.environ
-        | dict(more or {})
+        | dict(variables or {})
         | {
             "FLWR_HOME": str(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
@@ -199,5 +199,5 @@ def _flwr_run(
 
 def _error_in(line: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
-    found = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
-    return found[1].strip() if found else ""
+    match = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
+    return match[1].strip() if match else ""
