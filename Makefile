@@ -20,9 +20,10 @@ test: setup  ## the whole test suite, a process a core; a file's tests stay toge
 test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, strangers; half an hour
 	FEDSILO_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
 
-lint: setup  ## ruff and mypy, as CI runs them
+lint: setup  ## ruff, import-linter and mypy, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache  # the order of the rooms and of their folders
 	$(BIN)/mypy
 	$(BIN)/mypy docker  # scripts of the images, no package
 

@@ -218,7 +218,7 @@ def influence(console: Console, run_dir: Path) -> None:
         network = method.open_network()
         assert isinstance(network, PromptedViT)
         network.train()
-        for evidence in evidences(network):
+        for evidence in evidences(network):  # as at the end of training, when annealing is over
             evidence.kl_weight = 1.0
         others: dict[int, list[Tensor]] = {}
         for name, maps in buffer.items():

@@ -14,8 +14,8 @@ from torch import Tensor
 from client_app.methods.local import LocalSite
 from client_app.training.class_means import class_means
 from client_app.training.loop import LocalTraining
+from models.maths.class_means import class_targets, matching_loss
 from models.methods.feddistill import LOGITS, FedDistillSettings
-from models.methods.fedproto import class_targets, matching_loss
 from models.networks.classifier import TokenClassifier
 from models.networks.site_network import SiteNetwork
 

@@ -115,15 +115,7 @@ class FedEvPromptSite(SiteMethod):
             if not name.startswith(MAPS):
                 continue
             site, _, label = name.removeprefix(MAPS).rpartition("/")
-            if site == self.silo.name:
-                fault: str | None = "these are its own maps, which must not come back"
-            elif not label.isdecimal() or int(label) >= self.silo.task.classes:
-                fault = "there is no such class"
-            elif maps.ndim != 2 or maps.shape[1] != vit.map_size():
-                fault = f"it is {tuple(maps.shape)}, not (any, {vit.map_size()})"
-            else:
-                fault = map_fault(maps)
-            if fault:
+            if fault := self._entry_fault(site, label, maps, vit.map_size()):
                 raise SiteError(f"the buffer's entry of site {site}, class {label}: {fault}")
             by_class.setdefault(int(label), []).append(maps)
         if not by_class:
@@ -131,6 +123,16 @@ class FedEvPromptSite(SiteMethod):
         gram = upsampling_gram(vit.grid_size(), vit.image_size())
         joined = {label: torch.cat(parts) for label, parts in sorted(by_class.items())}
         return buffer_moments(joined, self.silo.task.classes, gram).to(self.compute.device)
+
+    def _entry_fault(self, site: str, label: str, maps: Tensor, cells: int) -> str | None:
+        """Return why the buffer's entry of a site and class cannot be one, None if it can."""
+        if site == self.silo.name:
+            return "these are its own maps, which must not come back"
+        if not label.isdecimal() or int(label) >= self.silo.task.classes:
+            return "there is no such class"
+        if maps.ndim != 2 or maps.shape[1] != cells:
+            return f"it is {tuple(maps.shape)}, not (any, {cells})"
+        return map_fault(maps)
 
     def _maps(self, vit: PromptedViT) -> dict[str, Tensor]:
         """Return the maps (up to M, cells) of each class that this site has samples of."""

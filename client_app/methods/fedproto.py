@@ -13,14 +13,8 @@ from client_app.methods.local import LocalSite
 from client_app.training.class_means import class_means
 from client_app.training.evaluation import Probe
 from client_app.training.loop import LocalTraining
-from models.methods.fedproto import (
-    PROTOTYPE,
-    ClassTargets,
-    FedProtoSettings,
-    NearestPrototype,
-    class_targets,
-    matching_loss,
-)
+from models.maths.class_means import ClassTargets, class_targets, matching_loss
+from models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
 from models.networks.classifier import TokenClassifier
 from models.networks.site_network import SiteNetwork
 

@@ -47,6 +47,7 @@ class SiteState:
                 further than this site remembers.
         """
         keys = self._keys()
+        # A server that resumed may ask again for a round that this site has already finished
         older = [key for key in keys if key < (instruction.round, instruction.step)]
         if not older and _forgotten(keys, instruction):
             raise CheckpointError(
@@ -59,7 +60,7 @@ class SiteState:
                 f"private state of site {self.folder.name} is gone from {self.folder}: bring it "
                 "back, or start a new run"
             )
-        if not older:
+        if not older:  # the site's first round, or a method that keeps nothing
             return None
         path = self._path(*older[-1])
         try:

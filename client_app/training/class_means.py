@@ -10,7 +10,7 @@ from torch import Tensor
 from client_app.training.compute import Compute
 from client_app.training.evaluation import in_batches
 from datasets.silo.silos import Split
-from models.methods.fedproto import class_sums, large_classes
+from models.maths.class_means import class_sums, large_classes
 from models.networks.encoders import float_inputs
 from models.networks.site_network import SiteNetwork
 

@@ -67,20 +67,27 @@ def choose_compute(device: str, precision: str, threads: int) -> Compute:
         SettingError: the device is unknown, or there is no such GPU.
     """
     torch.set_num_threads(threads)
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise SettingError(f"setting 'device' is '{device}'; it must be auto, cpu, cuda or cuda:N")
+    kind, index = _device_parts(device)
     have_gpu = torch.cuda.is_available()
-    if kind == "cuda" and (not have_gpu or int(index or 0) >= torch.cuda.device_count()):
+    if kind == "cuda" and (not have_gpu or index >= torch.cuda.device_count()):
         raise SettingError(
             f"setting 'device' is '{device}', and this machine has "
             f"{torch.cuda.device_count() if have_gpu else 'no'} usable GPU; use auto or cpu"
         )
+    # A GPU that "auto" did not find is no fault; one that "cuda" asked for was refused above
     use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
     if use_gpu:
         _be_repeatable(precision)
-    chosen = torch.device(f"cuda:{int(index or 0)}" if use_gpu else "cpu")
+    chosen = torch.device(f"cuda:{index}" if use_gpu else "cpu")
     return Compute(chosen, precision == "bf16" or (precision == "auto" and use_gpu))
+
+
+def _device_parts(device: str) -> tuple[str, int]:
+    """Return the kind of device and its index, or raise a ``SettingError``."""
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise SettingError(f"setting 'device' is '{device}'; it must be auto, cpu, cuda or cuda:N")
+    return kind, int(index or 0)
 
 
 def _be_repeatable(precision: str) -> None:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, model_validator
 
 from datasets.images.dataset import SMALLEST_IMAGE
 from datasets.io.declarations import Declared, as_text, fault, number, whole
-from datasets.tables.schema_file import ClassLists, Sites, one_class_each
+from datasets.silo.declared_silos import ClassLists, Sites, one_class_each
 
 _LARGEST_IMAGE = 4096
 

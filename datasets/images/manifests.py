@@ -75,7 +75,7 @@ def read_declaration(path: Path, form: Form = IMAGES_FORM) -> Declaration:
     """
     # pydantic takes a while to import
     from datasets.images.declaration import DeepImagesModel, ImagesModel
-    from datasets.tables.schema_file import one_class_each, read_declared
+    from datasets.silo.declared_silos import one_class_each, read_declared
 
     declared = read_declared(path, DeepImagesModel if "bits" in form.keys else ImagesModel)
     own = declared.given()

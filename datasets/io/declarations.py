@@ -264,6 +264,7 @@ def _first_fault(model: type[Declared], invalid: ValidationError) -> Fault:
 
 def _fault_of(model: type[Declared], error: ErrorDetails) -> Fault:
     path, kind = error["loc"], error["type"]
+    # Of a key that is too many or too few, the path's last step is the key: its mapping is at fault
     of_key = kind in ("extra_forbidden", "invalid_key", "missing")
     spot = _spot(model, path[:-1] if of_key else path)
     keys = tuple(str(field.alias) for field in spot.owner.model_fields.values())

@@ -96,7 +96,7 @@ class TableSchema:
         pairs = [(c.mean, c.std) for c in numeric if c.mean is not None and c.std is not None]
         if len(pairs) < len(numeric):
             return None
-        for column in self.columns:
+        for column in self.columns:  # a first level has no feature: all of the others are 0 there
             pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
         return FeatureStatistics(
             np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
@@ -137,6 +137,7 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     whole = [row for row in rows if row is not None]
     kept = [row for row in whole if schema.policy == "impute" or not any(map(math.isnan, row[1]))]
     features = np.array([row[1] for row in kept], dtype=np.float32)
+    # Without a row numpy cannot know how many features there are, hence reshape
     return Table(
         features.reshape(len(kept), len(schema.features())),
         np.array([row[0] for row in kept], dtype=np.int64),

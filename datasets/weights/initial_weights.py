@@ -116,6 +116,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()
     given = _renamed(_resampled(state, vit))
+    # Around the blocks (a head, positions) what fits will do; of the blocks, below, all must fit
     fitting = {
         name: torch.as_tensor(array).float()
         for name, array in given.items()

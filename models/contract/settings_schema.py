@@ -60,6 +60,7 @@ class Rule:
         if isinstance(value, str):
             listed = not self.choices or value in self.choices
             return listed and (not self.pattern or bool(re.fullmatch(self.pattern, value)))
+        # Asked of None and not of truth: 0 is a bound too
         return not (
             (self.minimum is not None and value < self.minimum)
             or (self.maximum is not None and value > self.maximum)

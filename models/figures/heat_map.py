@@ -39,6 +39,7 @@ def annotated_heat_map(
         signed: the colours run from ``-top`` to ``top`` with white at 0, else from 0.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values])
+    # A table of zeros, or of empty cells, has no scale of its own: any but 0 will do
     limit = top or _largest(table) or 1.0
     lowest = -limit if signed else 0.0
     drawn = axes.imshow(

@@ -2,12 +2,12 @@
 
 A site sends ``logits/<class>``, its mean logits of a class, and gets the others' mean by the same
 name; the server keeps ``logits/<site>/<class>``. The mathematics is that of
-``models.methods.fedproto``.
+``models.maths.class_means``.
 
 Equations (arXiv:2011.02367, after arXiv:1811.11479):
-  (mean logits) sums behind a class's mean -> models.methods.fedproto.class_sums
+  (mean logits) sums behind a class's mean -> models.maths.class_means.class_sums
   (others' mean) what a site learns from -> strategies.methods.feddistill.FedDistill.outgoing
-  (objective) distance to the others' mean -> models.methods.fedproto.matching_loss
+  (objective) distance to the others' mean -> models.maths.class_means.matching_loss
 """
 
 from __future__ import annotations

@@ -90,17 +90,18 @@ def _experiment(
     if "base" in own_parts.given():
         base = _experiment(own_parts.base, declared, path, (*chain, name))
         values, resources, grid = dict(base.values), dict(base.resources), dict(base.grid)
-    method = {
-        "method": value for key, value in (values | own_parts.config).items() if key == "method"
-    }
-    renamed = (
-        with_new_keys(own_parts.config | method)[0].keys() - own_parts.config.keys() - method.keys()
-    )
-    # What the experiment says by an old key must not meet its base's new one
-    values = {key: value for key, value in values.items() if key not in renamed}
+    values = _without_renamed(values, own_parts.config)
     return Experiment(
         name, values | own_parts.config, resources | own_parts.resources, grid | own_parts.grid
     )
+
+
+def _without_renamed(base: Mapping[str, Value], own: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a base's settings without those that the experiment itself gives by an old key."""
+    together = {**base, **own}
+    method = {} if "method" not in together else {"method": together["method"]}
+    renamed = with_new_keys({**own, **method})[0].keys() - own.keys() - method.keys()
+    return {key: value for key, value in base.items() if key not in renamed}
 
 
 def find_experiment(path: Path, name: str) -> Experiment:

@@ -212,7 +212,7 @@ def plan(
             if twice
             else "no site is named: a deployment needs at least one"
         )
-    names = sorted(sites)
+    names = sorted(sites)  # a site's port does not hang on the order in which they were named
     return Deployment(
         folder,
         dict(zip(["http", "fleet", *names], ports, strict=True)),

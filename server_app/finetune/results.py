@@ -151,6 +151,7 @@ def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
         "method": result.method or None,
         "taken": asdict(result.transfer) if result.transfer else None,
         "mean": {metric: row.mean for metric, row in rows.items()},
+        # One seed has no spread: a 0 would be read as one
         "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
         "seeds": [
             {

@@ -89,6 +89,7 @@ def result_table(
     Sites that are a distribution each have no second row.
     """
     metrics = [metric for metric in shown if any(metric in row for row in values.values())]
+    # A paper may print fewer metrics than a run has: no column stands empty
     compared = [
         metric
         for metric in metrics

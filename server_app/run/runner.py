@@ -156,14 +156,14 @@ def _say_what_is_odd(participants: Participants, console: Console) -> None:
     """Name who is left out, and what a site's data cannot give: it takes part all the same."""
     for reason in participants.refused:
         _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
-    if not any(facts.sizes()["test"] for facts in participants.facts.values()):
+    # Without any test sample one line says so; only otherwise is a site without some odd
+    measured = any(facts.sizes()["test"] for facts in participants.facts.values())
+    if not measured:
         _warn(console, "no site has test samples: there will be no test figures")
     for site, facts in participants.facts.items():
         if sum(1 for count in facts.label_counts["train"] if count) == 1:
             _warn(console, f"site {site}: all training samples are of one class")
-        if not facts.sizes()["test"] and any(
-            other.sizes()["test"] for other in participants.facts.values()
-        ):
+        if measured and not facts.sizes()["test"]:
             _warn(console, f"site {site}: it has no test samples and no test figures")
         if facts.dropped:
             _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")

@@ -203,18 +203,17 @@ class RoundLoop(Strategy):
             for hook in self.hooks:
                 hook.reply_came(phase.round, phase.name, site_of[node])
 
+        # No SuperLink stores what a simulated site gets, so that bundles would only cost copies
         real = {
             participants.nodes[s] for s, facts in participants.facts.items() if not facts.simulated
         }
         replies = exchange(grid, sent, timeout, arrived, real, self.method.common.away_timeout)
-        usable = []
-        for node, reply in sorted(replies.items()):
-            if reply is not None and reply.has_error():
+        came = [(node, reply) for node, reply in sorted(replies.items()) if reply is not None]
+        for node, reply in came:
+            if reply.has_error():
                 phase.errors[site_of[node]] = reply.error.reason or f"error {reply.error.code}"
                 phase.codes[site_of[node]] = code_of(reply.error.code)
-            elif reply is not None:
-                usable.append(reply)
-        return usable
+        return [reply for _, reply in came if not reply.has_error()]
 
     def _checked(self, replies: Iterable[Message]) -> dict[str, SiteReply]:
         """Return the usable replies by site; apply the failure policy to the others."""

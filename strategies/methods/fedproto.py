@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from models.contract.messages import EVALUATE
-from models.methods.fedproto import PROTOTYPE, FedProtoSettings, large_classes
+from models.maths.class_means import large_classes
+from models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task, network_kind
 from strategies.loop.method import Method

@@ -41,6 +41,7 @@ def dermoscopy(row: str, common: CommonSettings, participants: Participants) -> 
     The mean over clients is that of the row's six numbers (of "FedAvg b only" 70.12; the paper
     prints 70.18).
     """
+    # Beside numbers of another split, task or network the paper's would be compared by mistake
     whole = common.sample_share == 1 and not common.public_share
     cut = common.test_folds or common.val_folds or not common.use_test
     prompted = common.network == "vit" and not common.train_backbone

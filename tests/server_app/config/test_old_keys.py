@@ -79,7 +79,7 @@ def test_a_group_that_no_method_has_is_refused_with_the_groups_that_there_are() 
 
 
 def test_another_methods_group_is_refused() -> None:
-    with pytest.raises(SettingError, match="'uefl.gamma' is not one of method 'fedavg'"):
+    with pytest.raises(SettingError, match=r"'uefl\.gamma' is not one of method 'fedavg'"):
         resolve({"method": "fedavg", "uefl.gamma": 0.7})
 
 

@@ -1,0 +1,78 @@
+"""What the declarations of silos share: sites and classes by name, and how such a file is read.
+
+A fault is told with the file and the key, and never with a value. Imported when a file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator
+
+from datasets.io.declarations import (
+    Declared,
+    Text,
+    YamlError,
+    checked,
+    distinct_texts,
+    fault,
+    parse_yaml,
+)
+from datasets.io.text_files import read_text, same_text
+from datasets.silo.site_names import site_name_fault
+from models.contract.errors import DataError
+
+M = TypeVar("M", bound=Declared)
+
+
+def read_declared(path: Path, model: type[M]) -> M:
+    """Return the content of a YAML file as ``model``.
+
+    Raises:
+        DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
+    """
+    try:
+        content = parse_yaml(read_text(path))
+    except YamlError as error:
+        raise DataError(error.of(str(path))) from None
+    return checked(model, content, lambda found: DataError(f"{path}: {found.sentence}"))
+
+
+def _plain_sites(content: Any) -> Any:
+    if not isinstance(content, dict) or not content:
+        raise fault("'sites' must map each site's name to its CSV file")
+    for name in content:
+        if wrong := site_name_fault(str(name)):
+            raise fault(wrong)
+    return _of_distinct_names(content, "sites")
+
+
+def _lists_by_name(content: Any) -> Any:
+    if not isinstance(content, dict) or len(content) < 2:
+        raise fault("'classes' must map at least two class names to lists of label values")
+    return _of_distinct_names(content, "classes")
+
+
+def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
+    if not distinct_texts(content):
+        raise fault(f"under '{key}' two names are the same text")
+    return content
+
+
+def one_class_each(classes: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    """Return each class's label values in one form, by its name, in order.
+
+    Raises:
+        PydanticCustomError: a value stands twice, or a class has none.
+    """
+    forms = {name: tuple(same_text(value) for value in listed) for name, listed in classes.items()}
+    values = [value for listed in forms.values() for value in listed]
+    if len(set(values)) != len(values) or not all(forms.values()):
+        raise fault("under 'classes' each label value must stand once, each class have one")
+    return forms
+
+
+Sites = Annotated[dict[Text, Text], BeforeValidator(_plain_sites)]
+ClassLists = Annotated[dict[Text, list[Text]], BeforeValidator(_lists_by_name)]

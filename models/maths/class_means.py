@@ -1,0 +1,90 @@
+"""Means by class that sites share, and the pull towards them (FedProto, FedDistill).
+
+A mean of few samples is nearly one of them: ``large_classes`` says, at both ends of the wire, of
+which classes a mean leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.contract.errors import SiteError
+
+
+@dataclass(frozen=True)
+class ClassTargets:
+    """A vector for each class that has one.
+
+    Attributes:
+        values: (classes, d) float32, 0 where there is none.
+        known: (classes,) bool, which classes have one.
+    """
+
+    values: Tensor
+    known: Tensor
+
+    def to(self, device: torch.device) -> ClassTargets:
+        """Return the same on ``device``."""
+        return ClassTargets(self.values.to(device), self.known.to(device))
+
+
+def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
+    """Return the classes of which a mean leaves a site: class to count of samples.
+
+    Args:
+        counts: the site's training samples by class.
+        min_samples: samples that must be behind a mean, at min_samples 1.
+    """
+    return {label: count for label, count in enumerate(counts) if count >= min_samples}
+
+
+def class_targets(
+    arrays: Mapping[str, Tensor], prefix: str, classes: int, size: int
+) -> ClassTargets | None:
+    """Return the targets among ``arrays``, named ``<prefix><class>``; None if there are none.
+
+    Raises:
+        SiteError: one is of no class, not (size,), or not finite.
+    """
+    values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
+    names = {f"{prefix}{label}": label for label in range(classes)}
+    for name, array in arrays.items():
+        if name not in names:
+            fault = f"there are {classes} classes, from 0"
+        elif array.shape != (size,):
+            fault = f"it is {tuple(array.shape)}, not ({size},)"
+        elif not array.isfinite().all():
+            fault = "it holds values that are not finite"
+        else:
+            values[names[name]], known[names[name]] = array, True
+            continue
+        raise SiteError(
+            f"array '{name}' that came from the server cannot be used: {fault}; server and site "
+            "run different versions of fedsilo or other settings"
+        )
+    return ClassTargets(values, known) if known.any() else None
+
+
+def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the sum of ``rows`` (n, d) by label (n,): (classes, d) float64, in the rows' order."""
+    sums = torch.zeros(classes, rows.shape[1], dtype=torch.float64)
+    return sums.index_add_(0, labels, rows.double())
+
+
+def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:
+    """Return the mean squared error between ``values`` and the targets of their labels.
+
+    The mean is over all elements of the batch (torch's ``mse_loss``); a sample whose class has no
+    target counts in it with 0.
+
+    Args:
+        values: (batch, d).
+        labels: (batch,) int64.
+        targets: of d numbers a class, on the same device.
+    """
+    squares = (values.float() - targets.values[labels]).square().mean(dim=1)
+    return (squares * targets.known[labels]).mean()
