@@ -1,8 +1,8 @@
 """Settings as frozen dataclasses: each field states its default, its range and its meaning.
 
-A field ``local_epochs`` is the run-config key ``local-epochs``; in a class with a ``group``, as a
-method's own settings have one, ``gamma`` is ``uefl.gamma``. Values come as Flower's run config
-gives them (bool, int, float, str); lists are unknown to Flower and so unknown here.
+A field ``local_epochs`` is the run-config key ``local-epochs``. A method's own settings have a group,
+the name of their file or the ``group`` of the class: ``gamma`` is ``uefl.gamma``. Values come as
+Flower's run config gives them (bool, int, float, str); lists are unknown to Flower and so here.
 """
 
 from __future__ import annotations
@@ -92,9 +92,15 @@ def _keys_of(cls: type) -> Mapping[str, str]:
     keys = {}
     for field in dataclasses.fields(cls):
         owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
-        group, key = vars(owner).get("group", ""), key_of(field.name)
+        group, key = _group_of(owner), key_of(field.name)
         keys[field.name] = f"{group}.{key.removeprefix(f'{group}-')}" if group else key
     return keys
+
+
+def _group_of(cls: type) -> str:
+    """Return the group that a class names, else that of the method whose file it stands in."""
+    room, _, name = cls.__module__.rpartition(".")
+    return str(vars(cls).get("group", key_of(name) if room == "models.methods" else ""))
 
 
 def defaults(cls: type) -> dict[str, Value]:

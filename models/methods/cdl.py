@@ -13,7 +13,6 @@ Equations (arXiv:2303.06305):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,8 +23,6 @@ from models.methods.decentralised import MatchaSettings, TopologySettings
 @dataclass(frozen=True)
 class CDLSettings(MatchaSettings):
     """Settings of CDL; with beta 0 the support model would change nothing that is exchanged."""
-
-    group: ClassVar[str] = "cdl"
 
     divergence_beta: float = setting(
         0.5,

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +34,6 @@ _HIDDEN = 4  # of the discriminator
 @dataclass(frozen=True)
 class FedAlignCLSettings:
     """The method's own settings; ``epoch-steps`` (Q) and ``pace`` (tau) are common ones."""
-
-    group: ClassVar[str] = "fedaligncl"
 
     align: bool = setting(True, "adversarial alignment (Fed-Align)")
     curriculum: bool = setting(True, "forgotten samples come earlier (Fed-CL)")

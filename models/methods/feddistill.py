@@ -13,7 +13,6 @@ Equations (arXiv:2011.02367, after arXiv:1811.11479):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from models.contract.settings_schema import setting
 
@@ -23,8 +22,6 @@ LOGITS = "logits/"
 @dataclass(frozen=True)
 class FedDistillSettings:
     """Settings of FedDistill; with lambda 0 each site would be alone, which is ``local``."""
-
-    group: ClassVar[str] = "feddistill"
 
     logit_weight: float = setting(
         1.0, "weight lambda of the distance to the others' mean logits", above=0.0

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,8 +37,6 @@ CLOSENESS = "closeness"
 @dataclass(frozen=True)
 class FedEFMSettings(TopologySettings):
     """Settings of FedEFM; beta and the temperature are not published."""
-
-    group: ClassVar[str] = "fedefm"
 
     distillation_beta: float = setting(
         0.5, "beta: weight of distillation, 1 - beta of the labels", above=0.0, maximum=1.0

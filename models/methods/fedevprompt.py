@@ -16,7 +16,6 @@ Equations (arXiv:2411.10071):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,8 +30,6 @@ _SUM_TOLERANCE = 1e-3
 @dataclass(frozen=True)
 class FedEvPromptSettings:
     """What is shared: maps, or also prompts as in the paper's ablation (table 2)."""
-
-    group: ClassVar[str] = "fedevprompt"
 
     shared_prompts: str = setting(
         "none",

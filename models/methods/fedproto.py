@@ -15,7 +15,6 @@ Equations (arXiv:2105.00243):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,8 +30,6 @@ PROTOTYPE = "prototype/"
 @dataclass(frozen=True)
 class FedProtoSettings:
     """Settings of FedProto; with lambda 0 each site would be alone, which is ``local``."""
-
-    group: ClassVar[str] = "fedproto"
 
     prototype_weight: float = setting(
         1.0, "weight lambda of the distance to the prototypes", above=0.0

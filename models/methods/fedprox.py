@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,8 +18,6 @@ from models.contract.settings_schema import setting
 @dataclass(frozen=True)
 class FedProxSettings:
     """Settings of FedProx; with mu 0 it would be FedAvg, which has its own name."""
-
-    group: ClassVar[str] = "fedprox"
 
     proximal_mu: float = setting(0.01, "weight mu of the proximal term", above=0.0)
 

@@ -14,7 +14,6 @@ Equations (arXiv:2103.16257):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -27,8 +26,6 @@ PROJECTION = "projection/"
 @dataclass(frozen=True)
 class MoonSettings:
     """Settings of MOON; with mu 0 it would be FedAvg, which has its own name."""
-
-    group: ClassVar[str] = "moon"
 
     contrast_mu: float = setting(5.0, "weight mu of the model-contrastive loss", above=0.0)
     contrast_temperature: float = setting(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,6 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 @dataclass(frozen=True)
 class PICSRSettings:
     """Settings of PICSR; the open choices of the paper are among them."""
-
-    group: ClassVar[str] = "picsr"
 
     experts: str = setting(
         "local",

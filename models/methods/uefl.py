@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +40,6 @@ NEW_CODEWORDS = "new-codewords"  # how many a site has for a new book, in a cent
 @dataclass(frozen=True)
 class UEFLSettings:
     """What UEFL has beside the common settings; defaults are the paper's for MNIST."""
-
-    group: ClassVar[str] = "uefl"
 
     gamma: float = setting(
         0.3, "a silo is uncertain above (1+gamma) times the least entropy", minimum=0.0

@@ -57,8 +57,8 @@ class Method(MethodReport, ABC):
         return self.participants.sites()
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the arrays that ``site`` is sent; may be empty."""
-        return state.arrays
+        """Return the arrays that ``site`` is sent, the model; may be empty."""
+        return self.model(state)
 
     def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Return what else ``site`` is told."""
