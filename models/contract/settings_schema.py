@@ -1,8 +1,8 @@
 """Settings as frozen dataclasses: each field states its default, its range and its meaning.
 
-A field ``local_epochs`` is the run-config key ``local-epochs``. A method's own settings have a group,
-the name of their file or the ``group`` of the class: ``gamma`` is ``uefl.gamma``. Values come as
-Flower's run config gives them (bool, int, float, str); lists are unknown to Flower and so here.
+A field ``local_epochs`` is the run-config key ``local-epochs``. A method's own settings have a
+group, the name of their file or the ``group`` of the class: ``gamma`` is ``uefl.gamma``. Values
+come as Flower's run config gives them (bool, int, float, str); it knows no lists, and so we do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""FedAvg (McMahan et al. 2017, arXiv:1602.05629): the weighted mean of what sites trained."""
+"""FedAvg (McMahan et al. 2017): the weighted mean of what sites trained.
+
+Equations (arXiv:1602.05629):
+  (algorithm 1, server) mean weighted by samples -> strategies.loop.averaging.weighted_mean
+  (algorithm 1, client) local epochs -> client_app.training.loop.train_locally
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""MATCHA (Wang et al. 2019, arXiv:1905.09435): a round mixes over some matchings of a graph."""
+"""MATCHA (Wang et al. 2019): a round mixes over some matchings of a graph.
+
+Equations (arXiv:1905.09435):
+  (matchings) decomposition of the graph -> strategies.topology.matcha.decompose
+  (budget) activation probabilities -> strategies.topology.matcha.activation_probabilities
+  (mixing) step size alpha -> strategies.topology.matcha.step_size
+"""
 
 from models.methods.decentralised import MatchaSettings
 

@@ -8,7 +8,7 @@ same initial weights: a comparison compares methods. On the wire it is ``project
 
 Equations (arXiv:2103.16257):
   (3) model-contrastive loss -> models.methods.moon.contrastive_loss
-  (4) whole loss -> client_app.methods.moon.MoonSite.objective
+  (4) whole loss -> client_app.methods.moon.MoonSite.local_training
 """
 
 from __future__ import annotations

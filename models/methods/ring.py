@@ -1,4 +1,9 @@
-"""A ring of silos that mix with their neighbours (Marfoq et al. 2020, arXiv:2010.12229)."""
+"""A ring of silos that mix with their neighbours (Marfoq et al. 2020).
+
+Equations (arXiv:2010.12229):
+  (topology) the ring and its weights -> strategies.topology.graphs.build_topology
+  (cycle time) the slowest circuit -> strategies.topology.cycle_time.topology_document
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,12 @@ def test_the_defaults_are_the_papers_where_it_has_one() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"beta1": 1.0}, {"beta2": 1.0}, {"tau": 0.0}, {"fedadam.server-learning-rate": 0.0}],
+    [
+        {"fedadam.beta1": 1.0},
+        {"fedadam.beta2": 1.0},
+        {"fedadam.tau": 0.0},
+        {"fedadam.server-learning-rate": 0.0},
+    ],
 )
 def test_moments_that_forget_nothing_and_a_tau_of_nothing_are_refused(
     wrong: dict[str, float],

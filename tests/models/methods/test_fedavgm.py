@@ -29,7 +29,7 @@ def test_the_defaults_are_the_papers() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"momentum": 1.0}, {"momentum": -0.1}, {"fedavgm.server-learning-rate": 0.0}],
+    [{"fedavgm.momentum": 1.0}, {"fedavgm.momentum": -0.1}, {"fedavgm.server-learning-rate": 0.0}],
 )
 def test_a_momentum_that_never_ends_and_a_rate_of_nothing_are_refused(
     wrong: dict[str, float],

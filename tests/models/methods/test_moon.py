@@ -113,10 +113,10 @@ def test_the_head_is_the_seeds_and_leaves_other_draws_alone() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("contrast-mu", 0.0, "above 0"),
-        ("contrast-mu", -1, "above 0"),
-        ("contrast-temperature", 0.0, "above 0"),
-        ("projection-size", 1, "at least 2"),
+        ("moon.contrast-mu", 0.0, "above 0"),
+        ("moon.contrast-mu", -1, "above 0"),
+        ("moon.contrast-temperature", 0.0, "above 0"),
+        ("moon.projection-size", 1, "at least 2"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(key: str, value: float, allowed: str) -> None:

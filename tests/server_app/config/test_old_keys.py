@@ -26,10 +26,10 @@ def test_every_old_key_of_a_method_means_its_new_one(method: str) -> None:
 
 
 def test_an_old_key_works_and_says_its_new_one() -> None:
-    values, lines = with_new_keys({"method": "uefl", "uefl.gamma": 0.5, "rounds": 30})
+    values, lines = with_new_keys({"method": "uefl", "gamma": 0.5, "rounds": 30})
     assert values == {"method": "uefl", "uefl.gamma": 0.5, "rounds": 30}
-    assert lines == ["setting 'uefl.gamma' is now 'uefl.gamma'; the old key works for one release"]
-    assert resolve({"uefl.gamma": 0.5}).own.gamma == resolve({"uefl.gamma": 0.5}).own.gamma == 0.5
+    assert lines == ["setting 'gamma' is now 'uefl.gamma'; the old key works for one release"]
+    assert resolve({"gamma": 0.5}).own.gamma == resolve({"uefl.gamma": 0.5}).own.gamma == 0.5
 
 
 def test_two_methods_may_have_had_the_same_old_key() -> None:
@@ -42,12 +42,12 @@ def test_two_methods_may_have_had_the_same_old_key() -> None:
 
 def test_an_old_and_a_new_key_with_different_values_are_refused_in_one_line() -> None:
     said = (
-        "settings 'uefl.gamma' (0.5) and 'uefl.gamma' (0.2) are one setting under its old and its new "
-        "key: remove 'uefl.gamma'"
+        "settings 'gamma' (0.5) and 'uefl.gamma' (0.2) are one setting under its old and its new "
+        "key: remove 'gamma'"
     )
     with pytest.raises(SettingError, match=re.escape(said)):
-        resolve({"uefl.gamma": 0.5, "uefl.gamma": 0.2})
-    assert resolve({"uefl.gamma": 0.5, "uefl.gamma": 0.5}).own.gamma == 0.5
+        resolve({"gamma": 0.5, "uefl.gamma": 0.2})
+    assert resolve({"gamma": 0.5, "uefl.gamma": 0.5}).own.gamma == 0.5
 
 
 def test_the_mend_that_the_error_names_mends_it() -> None:
@@ -55,9 +55,7 @@ def test_the_mend_that_the_error_names_mends_it() -> None:
 
 
 def test_a_later_source_wins_whichever_key_it_uses() -> None:
-    values, lines = overlaid(
-        {"method": "uefl", "uefl.gamma": 0.2}, {"uefl.gamma": 0.5}, {"rounds": 31}
-    )
+    values, lines = overlaid({"method": "uefl", "uefl.gamma": 0.2}, {"gamma": 0.5}, {"rounds": 31})
     assert values == {"method": "uefl", "uefl.gamma": 0.5, "rounds": 31}
     assert len(lines) == 1
 
@@ -89,7 +87,7 @@ def test_groups_are_tables_in_toml(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('method = "uefl"\n[uefl]\ngamma = 0.5\n')
     assert read_toml(file) == {"method": "uefl", "uefl.gamma": 0.5}
-    assert grouped({"rounds": 3, "uefl.gamma": 0.5}) == {"rounds": 3, "uefl": {"uefl.gamma": 0.5}}
+    assert grouped({"rounds": 3, "uefl.gamma": 0.5}) == {"rounds": 3, "uefl": {"gamma": 0.5}}
     assert flat_values(grouped(known_defaults()), "") == known_defaults()
 
 

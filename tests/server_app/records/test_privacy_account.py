@@ -16,6 +16,7 @@ from server_app.config.settings import resolve
 from server_app.records.privacy_account import PrivacyHook
 from server_app.records.summary import NO_PRIVACY, privacy_document
 from strategies.loop.participants import Participants
+from strategies.loop.reply_checks import TooFewSitesError
 from strategies.loop.state import RoundState, SiteReply
 
 Z, DELTA = 2.0, 1e-5
@@ -123,7 +124,9 @@ def test_without_a_limit_nobody_is_asked() -> None:
 
 
 def test_a_sites_own_refusal_ends_a_run_that_has_trained() -> None:
-    error = SiteError(f"site a, round 3, phase train: {SPENT}: site a -- 1 of 2 sites answered")
+    reasons = f"site a, round 3, phase train: {SPENT}: site a"
+    text = f"{reasons} -- 1 of 2 sites answered"
+    error = TooFewSitesError(text, reasons, ["epsilon-spent"])
     hook = private()
     said = hook.why_end(RoundState(2, {}), error)
     assert said.startswith("the run ends after round 2 of 9: site a, round 3, phase train: epsilon")
@@ -191,3 +194,11 @@ def test_settings_that_would_guarantee_nothing_are_refused(
 ) -> None:
     with pytest.raises(SettingError, match=said):
         resolve({"dataset": "digits", "method": "fedavg", **values})
+
+
+@pytest.mark.parametrize("codes", [[], ["refused"], [""]])
+def test_a_refusal_of_another_kind_does_not_end_a_run_well_whatever_its_words(
+    codes: list[str],
+) -> None:
+    error = TooFewSitesError(f"site a: {SPENT}", f"site a: {SPENT}", codes)
+    assert private().why_end(RoundState(2, {}), error) == ""
