@@ -60,8 +60,8 @@ _KINDS = ("plain", "rollout", "distillation")
 
 def random_maps(count: int, seed: int) -> Tensor:
     """Return maps (count, cells) that sum to 1."""
-    draw = torch.Generator().manual_seed(seed)
-    return torch.rand(count, _GRID[0] * _GRID[1], generator=draw).softmax(dim=1)
+    rng = torch.Generator().manual_seed(seed)
+    return torch.rand(count, _GRID[0] * _GRID[1], generator=rng).softmax(dim=1)
 
 
 def by_upsampling(maps: Tensor, buffer: Tensor, per_site: int) -> Tensor:
@@ -78,14 +78,14 @@ def by_upsampling(maps: Tensor, buffer: Tensor, per_site: int) -> Tensor:
 def seconds_of(work: Callable[[], object], repeats: int = 20) -> float:
     """Return the least seconds of ``work``, which is run once before."""
     work()
-    found = []
+    seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 def distance(console: Console, batch: int = 32) -> None:
@@ -181,8 +181,8 @@ def steps(console: Console, batches: list[int], threads: int) -> None:
         plain = 0.0
         for kind in _KINDS:
             command = [sys.executable, __file__, "one", str(batch), kind, "--threads", str(threads)]
-            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            seconds, peak = map(float, told.split())
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            seconds, peak = map(float, output.split())
             plain = plain or seconds
             over = f"{100 * (seconds / plain - 1):+.1f} %"
             cells = (f"{seconds:.2f}", over, f"{batch / seconds:.1f}", f"{peak:,.0f}")
@@ -225,20 +225,20 @@ def influence(console: Console, run_dir: Path) -> None:
             if name.startswith(BUFFER) and not name.startswith(f"{BUFFER}{site}/"):
                 others.setdefault(int(name.rpartition("/")[2]), []).append(torch.from_numpy(maps))
         gram = upsampling_gram(network.grid_size(), network.image_size())
-        joined = {label: torch.cat(found) for label, found in others.items()}
+        joined = {label: torch.cat(parts) for label, parts in others.items()}
         moments = buffer_moments(joined, method.silo.task.classes, gram)
         train, prompts = method.silo.train, list(network.prompts.values())
         tokens, maps = network.encode_with_rollout(float_inputs(train.inputs[:256]))
         labels = train.labels[:256]
         task = network.criterion(network.classify(tokens), labels)
-        away = distillation_loss(maps, labels, moments.to(maps.device), _PER_SITE)
+        distillation = distillation_loss(maps, labels, moments.to(maps.device), _PER_SITE)
         norms = [
             torch.cat([g.flatten() for g in torch.autograd.grad(loss, prompts, retain_graph=True)])
             .norm()
             .item()
-            for loss in (task, away)
+            for loss in (task, distillation)
         ]
-        cells = (task.item(), norms[0], away.item(), norms[1], norms[1] / norms[0])
+        cells = (task.item(), norms[0], distillation.item(), norms[1], norms[1] / norms[0])
         table.add_row(site, *(f"{cell:.3g}" for cell in cells))
     console.print(table)
 

@@ -29,9 +29,9 @@ BATCH = 64
 
 def maps(tokens: int, batch: int = BATCH, channels: int = 64) -> tuple[Tensor, Tensor]:
     """Return the tokens (batch, tokens, channels) of a student and of a teacher near to it."""
-    draw = torch.Generator().manual_seed(0)
-    u = torch.randn(batch, tokens, channels, generator=draw)
-    return u.relu(), (u + 0.5 * torch.randn(u.shape, generator=draw)).relu()
+    rng = torch.Generator().manual_seed(0)
+    u = torch.randn(batch, tokens, channels, generator=rng)
+    return u.relu(), (u + 0.5 * torch.randn(u.shape, generator=rng)).relu()
 
 
 def seconds(job: Callable[[], object], repeats: int) -> float:
@@ -50,8 +50,8 @@ def solve(solver: str, tokens: int, batch: int, gradients: bool) -> Callable[[],
     u, v = maps(tokens, batch)
 
     def job() -> None:
-        own = u.double().requires_grad_() if gradients else u
-        value = closeness(own, v.to(own.dtype), solver, differentiable=gradients)
+        student = u.double().requires_grad_() if gradients else u
+        value = closeness(student, v.to(student.dtype), solver, differentiable=gradients)
         if gradients:
             value.sum().backward()
 
@@ -71,8 +71,15 @@ def solvers_table(repeats: int) -> Table:
     for solver, tokens, batch, gradients in cases:
         taken = 1e3 * seconds(solve(solver, tokens, batch, gradients), repeats)
         each[solver, tokens, gradients] = taken / batch
-        told = "yes" if gradients else "no"
-        shown = (solver, str(tokens), str(batch), told, f"{taken:.1f}", f"{taken / batch:.3f}")
+        with_gradients = "yes" if gradients else "no"
+        shown = (
+            solver,
+            str(tokens),
+            str(batch),
+            with_gradients,
+            f"{taken:.1f}",
+            f"{taken / batch:.3f}",
+        )
         table.add_row(*shown)
     ratio = each["cvxpylayers", 25, True] / each["pot", 25, True]
     table.caption = f"at 25 tokens with gradients pot is {ratio:.0f} times as fast as cvxpylayers"
@@ -81,24 +88,26 @@ def solvers_table(repeats: int) -> Table:
 
 def share_in_step(settings: CommonSettings, side: int, repeats: int) -> tuple[float, float]:
     """Return a distillation step's milliseconds and the closeness's share of it."""
-    own = FedEFMSettings()
+    method_settings = FedEFMSettings()
     task = Task((1, side, side), 10)
     student, expert = (
         build_classifier(dataclasses.replace(settings, seed=seed), task) for seed in (0, 1)
     )
     expert.eval().requires_grad_(False)
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randn(BATCH, 1, side, side, generator=draw)
-    labels = torch.randint(10, (BATCH,), generator=draw)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randn(BATCH, 1, side, side, generator=rng)
+    labels = torch.randint(10, (BATCH,), generator=rng)
     with torch.no_grad():
-        found = [network.encode_with_map(images)[1] for network in (student, expert)]
+        feature_maps = [network.encode_with_map(images)[1] for network in (student, expert)]
 
     def step() -> None:
         student.zero_grad()
-        multishot_loss(student, {"host": expert}, images, labels, own)[0].backward()
+        multishot_loss(student, {"host": expert}, images, labels, method_settings)[0].backward()
 
     whole = seconds(step, repeats)
-    part = seconds(lambda: batch_closeness(found[0], found[1], own), repeats)
+    part = seconds(
+        lambda: batch_closeness(feature_maps[0], feature_maps[1], method_settings), repeats
+    )
     return 1e3 * whole, part / whole
 
 

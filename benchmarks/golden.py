@@ -42,7 +42,10 @@ TEXTS = [
     "attention",
 ]
 TEXTS += ["settings", "experiments", "histograms", "embeddings", "gradcam", "against", "finetune"]
-_TIMES = {"seconds", "peak-memory-bytes", "peak-memory", "bytes_down", "bytes_up", "bytes"}
+_TIMES = {
+    *("seconds", "peak-memory-bytes", "peak-memory", "bytes_down", "bytes_up", "bytes"),
+    *("bytes up", "bytes down", "compute-seconds", "visit-seconds", "cycle-times"),
+}
 
 
 def variants() -> dict[str, dict[str, Any]]:
@@ -96,8 +99,12 @@ def digest(path: Path) -> str:
     elif path.suffix == ".safetensors":
         with safe_open(path, framework="numpy") as file:
             names = sorted(file.keys())
-            parts = [(n, str(file.get_tensor(n).dtype), file.get_tensor(n)) for n in names]
-        content = b"".join(f"{n} {kind} {a.shape}".encode() + a.tobytes() for n, kind, a in parts)
+            parts = [
+                (name, str(file.get_tensor(name).dtype), file.get_tensor(name)) for name in names
+            ]
+        content = b"".join(
+            f"{name} {kind} {array.shape}".encode() + array.tobytes() for name, kind, array in parts
+        )
     else:
         content = path.read_bytes()
     return hashlib.sha256(content).hexdigest()[:16]
@@ -113,48 +120,56 @@ def _timeless(content: Any) -> Any:
 
 def record(path: Path, known: Mapping[str, dict[str, Any]]) -> None:
     """Run every variant by both engines and write their digests to ``path``."""
-    found: dict[str, Any] = {"variants": dict(known), "texts": {}}
+    content: dict[str, Any] = {"variants": dict(known), "texts": {}}
     engines = os.environ.get("GOLDEN_ENGINES", ",".join(ENGINES)).split(",")
-    found["texts"] = {name: command(name, "--help") for name in TEXTS}
-    found["texts"]["settings"] = command("settings")
+    content["texts"] = {name: command(name, "--help") for name in TEXTS}
+    content["texts"]["settings"] = command("settings")
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(2) as pool:
         jobs = {
             f"{name} {engine}": pool.submit(digests, values, engine, cache)
             for engine in engines
             for name, values in known.items()
         }
-        found["runs"] = {}
+        content["runs"] = {}
         for key, job in jobs.items():
             try:
-                found["runs"][key] = job.result()
+                content["runs"][key] = job.result()
             except RuntimeError as error:  # hours of other runs are worth keeping
-                found["runs"][key] = {"the run failed": str(error)[-2000:]}
-            print(key, len(found["runs"][key]), "files", flush=True)
-            path.write_text(json.dumps(found, indent=1))
+                content["runs"][key] = {"the run failed": str(error)[-2000:]}
+            print(key, len(content["runs"][key]), "files", flush=True)
+            path.write_text(json.dumps(content, indent=1))
 
 
 def compare(before: Path, after: Path) -> int:
     """Print what differs between two records; return how many places do."""
     old, new = (json.loads(path.read_text()) for path in (before, after))
-    both = old["runs"].keys() & new["runs"].keys()
-    differing = [f"text of {n}" for n in old["texts"] if old["texts"][n] != new["texts"].get(n)]
-    for key in sorted(both):
-        files, there = new["runs"][key], old["runs"][key]
-        unlike = [f for f in sorted(files.keys() | there.keys()) if files.get(f) != there.get(f)]
-        differing += [f"{key}: {name}" for name in unlike]
+    common = old["runs"].keys() & new["runs"].keys()
+    differing = [
+        f"text of {title}"
+        for title in old["texts"]
+        if old["texts"][title] != new["texts"].get(title)
+    ]
+    for key in sorted(common):
+        files, earlier = new["runs"][key], old["runs"][key]
+        differing_files = [
+            file
+            for file in sorted(files.keys() | earlier.keys())
+            if files.get(file) != earlier.get(file)
+        ]
+        differing += [f"{key}: {name}" for name in differing_files]
     print("\n".join(differing) or "equal", f"\n{len(differing)} of", end=" ")
-    compared = sum(len(new["runs"][key]) for key in both)
-    print(f"{compared} files of {len(both)} runs and {len(old['texts'])} texts differ")
+    compared = sum(len(new["runs"][key]) for key in common)
+    print(f"{compared} files of {len(common)} runs and {len(old['texts'])} texts differ")
     return len(differing)
 
 
 def main() -> int:
     """Record, record again, or compare."""
-    what, *files = sys.argv[1:]
+    action, *files = sys.argv[1:]
     paths = [Path(name).resolve() for name in files]
-    if what == "record":
+    if action == "record":
         record(paths[0], variants())
-    elif what == "again":
+    elif action == "again":
         record(paths[1], json.loads(paths[0].read_text())["variants"])
         return bool(compare(*paths))
     else:

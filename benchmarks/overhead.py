@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, default=16)
     options = parser.parse_args()
-    found = find_experiment(app_folder() / "simulation.yaml", options.experiment)
+    experiment = find_experiment(app_folder() / "simulation.yaml", options.experiment)
     table = Table(
         title=f"{options.experiment}, {options.rounds} rounds, width {options.width}",
         title_justify="left",
@@ -98,7 +98,7 @@ def main() -> None:
         table.add_column(column, justify="left" if column == "engine" else "right")
     with tempfile.TemporaryDirectory() as out:
         values = {
-            **found.values,
+            **experiment.values,
             "data-dir": str(options.data_dir.resolve()),
             "out": out,
             "rounds": options.rounds,

@@ -45,9 +45,9 @@ def one_step(options: argparse.Namespace) -> None:
     }
     settings = build(CommonSettings, values)
     compute = choose_compute(settings.device, settings.precision, settings.threads)
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     shape = (options.batch, 1, options.size, options.size)
-    images = torch.randint(-(2**15), 2**15, shape, generator=draw, dtype=torch.int16)
+    images = torch.randint(-(2**15), 2**15, shape, generator=rng, dtype=torch.int16)
     split = Split(images, torch.arange(options.batch) % _CLASSES)
     network = build_classifier(settings, Task(shape[1:], _CLASSES))
     compute.place(network)
@@ -121,9 +121,9 @@ def gpu(options: argparse.Namespace) -> None:
             print(line([precision, *row]), flush=True)
 
 
-def sizes(told: str) -> list[int]:
+def sizes(text: str) -> list[int]:
     """Read '512,1024' as a list of sizes."""
-    return [int(part) for part in told.split(",")]
+    return [int(part) for part in text.split(",")]
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -74,12 +74,12 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
     try:
         append_line(audit_log(context), entry(site, message, context, reply, outcome))
     except Exception as error:  # the same boundary: nothing leaves unlogged
-        told = f"site {site}: {_reason(error)}"
+        fault = f"site {site}: {_reason(error)}"
         before = [reply.error.reason] if reply.has_error() else []
-        if told not in before:
-            _own_log(context, told)
+        if fault not in before:
+            _own_log(context, fault)
             code = reply.error.code if reply.has_error() else _code(error)
-            reply = _failure(message, "; ".join([*map(str, before), told]), code)
+            reply = _failure(message, "; ".join([*map(str, before), fault]), code)
     return reply
 
 
@@ -103,8 +103,8 @@ def _reason(error: Exception) -> str:
         return str(error)
     logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
     # A foreign error's text may quote a patient's value, and a file's name may be one
-    told = f": {os.strerror(error.errno)}" if isinstance(error, OSError) and error.errno else ""
-    return f"{type(error).__name__}{told} (its text stands in the site's own log)"
+    detail = f": {os.strerror(error.errno)}" if isinstance(error, OSError) and error.errno else ""
+    return f"{type(error).__name__}{detail} (its text stands in the site's own log)"
 
 
 def _code(error: Exception) -> int:

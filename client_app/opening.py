@@ -72,17 +72,17 @@ class Site:
                 f"site {self.silo.name} has a cap on epsilon and sends no exact sums: set "
                 "'standardise' to 'declared' or 'site', or leave the site out"
             )
-        sums, least = sums_of(self.silo.train.inputs), self.settings.sums_min_count
+        sums, min_rows = sums_of(self.silo.train.inputs), self.settings.sums_min_count
         rows = len(self.silo.train)
-        few = [f"it has {rows} training rows"] if rows < least else []
+        few = [f"it has {rows} training rows"] if rows < min_rows else []
         few += [
             f"{int(count)} training rows have a value of '{feature}'"
             for feature, count in zip(self.silo.features, sums.count, strict=True)
-            if 0 < count < least
+            if 0 < count < min_rows
         ]
         if few:
             raise RefusedError(
-                f"site {self.silo.name} sends no sums: {few[0]} and at least {least} are needed "
+                f"site {self.silo.name} sends no sums: {few[0]} and at least {min_rows} are needed "
                 "('sums-min-count'); leave the site out, or set 'standardise' to 'declared'"
             )
         return sums
@@ -140,17 +140,17 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
             raise
         logging.getLogger("flwr").exception("fedsilo: the data of this site cannot be opened")
         cause = error.strerror or type(error).__name__
-        told = fault or "the site's own log names the file"
-        raise DataError(f"the data cannot be opened ({cause}): {told}") from None
+        hint = fault or "the site's own log names the file"
+        raise DataError(f"the data cannot be opened ({cause}): {hint}") from None
 
 
 def _folder_fault(folder: str) -> str:
     """Say what is wrong with a node config's 'data-dir'; empty: nothing, or it names none."""
     try:
-        found = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
+        entry = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
     except OSError as error:
         return f"the node config's 'data-dir' cannot be read: {error.strerror}"
-    return "" if found else "the node config's 'data-dir' is empty"
+    return "" if entry else "the node config's 'data-dir' is empty"
 
 
 def admit(site: Site, context: Context) -> None:
@@ -162,15 +162,15 @@ def admit(site: Site, context: Context) -> None:
     """
     refuse_few(site.silo, context.node_config)
     cls = method_class(site.settings.method)
-    own: Any = build(settings_class(site.settings.method), context.run_config)
-    asked = None if site.simulated else cls.consent(own)
-    if asked and context.node_config.get(asked[0]) is not True:
-        key, why = asked
+    method_settings: Any = build(settings_class(site.settings.method), context.run_config)
+    consent = None if site.simulated else cls.consent(method_settings)
+    if consent and context.node_config.get(consent[0]) is not True:
+        key, purpose = consent
         raise RefusedError(
-            f"site {site.silo.name} has not agreed: {why}; set '{key}=true' in the node config if "
-            "that is wanted"
+            f"site {site.silo.name} has not agreed: {purpose}; set '{key}=true' in the node "
+            "config if that is wanted"
         )
-    cls.admit(site.silo, site.settings, own)
+    cls.admit(site.silo, site.settings, method_settings)
 
 
 def open_round(message: Message, context: Context) -> SiteRound:
@@ -192,14 +192,15 @@ def open_method(message: Message, context: Context) -> SiteMethod:
     admit(site, context)
     cls, settings = method_class(site.settings.method), site.settings
     instruction = Instruction.from_config(message.content[CONFIG])
-    own: Any = build(settings_class(site.settings.method), context.run_config)
+    method_settings: Any = build(settings_class(site.settings.method), context.run_config)
     folder = state_folder(context, instruction, site.silo.name)
     request = Request(instruction, message.content, site.simulated, own_cap(context, folder))
     silo = ready_silo(site.silo, settings, message.content)
     # A hospital may change its own cap during a run: the digest is of the run's settings
-    digest = settings_digest_of(build(CommonSettings, context.run_config), own)
+    digest = settings_digest_of(build(CommonSettings, context.run_config), method_settings)
     compute = choose_compute(settings.device, settings.precision, settings.threads)
-    return cls(SiteContext(request, silo, settings, own, SiteState(folder, digest), compute))
+    state = SiteState(folder, digest)
+    return cls(SiteContext(request, silo, settings, method_settings, state, compute))
 
 
 def state_folder(context: Context, instruction: Instruction, site: str) -> Path:

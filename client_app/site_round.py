@@ -119,12 +119,12 @@ class SiteRound:
 
     def _measured_on(self, measured: MeasuredModel, model: str, split: str) -> dict[str, float]:
         method, names = self.method, measured.names
-        held = method.silo.splits()[split]
-        if not len(held):
+        samples = method.silo.splits()[split]
+        if not len(samples):
             return {}  # the server knows from the site's label counts
         values = measure(
             measured.network,
-            held,
+            samples,
             method.common,
             method.compute,
             (self._instruction.round, method.silo.name, model, split),

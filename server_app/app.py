@@ -21,17 +21,21 @@ def main(grid: Grid, context: Context) -> None:
     Raises:
         FedsiloError: with one line that says what was wrong and what to do; logged before.
     """
+    from server_app.config.old_keys import with_new_keys
     from server_app.config.settings import resolve
     from server_app.run.ray_engine import LAUNCH_VARIABLE
     from server_app.run.runner import run
 
     try:
         launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
-        run(grid, resolve(context.run_config), launch)
+        values, lines = with_new_keys(context.run_config)
+        for line in lines:
+            logging.getLogger("flwr").warning("fedsilo: %s", line)
+        run(grid, resolve(values), launch)
     except FedsiloError as error:
         logging.getLogger("flwr").error("fedsilo: %s", error)
         raise
     except OSError as error:
-        told = f"{error.filename or 'system'}: {error.strerror}"
-        logging.getLogger("flwr").error("fedsilo: %s", told)
-        raise RunDirectoryError(told) from error
+        line = f"{error.filename or 'system'}: {error.strerror}"
+        logging.getLogger("flwr").error("fedsilo: %s", line)
+        raise RunDirectoryError(line) from error

@@ -23,7 +23,7 @@ from strategies.methods.registry import strategy_class
 Z = 0.5
 PRIVATE: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": Z}
 # Only what its own settings add on top of clipping and noise is in the way
-OWN: dict[str, dict[str, Value]] = {"fedaligncl": {"noise-variance": 0.0}}
+OWN: dict[str, dict[str, Value]] = {"fedaligncl": {"fedaligncl.noise-variance": 0.0}}
 TAKES = {name: strategy_class(name).capabilities for name in METHODS}
 TAKING = sorted(name for name, takes in TAKES.items() if takes.privacy)
 HEART: dict[str, Value] = {
@@ -36,18 +36,18 @@ HEART: dict[str, Value] = {
 }
 # UEFL reads its uncertainty off validation rows, and codes need hidden units
 TABLES: dict[str, dict[str, Value]] = {
-    "fedavg-ft": {"finetune-rounds": 1},
-    "picsr": {"expert-rounds": 1, "standardise": "declared"},
+    "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
+    "picsr": {"picsr.expert-rounds": 1, "standardise": "declared"},
     "uefl": {
         "network": "mlp",
         "width": 8,
         "val-folds": 2,
-        "codes": 4,
-        "gamma": 0.0,
-        "iteration-rounds": 1,
-        "extension-rounds": 1,
-        "centroid-min-count": 1,
-        "stop-when-certain": False,
+        "uefl.codes": 4,
+        "uefl.gamma": 0.0,
+        "uefl.iteration-rounds": 1,
+        "uefl.extension-rounds": 1,
+        "uefl.centroid-min-count": 1,
+        "uefl.stop-when-certain": False,
     },
 }
 ONCE = {"ensemble", "cross", "fedavg-ft"}  # of two rounds one brings arrays
@@ -203,7 +203,7 @@ def test_a_run_whose_first_round_is_too_much_trains_nothing(
 def test_a_method_stopped_before_it_has_what_its_documents_tell_finishes(
     tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    stages = {"experts": "finetuned", "warmup-rounds": 2, "rounds": 4}
+    stages = {"experts": "finetuned", "picsr.warmup-rounds": 2, "rounds": 4}
     values = tiny("picsr") | stages | PRIVATE | {"max-epsilon": between(1)}
     directory = inline_run(values, draw=True)
     assert directory.read_json("summary.json")["rounds"] == 1

@@ -77,7 +77,7 @@ def test_ray_and_inline_give_the_same_bytes_for_picsr_on_tables(
         "method": "picsr",
         "dataset": "heart-synthetic",
         "rounds": 3,
-        "expert-rounds": 2,
+        "picsr.expert-rounds": 2,
         "local-steps": 2,
         "dropout": 0.0,
         "mc-passes": 0,

@@ -38,16 +38,16 @@ UEFL: dict[str, Value] = {
     "dropout": 0.1,
     "mc-passes": 3,
     "val-folds": 2,
-    "codes": 4,
-    "gamma": 0.0,
-    "iteration-rounds": 1,
-    "extension-rounds": 1,
-    "centroid-min-count": 1,
-    "stop-when-certain": False,
+    "uefl.codes": 4,
+    "uefl.gamma": 0.0,
+    "uefl.iteration-rounds": 1,
+    "uefl.extension-rounds": 1,
+    "uefl.centroid-min-count": 1,
+    "uefl.stop-when-certain": False,
 }
 OWN: dict[str, dict[str, Value]] = {
-    "fedavg-ft": {"finetune-rounds": 1},
-    "picsr": {"expert-rounds": 1},
+    "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
+    "picsr": {"picsr.expert-rounds": 1},
     "uefl": UEFL,
 }
 VARIANTS: dict[str, dict[str, Value]] = {
@@ -59,8 +59,8 @@ VARIANTS: dict[str, dict[str, Value]] = {
         "method": "picsr",
         "experts": "finetuned",
         "rounds": 3,
-        "warmup-rounds": 1,
-        "expert-rounds": 1,
+        "picsr.warmup-rounds": 1,
+        "picsr.expert-rounds": 1,
     },
     "local-own-figures": {"method": "local", "standardise": "site"},
 }
@@ -146,7 +146,7 @@ class _DyingGrid(InlineGrid):
 def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
     variant: str, inline_run: InlineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds: dict[str, Value] = {"rounds": 4, "expert-rounds": 2}
+    rounds: dict[str, Value] = {"rounds": 4, "picsr.expert-rounds": 2}
     values = HEART | VARIANTS[variant] | rounds
     whole = _bytes(inline_run(values, 4, tmp_path / "whole"))
     # Four messages to get acquainted, then four a round: in a round, and where two meet
@@ -308,7 +308,7 @@ def test_uefl_without_validation_rows_says_what_to_set(
     with pytest.raises(SettingError, match=r"no validation samples.*set 'val-folds'"):
         inline_run(values, 2)
     assert not (tmp_path / "run").exists()
-    never_judged: dict[str, Value] = {"max-iterations": 1}
+    never_judged: dict[str, Value] = {"uefl.max-iterations": 1}
     directory = inline_run(values | never_judged, 2)
     assert list(directory.read_json("summary.json")["sites"]) == SITES[:2]
 
@@ -321,10 +321,10 @@ def test_switzerlands_patients_are_routed_to_switzerlands_expert(
         "data-dir": str(real_data),
         "method": "picsr",
         "rounds": 12,
-        "expert-rounds": 6,
+        "picsr.expert-rounds": 6,
         "local-steps": 10,
         "learning-rate": 0.01,
-        "router-average": "equal",
+        "picsr.router-average": "equal",
         "evaluate-every": 0,
     }
     directory = inline_run(values, 4)

@@ -60,10 +60,10 @@ def _last_linear(classifier: TokenClassifier) -> nn.Linear:
 
 def _read_by(layer: nn.Linear, network: SiteNetwork, inputs: Tensor) -> Tensor:
     """Return what ``layer`` is given, (batch, c), while ``network`` classifies ``inputs``."""
-    given: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    layer_inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
     try:
         network.classify(network.features(network.encode(inputs)))
     finally:
         hook.remove()
-    return given[-1]
+    return layer_inputs[-1]

@@ -80,8 +80,8 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
 
     layer = last_maps(network)
     module = network.eval()
-    given = inputs.detach().clone().requires_grad_()  # else a frozen encoder has no gradients
-    maps: Tensor = LayerGradCam(module, layer).attribute(given, label, relu_attributions=True)
+    tracked = inputs.detach().clone().requires_grad_()  # else a frozen encoder has no gradients
+    maps: Tensor = LayerGradCam(module, layer).attribute(tracked, label, relu_attributions=True)
     if maps.shape[2:].numel() == 1:
         height, width = inputs.shape[2:]
         raise SettingError(

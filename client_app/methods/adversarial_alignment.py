@@ -38,7 +38,7 @@ class Aligner:
         weight: factor of the alignment loss.
         micro_batch: samples computed at once; 0: all.
         compute: device and precision.
-        draw: draws the others' embeddings that a step sees.
+        rng: draws the others' embeddings that a step sees.
     """
 
     network: TokenClassifier
@@ -48,7 +48,7 @@ class Aligner:
     weight: float
     micro_batch: int
     compute: Compute
-    draw: torch.Generator
+    rng: torch.Generator
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
         """Take the steps for a batch of inputs (batch, *input_shape) as the data set holds them.
@@ -80,7 +80,7 @@ class Aligner:
         """Take a step of the discriminator against each other site (eq. 2)."""
         for site in sorted(self.others):
             other = self.others[site]
-            chosen = torch.randperm(len(other), generator=self.draw)[: len(own)]
+            chosen = torch.randperm(len(other), generator=self.rng)[: len(own)]
             self.discriminator_optimiser.zero_grad(set_to_none=True)
             other = other[chosen.to(other.device)]
             loss = discriminator_loss(self.discriminator, own, other)

@@ -40,8 +40,8 @@ class CDLSite(DecentralisedSite):
         main, support = cast(TokenClassifier, network), self._opened(network)
         if support is None:
             return training
-        own = open_optimiser(support, training.settings)
-        set_rates = decayed_rates(own, training.settings, training.steps_before)
+        support_optimiser = open_optimiser(support, training.settings)
+        set_rates = decayed_rates(support_optimiser, training.settings, training.steps_before)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             logits = main(inputs)
@@ -50,8 +50,8 @@ class CDLSite(DecentralisedSite):
 
         def step(inputs: Tensor, optimiser: Optimizer) -> None:
             set_rates()
-            own.step()
-            own.zero_grad(set_to_none=True)
+            support_optimiser.step()
+            support_optimiser.zero_grad(set_to_none=True)
 
         return replace(training, objective=loss, after_step=step)
 

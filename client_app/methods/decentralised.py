@@ -6,7 +6,6 @@ came; its own one is measured once, at the end, as ``own-<metric>``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -16,8 +15,7 @@ from client_app.training.loop import LocalTraining
 from models.contract.array_names import by_site
 from models.contract.errors import SiteError
 from models.contract.messages import EVALUATE
-from models.contract.settings_schema import Value
-from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, mixed
+from models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mixed
 from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.site_network import SiteNetwork
 
@@ -84,8 +82,8 @@ class DecentralisedSite(SiteMethod):
 
     def _row(self) -> dict[str, float]:
         """Return the silo's row of the mixing matrix."""
-        told: Value = self.request.instruction.notes.get(MIXING, "{}")
-        row = {str(site): float(weight) for site, weight in json.loads(str(told)).items()}
+        mixing = MixingNotes.from_values(self.request.instruction.notes).mixing
+        row = {str(site): float(weight) for site, weight in mixing.items()}
         if self.silo.name not in row:
             raise SiteError(
                 f"the mixing weights that came to site {self.silo.name} are of {sorted(row)}: "

@@ -15,8 +15,8 @@ class EnsembleSite(LocalSite):
 
     def open_network(self) -> SiteNetwork:
         """Return the mean of the experts that came, else this site's own model."""
-        if came := self.request.arrays():
-            experts = open_experts(self.common, self.silo.task, came)
+        if arrays := self.request.arrays():
+            experts = open_experts(self.common, self.silo.task, arrays)
             return self.compute.place(Mixture(experts))
         return super().open_network()
 

@@ -28,6 +28,7 @@ from models.maths.pacing import batch_of, ends_epoch, epoch_of
 from models.methods.fedaligncl import (
     EMBEDDINGS,
     Discriminator,
+    EmbeddingNotes,
     FedAlignCLSettings,
     curriculum_order,
     curriculum_scores,
@@ -56,7 +57,8 @@ class FedAlignCLSite(FedAvgSite):
             return None
         return (
             "allow-embeddings",
-            "the run sends embeddings, each of one training image, to all other sites; 'align' "
+            "the run sends embeddings, each of one training image, to all other sites; "
+            "'fedaligncl.align' "
             "false goes without",
         )
 
@@ -87,18 +89,19 @@ class FedAlignCLSite(FedAvgSite):
         ``metrics`` is told how many samples the global model has forgotten.
         """
         stored = self.own_state()
-        known = stored.get(_RIGHT_EPOCH)
-        if known is None or int(known) != epoch - 1:  # it missed the end of the epoch before
+        right_epoch = stored.get(_RIGHT_EPOCH)
+        # It missed the end of the epoch before
+        if right_epoch is None or int(right_epoch) != epoch - 1:
             return None
-        local, now = stored[_RIGHT].bool(), self._right(network)
-        refuse_other_data(len(local), len(now))
-        forgotten = (local & ~now).double().mean().item()
+        local_right, global_right = stored[_RIGHT].bool(), self._right(network)
+        refuse_other_data(len(local_right), len(global_right))
+        forgotten = (local_right & ~global_right).double().mean().item()
         metrics[measurement(INCOMING, "train", "forgotten")] = forgotten
         if not self.settings.curriculum or epoch < self.settings.warmup_epochs:
             return None
-        scores = curriculum_scores(local, now, self.settings.forgotten_weight)
-        draw = generator(self.common.seed, "curriculum", epoch, self.silo.name)
-        return curriculum_order(scores, draw, self.settings.curriculum_sampling == "replacement")
+        scores = curriculum_scores(local_right, global_right, self.settings.forgotten_weight)
+        rng = generator(self.common.seed, "curriculum", epoch, self.silo.name)
+        return curriculum_order(scores, rng, self.settings.curriculum_sampling == "replacement")
 
     def _open_aligner(self, module: TokenClassifier) -> Aligner | None:
         """Return the alignment of a batch, where alignment is on and others have sent any."""
@@ -116,7 +119,7 @@ class FedAlignCLSite(FedAvgSite):
             weight=self.settings.alignment_weight,
             micro_batch=self.common.micro_batch,
             compute=self.compute,
-            draw=generator(self.common.seed, "others", *self._key()),
+            rng=generator(self.common.seed, "others", *self._key()),
         )
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
@@ -127,19 +130,19 @@ class FedAlignCLSite(FedAvgSite):
         if count := self._asked():
             arrays[EMBEDDINGS] = self._embeddings(module, count)
             noisy.add(EMBEDDINGS)
-        at = self.request.instruction
-        key = ("perturbation", at.round, at.step, self.silo.name)
-        draw = noise_source(self.request, self.common.seed, *key)
-        return perturbed(arrays, noisy, self.settings, draw)
+        instruction = self.request.instruction
+        key = ("perturbation", instruction.round, instruction.step, self.silo.name)
+        rng = noise_source(self.request, self.common.seed, *key)
+        return perturbed(arrays, noisy, self.settings, rng)
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the discriminator, and at an epoch's end what the local model gets right."""
-        found = self._discriminator_state()
+        stored = self._discriminator_state()
         round_ = self.request.instruction.round
         if self._counts() and ends_epoch(round_, self.common):
-            found[_RIGHT] = self._right(network).to(torch.uint8)
-            found[_RIGHT_EPOCH] = torch.tensor(epoch_of(round_, self.common))
-        return found
+            stored[_RIGHT] = self._right(network).to(torch.uint8)
+            stored[_RIGHT_EPOCH] = torch.tensor(epoch_of(round_, self.common))
+        return stored
 
     def _key(self) -> tuple[int, str]:
         return self.request.instruction.round, self.silo.name
@@ -158,7 +161,7 @@ class FedAlignCLSite(FedAvgSite):
 
     def _asked(self) -> int:
         """Return how many embeddings leave: what is asked for, if the run's settings have it so."""
-        asked = int(str(self.request.instruction.notes.get(EMBEDDINGS, 0)))
+        asked = EmbeddingNotes.from_values(self.request.instruction.notes).embeddings
         used = epoch_of(self.request.instruction.round + 1, self.common)
         if not self.settings.align or used < self.settings.warmup_epochs:
             return 0
@@ -185,16 +188,16 @@ class FedAlignCLSite(FedAvgSite):
         inputs = self.silo.train.inputs
         fresh = self.settings.embedding_draw == "round"
         key = self._key() if fresh else (self.silo.name,)
-        draw = generator(self.common.seed, "shared-embeddings", *key)
-        chosen = torch.randperm(len(inputs), generator=draw)[:count]
+        rng = generator(self.common.seed, "shared-embeddings", *key)
+        chosen = torch.randperm(len(inputs), generator=rng)[:count]
         module.train()
-        found = []
+        embeddings = []
         with torch.no_grad(), still_statistics(module), self.compute.autocast():
             size = batch_of(len(inputs), self.common)
             for part in micro_batches(len(chosen), min(size, self.common.micro_batch or size)):
                 batch = self.compute.pick(inputs, chosen[part])
-                found.append(embedded(module, float_inputs(batch)).cpu())
-        return torch.cat(found)
+                embeddings.append(embedded(module, float_inputs(batch)).cpu())
+        return torch.cat(embeddings)
 
     def _others(self, width: int) -> dict[str, Tensor]:
         """Return the others' noisy embeddings (m, width) by site.
@@ -202,7 +205,7 @@ class FedAlignCLSite(FedAvgSite):
         Raises:
             SiteError: they are not embeddings of this network, or the site's own came back.
         """
-        found: dict[str, Tensor] = {}
+        others: dict[str, Tensor] = {}
         for name, array in sorted(self.request.arrays().items()):
             if not name.startswith(f"{EMBEDDINGS}/"):
                 continue
@@ -215,20 +218,20 @@ class FedAlignCLSite(FedAvgSite):
                     f"(any, {width}) and finite: all sites need the same 'network' and "
                     "'width'"
                 )
-            found[site] = array
-        return found
+            others[site] = array
+        return others
 
     def _open_discriminator(self, width: int) -> Discriminator:
         """Return the site's discriminator as it was left; at first the seed's."""
         with seeded(self.common.seed, "discriminator", self.silo.name):
-            found = Discriminator(width)
-        if own := self.own_state(_WEIGHTS):
-            found.load_state_dict(own)
-        return found.to(self.compute.device)
+            discriminator = Discriminator(width)
+        if weights := self.own_state(_WEIGHTS):
+            discriminator.load_state_dict(weights)
+        return discriminator.to(self.compute.device)
 
     def _open_optimiser(self, discriminator: Discriminator) -> Optimizer:
         """Return Adam over the discriminator, as it was left."""
         rate = self.settings.discriminator_learning_rate or self.common.learning_rate
-        found = torch.optim.Adam(discriminator.parameters(), lr=rate)
-        restore_moments(found, discriminator, self.own_state(_MOMENTS))
-        return found
+        optimiser = torch.optim.Adam(discriminator.parameters(), lr=rate)
+        restore_moments(optimiser, discriminator, self.own_state(_MOMENTS))
+        return optimiser

@@ -28,15 +28,16 @@ class FedDistillSite(LocalSite):
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Add to the network's loss the distance to the others' mean logits of the label."""
         training = super().local_training(network)
-        own, classes = cast(TokenClassifier, network), self.silo.task.classes
+        classifier, classes = cast(TokenClassifier, network), self.silo.task.classes
         mean_logits = class_targets(self.request.arrays(), LOGITS, classes, classes)
         if mean_logits is None:
             return training
         weight, targets = self.settings.logit_weight, mean_logits.to(self.compute.device)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = own.classify(own.features(own.encode(inputs)))
-            return own.criterion(logits, labels) + weight * matching_loss(logits, labels, targets)
+            logits = classifier.classify(classifier.features(classifier.encode(inputs)))
+            apart = matching_loss(logits, labels, targets)
+            return classifier.criterion(logits, labels) + weight * apart
 
         return replace(training, objective=loss)
 

@@ -62,15 +62,15 @@ class FedEFMSite(DecentralisedSite):
         if self.settings.student == "experts":
             returned = {self.silo.name: self._home_model()}
         experts = {host: self._expert(arrays) for host, arrays in returned.items()}
-        seen = dict.fromkeys(experts, (0.0, 0))
+        totals = dict.fromkeys(experts, (0.0, 0))
 
         def objective(inputs: Tensor, labels: Tensor) -> Tensor:
             loss, weights = multishot_loss(
                 cast(TokenClassifier, network), experts, inputs, labels, self.settings
             )
             for host, weight in weights.items():
-                total, count = seen[host][0] + weight, seen[host][1] + 1
-                seen[host] = (total, count)
+                total, count = totals[host][0] + weight, totals[host][1] + 1
+                totals[host] = (total, count)
                 name = measurement(TRAINED, "train", metric_from(CLOSENESS, host))
                 training.metrics[name] = total / count
             return loss
@@ -94,7 +94,8 @@ class FedEFMSite(DecentralisedSite):
         if theta := self.theta():
             return theta
         raise SiteError(
-            f"'continue-from' is 'mean' and no mean came to site {self.silo.name}: server and "
+            f"'fedefm.continue-from' is 'mean' and no mean came to site {self.silo.name}: server "
+            "and "
             "site run different versions of fedsilo"
         )
 

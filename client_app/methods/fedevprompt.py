@@ -91,11 +91,11 @@ class FedEvPromptSite(SiteMethod):
         """Return what is not averaged, and the optimiser's moments of it."""
         arrays = exchanged_arrays(network)
         private = arrays.keys() - set(shared_names(self.settings, list(arrays)))
-        found = {f"{_NETWORK}{name}": arrays[name] for name in sorted(private)}
+        stored = {f"{_NETWORK}{name}": arrays[name] for name in sorted(private)}
         if self._optimiser:
             moments = moments_of(self._optimiser, network, private)
-            found |= {f"{_OPTIMISER}{name}": value for name, value in moments.items()}
-        return found
+            stored |= {f"{_OPTIMISER}{name}": value for name, value in moments.items()}
+        return stored
 
     def presentable(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Make noised maps maps again: not negative, summing to 1; one without a rest is even."""
@@ -121,7 +121,7 @@ class FedEvPromptSite(SiteMethod):
         if not by_class:
             return None
         gram = upsampling_gram(vit.grid_size(), vit.image_size())
-        joined = {label: torch.cat(found) for label, found in sorted(by_class.items())}
+        joined = {label: torch.cat(parts) for label, parts in sorted(by_class.items())}
         return buffer_moments(joined, self.silo.task.classes, gram).to(self.compute.device)
 
     def _entry_fault(self, site: str, label: str, maps: Tensor, cells: int) -> str | None:
@@ -139,19 +139,19 @@ class FedEvPromptSite(SiteMethod):
         train, count = self.silo.train, self.settings.buffer_maps
         by_vacuity = self.settings.buffer_selection == "uncertainty"
         vacuities = self._vacuities(vit) if by_vacuity else torch.empty(0)
-        found = {}
+        maps = {}
         for label in torch.unique(train.labels).tolist():
             if by_vacuity:
                 chosen = most_certain(vacuities, train.labels, label, count)
             else:
                 key = (self.request.instruction.round, self.silo.name, label)
-                draw = generator(self.common.seed, "buffer", *key)
-                chosen = any_of_class(train.labels, label, count, draw)
+                rng = generator(self.common.seed, "buffer", *key)
+                chosen = any_of_class(train.labels, label, count, rng)
             parts = over_batches(
                 vit, train.inputs[chosen], self.compute, lambda x: vit.encode_with_rollout(x)[1]
             )
-            found[f"{MAPS}{label}"] = parts
-        return found
+            maps[f"{MAPS}{label}"] = parts
+        return maps
 
     def _vacuities(self, vit: PromptedViT) -> Tensor:
         """Return the vacuity (n,) of every training sample."""

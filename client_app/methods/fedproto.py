@@ -31,15 +31,15 @@ class FedProtoSite(LocalSite):
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Add to the network's loss the distance to the labels' prototypes (eq. 7)."""
         training = super().local_training(network)
-        own = cast(TokenClassifier, network)
-        prototypes = self._prototypes(own)
+        classifier = cast(TokenClassifier, network)
+        prototypes = self._prototypes(classifier)
         if prototypes is None:
             return training
         weight = self.settings.prototype_weight
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.features(tokens)), labels)
+            tokens = classifier.encode(inputs)
+            task = classifier.criterion(classifier.classify(classifier.features(tokens)), labels)
             return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
 
         return replace(training, objective=loss)
@@ -57,10 +57,12 @@ class FedProtoSite(LocalSite):
 
     def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
         """Yield the nearest prototype's answers where they are wanted and there is one."""
-        own = cast(TokenClassifier, network)
+        classifier = cast(TokenClassifier, network)
         by_prototype = self.settings.inference == "prototype"
-        prototypes = self._prototypes(own) if by_prototype else None
-        yield MeasuredModel(network if prototypes is None else NearestPrototype(own, prototypes))
+        prototypes = self._prototypes(classifier) if by_prototype else None
+        yield MeasuredModel(
+            network if prototypes is None else NearestPrototype(classifier, prototypes)
+        )
 
     def probe(self, network: SiteNetwork, split: str) -> Probe | None:
         """Probe nothing where prototypes answer: distances are no evidence, whatever the head."""

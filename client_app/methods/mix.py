@@ -14,6 +14,7 @@ from client_app.training.loop import LocalTraining
 from datasets.registry import load_silo
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
+from models.methods.mix import PoolNotes
 from models.networks.site_network import SiteNetwork
 
 
@@ -52,5 +53,5 @@ class MixSite(FedAvgSite):
             torch.cat([silo.train.labels for silo in silos]),
         )
 
-    def _sites(self) -> list[str]:
-        return str(self.request.instruction.notes["sites"]).split("\n")
+    def _sites(self) -> tuple[str, ...]:
+        return PoolNotes.from_values(self.request.instruction.notes).sites

@@ -51,21 +51,21 @@ class MoonSite(FedAvgSite):
         The global model is what ``network`` is now.
         """
         training = super().local_training(network)
-        own = cast(TokenClassifier, network)
+        classifier = cast(TokenClassifier, network)
         stored = self.own_state(_PREVIOUS)
         if not stored:
             return training
-        came, previous = (twin(own).eval().requires_grad_(False) for _ in range(2))
+        incoming, previous = (twin(classifier).eval().requires_grad_(False) for _ in range(2))
         load_exchanged(previous, stored)
         mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            tokens = own.encode(inputs)
-            task = own.criterion(own.classify(own.features(tokens)), labels)
+            tokens = classifier.encode(inputs)
+            task = classifier.criterion(classifier.classify(classifier.features(tokens)), labels)
             with torch.no_grad():
-                near, far = (_represented(net, net.encode(inputs)) for net in (came, previous))
-            z = _represented(own, tokens)
-            return task + mu * contrastive_loss(z, near, far, temperature)
+                near, far = (_represented(net, net.encode(inputs)) for net in (incoming, previous))
+            representations = _represented(classifier, tokens)
+            return task + mu * contrastive_loss(representations, near, far, temperature)
 
         return replace(training, objective=loss)
 
@@ -89,8 +89,8 @@ def twin(network: TokenClassifier) -> TokenClassifier:
 
 def _represented(network: TokenClassifier, tokens: Tensor) -> Tensor:
     """Return the representations (batch, size) of tokens that ``network`` encoded."""
-    found: Tensor = network.get_submodule("projection")(tokens)
-    return found
+    representations: Tensor = network.get_submodule("projection")(tokens)
+    return representations
 
 
 def _to_wire(arrays: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from models.methods.picsr import (
     WARMUP,
     PICSRNetwork,
     PICSRSettings,
+    StageNotes,
     build_router,
     prototype,
     routing_figures,
@@ -44,9 +45,9 @@ from models.privacy.gaussian_noise import normals
 class RoutingProbe:
     """The router's weights of a split's samples; only their summary is told."""
 
-    def __init__(self, sites: list[str], least: int) -> None:
+    def __init__(self, sites: list[str], min_samples: int) -> None:
         self.sites = sites
-        self.least = least
+        self.min_samples = min_samples
         self.weights: list[Tensor] = []
 
     def see(self, tokens: Tensor) -> None:
@@ -55,7 +56,7 @@ class RoutingProbe:
 
     def values(self) -> dict[str, float]:
         """Return mean and quantiles per expert."""
-        return routing_figures(torch.cat(self.weights), self.sites, self.least)
+        return routing_figures(torch.cat(self.weights), self.sites, self.min_samples)
 
 
 class PICSRSite(SiteMethod):
@@ -135,7 +136,7 @@ class PICSRSite(SiteMethod):
 
     def stage(self) -> str:
         """Return what the server says that this round is about."""
-        return str(self.request.instruction.notes["stage"])
+        return StageNotes.from_values(self.request.instruction.notes).stage
 
     def _router_network(self) -> PICSRNetwork:
         arrays = self.request.arrays()
@@ -160,5 +161,5 @@ class PICSRSite(SiteMethod):
         mean = prototype(float_inputs(self.silo.train.inputs))
         if not self.settings.prototype_noise:
             return mean
-        draw = noise_source(self.request, self.common.seed, "prototype-noise", self.silo.name)
-        return mean + self.settings.prototype_noise * normals(mean.shape, draw, torch.float32)
+        rng = noise_source(self.request, self.common.seed, "prototype-noise", self.silo.name)
+        return mean + self.settings.prototype_noise * normals(mean.shape, rng, torch.float32)

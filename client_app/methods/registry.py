@@ -8,5 +8,5 @@ from models.contract.methods import method_part
 
 def method_class(name: str) -> type[SiteMethod]:
     """Return the class that answers for method ``name`` at a site."""
-    found: type[SiteMethod] = method_part("client_app", name, "Site")
-    return found
+    method: type[SiteMethod] = method_part("client_app", name, "Site")
+    return method

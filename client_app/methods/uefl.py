@@ -43,10 +43,10 @@ class CodeUse:
 
     def see(self, tokens: Tensor) -> None:
         """Count the codes of a batch of tokens (batch, l, c)."""
-        found = self.network.nearest(tokens)
-        codes = found.codes.flatten().cpu()
+        nearest = self.network.nearest(tokens)
+        codes = nearest.codes.flatten().cpu()
         self.counts += torch.bincount(codes, minlength=len(self.counts))
-        self.squared += float((found.codewords - tokens.float()).square().sum())
+        self.squared += float((nearest.codewords - tokens.float()).square().sum())
         self.elements += tokens.numel()
 
     def values(self) -> dict[str, float]:
@@ -124,8 +124,8 @@ class UEFLSite(SiteMethod):
         if self.settings.codeword_start == "kmeans":
             return self._centroids(network)
         dimension, book = network.codebook().shape[1], len(network.codebooks)
-        drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-        return Centroids(drawn.numpy(), np.ones(len(drawn), np.int64))
+        codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        return Centroids(codewords.numpy(), np.ones(len(codewords), np.int64))
 
     def _centroids(self, network: UEFLNetwork) -> Centroids:
         dimension = network.codebook().shape[1]

@@ -63,9 +63,9 @@ def protect(
         return {}, {DP_RELEASES: read_ledger(ledger, settings)}
     refuse_diverged(arrays)
     releases = spend(ledger, settings, request.own_cap)
-    at = request.instruction
-    draw = noise_source(request, settings.seed, "privacy", at.round, at.step, site)
-    noised = clip_and_noise(arrays, reference, settings.clip_norm, settings.noise_multiplier, draw)
+    instruction = request.instruction
+    rng = noise_source(request, settings.seed, "privacy", instruction.round, instruction.step, site)
+    noised = clip_and_noise(arrays, reference, settings.clip_norm, settings.noise_multiplier, rng)
     return noised, {DP_RELEASES: releases}
 
 
@@ -95,16 +95,18 @@ def spend_own(own: OwnCap, noise_multiplier: float) -> None:
         SiteError: it would bring the hospital's epsilon above its cap.
         CheckpointError: the ledger is damaged.
     """
-    known = read_own_ledger(own.ledger)
-    after = {**known, noise_multiplier: known.get(noise_multiplier, 0) + 1}
-    before, then = (epsilon(combined_multiplier(c), 1, own.delta) for c in (known, after))
-    if then > own.most:
+    releases = read_own_ledger(own.ledger)
+    releases_after = {**releases, noise_multiplier: releases.get(noise_multiplier, 0) + 1}
+    epsilon_before = epsilon(combined_multiplier(releases), 1, own.delta)
+    epsilon_after = epsilon(combined_multiplier(releases_after), 1, own.delta)
+    if epsilon_after > own.most:
         raise EpsilonSpentError(
-            f"{SPENT}: {sum(known.values())} noisy messages of all runs are {before:.4g} at delta "
-            f"{own.delta:g}, one more would make it {then:.4g}, above the hospital's own "
-            f"'max-epsilon' {own.most:g}; nothing left the site"
+            f"{SPENT}: {sum(releases.values())} noisy messages of all runs are "
+            f"{epsilon_before:.4g} at delta {own.delta:g}, one more would make it "
+            f"{epsilon_after:.4g}, above the hospital's own 'max-epsilon' {own.most:g}; "
+            "nothing left the site"
         )
-    content = {"releases": {repr(z): count for z, count in sorted(after.items())}}
+    content = {"releases": {repr(z): count for z, count in sorted(releases_after.items())}}
     write_atomically(own.ledger, json.dumps(content, indent=2) + "\n", mode=0o600)
 
 
@@ -118,15 +120,15 @@ def read_own_ledger(path: Path) -> dict[float, int]:
         return {}
     try:
         counts = json.loads(path.read_text())["releases"]
-        found = {float(z): int(count) for z, count in counts.items()}
-        if any(z <= 0 or count < 0 for z, count in found.items()):
+        releases = {float(z): int(count) for z, count in counts.items()}
+        if any(z <= 0 or count < 0 for z, count in releases.items()):
             raise ValueError("releases")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"the hospital's privacy ledger {path.name} is damaged ({type(error).__name__}): bring "
             "it back; what was spent in all runs is known by nothing else"
         ) from None
-    return found
+    return releases
 
 
 @contextmanager
@@ -179,8 +181,8 @@ def read_ledger(path: Path, common: CommonSettings) -> int:
     if not path.exists():
         return 0
     try:
-        found = json.loads(path.read_text())
-        releases, kinds = found["releases"], {key: float(found[key]) for key in _kind(common)}
+        ledger = json.loads(path.read_text())
+        releases, kinds = ledger["releases"], {key: float(ledger[key]) for key in _kind(common)}
         if type(releases) is not int or releases < 0:
             raise ValueError(f"releases {releases!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -31,27 +31,27 @@ def entry(
     site: str, message: Message, context: Context, reply: Message, outcome: str
 ) -> dict[str, Any]:
     """Return the line of a message and the reply to it, as keys and values."""
-    asked: Mapping[str, Any] = {}
+    config: Mapping[str, Any] = {}
     if message.has_content():
-        asked = message.content.config_records.get(CONFIG, ConfigRecord())
+        config = message.content.config_records.get(CONFIG, ConfigRecord())
     run = defaults(CommonSettings) | dict(context.run_config)
-    left = reply.content if reply.has_content() else RecordDict()
-    why = str(reply.error.reason) if reply.has_error() else ""
+    leaving = reply.content if reply.has_content() else RecordDict()
+    reason = str(reply.error.reason) if reply.has_error() else ""
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "site": site,
-        "run": _short(asked.get("run-name", "")),
+        "run": _short(config.get("run-name", "")),
         "run-id": context.run_id,
         "kind": _short(message.metadata.message_type),
         "method": _short(run["method"]),
         "dataset": _short(run["dataset"]),
-        "round": _short(asked.get("round", 0)),
-        "phase": _short(asked.get("phase", "")),
+        "round": _short(config.get("round", 0)),
+        "phase": _short(config.get("phase", "")),
         "outcome": outcome,
-        "why": why[:_LONGEST_REASON],
-        "records": grouped(names_in(left)),
+        "why": reason[:_LONGEST_REASON],
+        "records": grouped(names_in(leaving)),
         "bytes-in": record_bytes(message.content) if message.has_content() else 0,
-        "bytes-out": record_bytes(left) + len(why.encode()),
+        "bytes-out": record_bytes(leaving) + len(reason.encode()),
     }
 
 
@@ -99,13 +99,13 @@ def grouped(names: Iterable[str]) -> dict[str, int]:
 
     What follows a key's first '.' or '/' becomes '*': ``arrays/head.1.bias`` is ``arrays/head.*``.
     """
-    found: dict[str, int] = {}
+    groups: dict[str, int] = {}
     for name in names:
         record, _, key = name.partition("/")
-        ends = [at for mark in "./" if (at := key.find(mark)) >= 0]
+        ends = [position for mark in "./" if (position := key.find(mark)) >= 0]
         group = f"{record}/{key[: min(ends) + 1]}*" if ends else name
-        found[group] = found.get(group, 0) + 1
-    return found
+        groups[group] = groups.get(group, 0) + 1
+    return groups
 
 
 def _open(path: Path) -> int:

@@ -33,8 +33,8 @@ def site_settings(context: Context) -> CommonSettings:
     }
     floor = build(CommonSettings, {k: v for k, v in context.node_config.items() if k == _FLOOR})
     if _FLOOR in context.node_config:
-        least = max(settings.sums_min_count, floor.sums_min_count)
-        settings = dataclasses.replace(settings, sums_min_count=least)
+        min_count = max(settings.sums_min_count, floor.sums_min_count)
+        settings = dataclasses.replace(settings, sums_min_count=min_count)
     settings = dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
     settings = _with_own_cap(settings, context)
     if is_simulated(context) or "backbone-weights" in context.node_config:
@@ -51,9 +51,9 @@ def _with_own_cap(settings: CommonSettings, context: Context) -> CommonSettings:
     capped = node_cap(context)
     if not capped.max_epsilon:
         return settings
-    least = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
+    max_epsilon = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
     delta = min(settings.delta, capped.delta)
-    return dataclasses.replace(settings, max_epsilon=least, delta=delta)
+    return dataclasses.replace(settings, max_epsilon=max_epsilon, delta=delta)
 
 
 def node_cap(context: Context) -> CommonSettings:

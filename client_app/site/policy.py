@@ -72,30 +72,30 @@ class SiteFile:
     audit_log: str = setting("", "file of the audit log; empty: in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
 
-    def refuse_request(self, asked: CommonSettings, round_: int) -> None:
+    def refuse_request(self, settings: CommonSettings, round_: int) -> None:
         """Refuse what can be told from the run's settings and the round alone.
 
         Raises:
             RefusedError: names the key, what it allows and what was asked.
         """
         for what, key, name, allowed in (
-            ("method", "methods", asked.method, self.methods),
-            ("data set", "datasets", asked.dataset, self.datasets),
+            ("method", "methods", settings.method, self.methods),
+            ("data set", "datasets", settings.dataset, self.datasets),
         ):
             if not matches(name, allowed):
-                told = ", ".join(allowed) or "none"
+                listed = ", ".join(allowed) or "none"
                 raise RefusedError(
-                    f"the site file does not allow {what} '{name}' ('{key}': {told})"
+                    f"the site file does not allow {what} '{name}' ('{key}': {listed})"
                 )
-        if self.max_rounds and max(asked.rounds, round_) > self.max_rounds:
+        if self.max_rounds and max(settings.rounds, round_) > self.max_rounds:
             raise RefusedError(
                 f"the site file allows runs of at most {self.max_rounds} rounds ('max-rounds') and "
-                f"{max(asked.rounds, round_)} are asked for"
+                f"{max(settings.rounds, round_)} are asked for"
             )
-        self._refuse_noise(asked)
+        self._refuse_noise(settings)
 
-    def _refuse_noise(self, asked: CommonSettings) -> None:
-        clip, noise = asked.clip_norm, asked.noise_multiplier
+    def _refuse_noise(self, settings: CommonSettings) -> None:
+        clip, noise = settings.clip_norm, settings.noise_multiplier
         if self.clip_norm and not 0 < clip <= self.clip_norm:
             raise RefusedError(
                 f"the site file demands a 'clip-norm' of at most {self.clip_norm:g} and the run's "
@@ -116,9 +116,9 @@ class SiteFile:
         names = names_in(content)
         unlisted = [name for name in names if not matches(name, self.records)]
         barred = [name for name in names if matches(name, self.refused_records)]
-        for key, found in (("records", unlisted), ("refused-records", barred)):
-            if found:
-                groups = list(grouped(found))
+        for key, refused in (("records", unlisted), ("refused-records", barred)):
+            if refused:
+                groups = list(grouped(refused))
                 more = f" and {len(groups) - 5} more" if len(groups) > 5 else ""
                 raise RefusedError(
                     f"the site file does not let {', '.join(groups[:5])}{more} leave ('{key}'), "
@@ -132,10 +132,12 @@ class SiteFile:
             SettingError: the node config has a wrong value.
         """
         known = {key: value for key, value in context.node_config.items() if key in _STRICTER}
-        own = _with_delta(_typed(build(SiteFile, known), known))
+        own_limits = _with_delta(_typed(build(SiteFile, known), known))
         merged = dict(context.node_config)
         for key, stricter in _STRICTER.items():
-            if values := [place[key] for place in (own, _with_delta(self.given)) if key in place]:
+            if values := [
+                place[key] for place in (own_limits, _with_delta(self.given)) if key in place
+            ]:
                 merged[key] = reduce(stricter, values)
         return Context(
             context.run_id, context.node_id, merged, context.state, dict(context.run_config)
@@ -152,17 +154,17 @@ def read_site_file(context: Context) -> SiteFile:
     if not path.is_absolute():
         raise RefusedError("'site-file' in the node config must be an absolute path")
     try:
-        found = _parsed(path.read_text(encoding="utf-8"))
+        site_file = _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RefusedError(f"the site file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RefusedError("the site file cannot be read: it is no UTF-8 text") from None
     except SettingError as error:
         raise RefusedError(f"the site file cannot be used: {error}") from None
-    if found.site and found.site != (named := own_name(context)):
-        other = " ".join(found.site.split())
+    if site_file.site and site_file.site != (named := own_name(context)):
+        other = " ".join(site_file.site.split())
         raise RefusedError(f"the site file's 'site' is '{other}', and this is site '{named}'")
-    return found
+    return site_file
 
 
 def answer_under(
@@ -232,15 +234,15 @@ def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
         RefusedError: names the limit, not the count: that would tell what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
-    least = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
-    if len(silo.train) < least.minimum_train_samples:
+    limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
+    if len(silo.train) < limits.minimum_train_samples:
         raise RefusedError(
-            f"site {silo.name} has fewer than {least.minimum_train_samples} training samples "
+            f"site {silo.name} has fewer than {limits.minimum_train_samples} training samples "
             "('minimum-train-samples'): it takes no part"
         )
-    if any(0 < count < least.minimum_per_label for count in silo.label_counts()["train"]):
+    if any(0 < count < limits.minimum_per_label for count in silo.label_counts()["train"]):
         raise RefusedError(
-            f"site {silo.name} has a label of fewer than {least.minimum_per_label} training "
+            f"site {silo.name} has a label of fewer than {limits.minimum_per_label} training "
             "samples ('minimum-per-label'): it takes no part"
         )
 
@@ -262,8 +264,8 @@ def _parsed(text: str) -> SiteFile:
     return SiteFile(**named, given=given)
 
 
-def _typed(found: SiteFile, keys: Iterable[str]) -> dict[str, Value]:
-    return {key: getattr(found, key.replace("-", "_")) for key in keys}
+def _typed(site_file: SiteFile, keys: Iterable[str]) -> dict[str, Value]:
+    return {key: getattr(site_file, key.replace("-", "_")) for key in keys}
 
 
 def _with_delta(values: Mapping[str, Value]) -> dict[str, Value]:

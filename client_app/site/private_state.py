@@ -20,7 +20,7 @@ from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError
 from models.contract.messages import Instruction
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping
+from models.contract.settings_schema import without_groups
 
 _DIGEST = "promise"  # its name on disk, from before it had this one: old states must open
 _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
@@ -110,8 +110,8 @@ class SiteState:
     def _keys(self) -> list[tuple[int, int]]:
         if not self.folder.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted((int(match[1]), int(match[2])) for match in found if match)
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
 # Where a site computes and with how much patience; a hospital may change them during a run
@@ -126,7 +126,7 @@ _FREE = frozenset(
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide what a state means and what of it is shared."""
-    values = as_mapping(common) | as_mapping(own)
+    values = without_groups(common) | without_groups(own)  # as states of before have it
     chosen = {key: value for key, value in values.items() if key not in _FREE}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 

@@ -55,14 +55,14 @@ def _model(limits: type) -> type[Declared]:
     )
 
 
-def _refusal(found: Fault) -> SettingError:
-    if found.kind == "unknown":
-        return unknown_key(found.key, found.keys)
-    if found.kind == "missing":
+def _refusal(refused: Fault) -> SettingError:
+    if refused.kind == "unknown":
+        return unknown_key(refused.key, refused.keys)
+    if refused.kind == "missing":
         return SettingError(
-            f"it lacks '{found.key}': list what is allowed, or [\"*\"] for everything"
+            f"it lacks '{refused.key}': list what is allowed, or [\"*\"] for everything"
         )
-    return SettingError(found.sentence)
+    return SettingError(refused.sentence)
 
 
 def _texts(key: str) -> BeforeValidator:

@@ -32,12 +32,12 @@ class EvidenceProbe:
         """Return ``vacuity``, and per bin the number of samples, of right ones, and their mean."""
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)
-        found = {"vacuity": uncertain.double().mean().item()}
+        metrics = {"vacuity": uncertain.double().mean().item()}
         if not self.binned:
-            return found
+            return metrics
         confidence, predicted = (alphas / alphas.sum(dim=1, keepdim=True)).max(dim=1)
         right = predicted == self.labels
         for name, values in (("reliability", confidence), ("certainty", uncertain)):
             for key, value in bin_counts(values, right, BINS).items():
-                found[f"{name}.{key}"] = value
-        return found
+                metrics[f"{name}.{key}"] = value
+        return metrics

@@ -20,7 +20,7 @@ def class_means(
     silo: Silo,
     compute: Compute,
     function: Callable[[Tensor], Tensor],
-    least: int,
+    min_samples: int,
 ) -> dict[int, Tensor]:
     """Return the mean of ``function`` over the samples of each class that has enough of them.
 
@@ -33,14 +33,14 @@ def class_means(
         silo: what the site holds; the means are of its training samples.
         compute: device and precision.
         function: maps inputs (batch, ...) to rows (batch, d).
-        least: samples that must be behind a mean.
+        min_samples: samples that must be behind a mean.
 
     Returns:
         Class to mean (d,), float32 on the CPU.
     """
     split, classes = silo.train, silo.task.classes
     counts = torch.bincount(split.labels, minlength=classes).tolist()
-    large = large_classes(counts, least)
+    large = large_classes(counts, min_samples)
     if not large:
         return {}
     network.eval()

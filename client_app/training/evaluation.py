@@ -85,7 +85,7 @@ def predict(
     They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
     dropout.
     """
-    found = []
+    probabilities = []
     with (
         seeded(settings.seed, "mc-dropout", *key, device=compute.device),
         torch.no_grad(),
@@ -98,8 +98,8 @@ def predict(
                 probe.see(tokens)
             features = network.features(tokens)
             passes = max(settings.mc_passes, 1)
-            found.append(mc_dropout_probabilities(network, features, passes).cpu())
-    return torch.cat(found)
+            probabilities.append(mc_dropout_probabilities(network, features, passes).cpu())
+    return torch.cat(probabilities)
 
 
 def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:

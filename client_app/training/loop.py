@@ -24,20 +24,18 @@ Penalty = Callable[[], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 
-def batches(count: int, size: int, order: torch.Generator) -> list[Tensor]:
+def batches(count: int, size: int, rng: torch.Generator) -> list[Tensor]:
     """Return a shuffled epoch as index tensors; a last batch of one joins the one before it.
 
     Batch norm has no variance over a single 1x1 map, hence the joining.
     """
-    parts = list(torch.split(torch.randperm(count, generator=order), size))
+    parts = list(torch.split(torch.randperm(count, generator=rng), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
 
 
-def schedule(
-    count: int, settings: CommonSettings, order: torch.Generator
-) -> Iterator[list[Tensor]]:
+def schedule(count: int, settings: CommonSettings, rng: torch.Generator) -> Iterator[list[Tensor]]:
     """Yield local training as shuffled passes over ``count`` samples, each a list of batches.
 
     With ``local-steps`` there are as many batches at every site, whatever it holds; the last pass
@@ -45,12 +43,12 @@ def schedule(
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
-            yield batches(count, settings.batch_size, order)
+            yield batches(count, settings.batch_size, rng)
         return
-    left = settings.local_steps
-    while left:
-        chosen = batches(count, settings.batch_size, order)[:left]
-        left -= len(chosen)
+    remaining = settings.local_steps
+    while remaining:
+        chosen = batches(count, settings.batch_size, rng)[:remaining]
+        remaining -= len(chosen)
         yield chosen
 
 
@@ -58,8 +56,8 @@ def passes_of(count: int, settings: CommonSettings) -> int:
     """Return how many passes over ``count`` samples, the last perhaps cut short, a round has."""
     if not settings.local_steps:
         return settings.local_epochs
-    order = torch.Generator().manual_seed(0)
-    return -(-settings.local_steps // len(batches(count, settings.batch_size, order)))
+    rng = torch.Generator().manual_seed(0)
+    return -(-settings.local_steps // len(batches(count, settings.batch_size, rng)))
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
@@ -129,11 +127,11 @@ def decayed_rates(
     if settings.rate_decay == "none":
         return lambda: None
     steps = itertools.count(before + 1)
-    usual = [float(group["lr"]) for group in optimiser.param_groups]
+    base_rates = [float(group["lr"]) for group in optimiser.param_groups]
 
     def set_rates() -> None:
         root = math.sqrt(next(steps))
-        for group, rate in zip(optimiser.param_groups, usual, strict=True):
+        for group, rate in zip(optimiser.param_groups, base_rates, strict=True):
             group["lr"] = rate / root
 
     return set_rates
@@ -141,8 +139,8 @@ def decayed_rates(
 
 def steps_of(count: int, settings: CommonSettings) -> int:
     """Return how many optimiser steps a round takes over ``count`` samples."""
-    order = torch.Generator().manual_seed(0)
-    return sum(map(len, schedule(count, settings, order)))
+    rng = torch.Generator().manual_seed(0)
+    return sum(map(len, schedule(count, settings, rng)))
 
 
 def _nothing(*_: object) -> None:
@@ -210,11 +208,11 @@ def train_locally(training: LocalTraining) -> float:
     module.train()
     optimiser = training.optimiser or open_optimiser(module, settings)
     inputs, labels = compute.hold(split.inputs), compute.bring(split.labels)
-    order = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *training.key))
+    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *training.key))
     total = torch.zeros((), device=compute.device)
     set_rates = decayed_rates(optimiser, settings, training.steps_before)
     with seeded(settings.seed, "training", *training.key, device=compute.device):
-        passes = schedule(len(split), settings, order) if training.plan is None else training.plan
+        passes = schedule(len(split), settings, rng) if training.plan is None else training.plan
         for number, chosen_batches in enumerate(passes):
             training.pass_begins(number)
             total.zero_()

@@ -93,8 +93,8 @@ def train_paced(
 
 def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
     """Return an order (count,) of an epoch's training samples at a site: any, each sample once."""
-    draw = generator(settings.seed, "epoch-order", epoch, site)
-    return torch.randperm(count, generator=draw)
+    rng = generator(settings.seed, "epoch-order", epoch, site)
+    return torch.randperm(count, generator=rng)
 
 
 def open_pacing(

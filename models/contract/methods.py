@@ -18,8 +18,10 @@ METHODS = {
     "cdl": "CDL",
     "cross": "Cross",
     "ensemble": "Ensemble",
+    "fedadam": "FedAdam",
     "fedavg": "FedAvg",
     "fedavg-ft": "FedAvgFT",
+    "fedavgm": "FedAvgM",
     "fedaligncl": "FedAlignCL",
     "feddistill": "FedDistill",
     "fedefm": "FedEFM",
@@ -39,8 +41,8 @@ METHODS = {
 
 def settings_class(name: str) -> type:
     """Return the dataclass of the settings that method ``name`` has of its own."""
-    found: type = method_part("models", name, "Settings")
-    return found
+    settings: type = method_part("models", name, "Settings")
+    return settings
 
 
 def method_part(room: str, name: str, suffix: str = "") -> Any:

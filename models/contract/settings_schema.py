@@ -1,17 +1,20 @@
 """Settings as frozen dataclasses: each field states its default, its range and its meaning.
 
-A field ``local_epochs`` is the run-config key ``local-epochs``. Values come as Flower's run
-config gives them (bool, int, float, str); lists are unknown to Flower and so unknown here.
+A field ``local_epochs`` is the run-config key ``local-epochs``. A method's own settings have a group,
+the name of their file or the ``group`` of the class: ``gamma`` is ``uefl.gamma``. Values come as
+Flower's run config gives them (bool, int, float, str); lists are unknown to Flower and so here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from models.contract.errors import SettingError
@@ -72,25 +75,55 @@ def setting(default: Value, help: str, **bounds: Any) -> Any:
 
 
 def key_of(field_name: str) -> str:
-    """Return the run-config key of a field: kebab-case."""
+    """Return the run-config key of a common field, or a key within its group: kebab-case."""
     return field_name.replace("_", "-")
+
+
+def keys_of(cls: type) -> Mapping[str, str]:
+    """Return the run-config key of each field, by its name, in declaration order.
+
+    A field belongs to the ``group`` of the class that declares it, also where another inherits it.
+    """
+    return _keys_of(cls)
+
+
+@cache
+def _keys_of(cls: type) -> Mapping[str, str]:
+    keys = {}
+    for field in dataclasses.fields(cls):
+        owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
+        group, key = _group_of(owner), key_of(field.name)
+        keys[field.name] = f"{group}.{key.removeprefix(f'{group}-')}" if group else key
+    return keys
+
+
+def _group_of(cls: type) -> str:
+    """Return the group that a class names, else that of the method whose file it stands in."""
+    room, _, name = cls.__module__.rpartition(".")
+    return str(vars(cls).get("group", key_of(name) if room == "models.methods" else ""))
 
 
 def defaults(cls: type) -> dict[str, Value]:
     """Return every key of ``cls`` with its default."""
-    found: dict[str, Any] = {key_of(f.name): f.default for f in dataclasses.fields(cls)}
-    return found
+    values: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
+    return {key: values[name] for name, key in keys_of(cls).items()}
 
 
 def as_mapping(settings: Any) -> dict[str, Value]:
     """Return a settings object as keys and values, in declaration order."""
-    return {key_of(f.name): getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    return {key: getattr(settings, name) for name, key in keys_of(type(settings)).items()}
+
+
+def without_groups(settings: Any) -> dict[str, Value]:
+    """Return a settings object as values by the part of their keys within the group."""
+    return {key_of(name): getattr(settings, name) for name in keys_of(type(settings))}
 
 
 def rule_of(cls: type, key: str) -> Rule:
     """Return the rule of ``key`` in ``cls``."""
-    fields = {key_of(f.name): f for f in dataclasses.fields(cls)}
-    rule: Rule = fields[key].metadata["rule"]
+    names = {key: name for name, key in keys_of(cls).items()}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    rule: Rule = fields[names[key]].metadata["rule"]
     return rule
 
 
@@ -99,6 +132,11 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     names = sorted(known)
     near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(names)}"
+    group, dot, _ = key.partition(".")
+    groups = sorted({name.partition(".")[0] for name in names if "." in name})
+    if dot and group not in groups:
+        what = f"setting '{key}': no method has a group '{group}' (groups: {', '.join(groups)})"
+        return SettingError(what + (hint if near else ""))
     return SettingError(f"unknown setting '{key}'{hint}")
 
 
@@ -116,16 +154,12 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     Raises:
         SettingError: a value has the wrong type or lies outside its range.
     """
-    hints = get_type_hints(cls)
+    hints, keys = get_type_hints(cls), keys_of(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # S
     chosen = {
-        field.name: _checked(
-            key_of(field.name),
-            values[key_of(field.name)],
-            hints[field.name],
-            field.metadata["rule"],
-        )
-        for field in dataclasses.fields(cls)  # type: ignore[arg-type]  # S is always a dataclass
-        if key_of(field.name) in values
+        name: _checked(key, values[key], hints[name], fields[name].metadata["rule"])
+        for name, key in keys.items()
+        if key in values
     }
     return cls(**chosen)
 

@@ -50,8 +50,8 @@ def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
 
 def _normalised(rows: Tensor) -> Tensor:
     """Make rows (..., n) sum to 1; one without any mass, all on the prompts, becomes uniform."""
-    least = 1e-12
-    return (rows + least) / (rows.sum(dim=-1, keepdim=True) + least * rows.shape[-1])
+    tiny = 1e-12
+    return (rows + tiny) / (rows.sum(dim=-1, keepdim=True) + tiny * rows.shape[-1])
 
 
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -106,9 +106,9 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)
     spreads = torch.zeros(classes, dtype=torch.float64)
-    for label, found in maps.items():
-        if len(found):
-            chosen = found.double()
+    for label, class_maps in maps.items():
+        if len(class_maps):
+            chosen = class_maps.double()
             counts[label] = len(chosen)
             means[label] = chosen.mean(dim=0)
             away = chosen - means[label]

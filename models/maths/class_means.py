@@ -32,14 +32,14 @@ class ClassTargets:
         return ClassTargets(self.values.to(device), self.known.to(device))
 
 
-def large_classes(counts: Sequence[int], least: int) -> dict[int, int]:
+def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
     """Return the classes of which a mean leaves a site: class to count of samples.
 
     Args:
         counts: the site's training samples by class.
-        least: samples that must be behind a mean, at least 1.
+        min_samples: samples that must be behind a mean, at min_samples 1.
     """
-    return {label: count for label, count in enumerate(counts) if count >= least}
+    return {label: count for label, count in enumerate(counts) if count >= min_samples}
 
 
 def class_targets(

@@ -20,14 +20,14 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
         bins: how many, of equal width.
     """
     places = (values * bins).long().clamp(0, bins - 1)
-    found = {}
+    figures = {}
     for place in range(bins):
         inside = places == place
         count = int(inside.sum())
-        found[f"{place}.count"] = float(count)
-        found[f"{place}.right"] = float(right[inside].sum())
-        found[f"{place}.mean"] = values[inside].double().mean().item() if count else 0.0
-    return found
+        figures[f"{place}.count"] = float(count)
+        figures[f"{place}.right"] = float(right[inside].sum())
+        figures[f"{place}.mean"] = values[inside].double().mean().item() if count else 0.0
+    return figures
 
 
 def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
@@ -55,15 +55,15 @@ def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, f
     predicted = probabilities.argmax(dim=1)
     occurring = torch.unique(labels).tolist()
     recalls = [(predicted[labels == one] == one).double().mean().item() for one in occurring]
-    found = {
+    metrics = {
         "calibration-error": multiclass_calibration_error(
             probabilities, labels, classes, n_bins=CALIBRATION_BINS, norm="l1"
         ).item()
     }
     if len(occurring) > 1:
-        found["balanced-accuracy"] = sum(recalls) / len(recalls)
+        metrics["balanced-accuracy"] = sum(recalls) / len(recalls)
     if len(occurring) == classes:
-        found["auc"] = multiclass_auroc(probabilities, labels, classes, average="macro").item()
+        metrics["auc"] = multiclass_auroc(probabilities, labels, classes, average="macro").item()
     if len(occurring) == classes == 2:
-        found["average-precision"] = binary_average_precision(probabilities[:, 1], labels).item()
-    return found
+        metrics["average-precision"] = binary_average_precision(probabilities[:, 1], labels).item()
+    return metrics

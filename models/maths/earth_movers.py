@@ -147,7 +147,7 @@ def _entropic_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Solve all images at once by Sinkhorn's iterations in logarithms, on the tensors' device."""
     import ot
 
-    found = ot.solve_batch(
+    solution = ot.solve_batch(
         costs,
         reg=REGULARISATION,
         a=supply,
@@ -157,7 +157,7 @@ def _entropic_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
         tol=1e-6,
         grad="autodiff",
     )
-    flow: Tensor = found.plan
+    flow: Tensor = solution.plan
     return flow
 
 
@@ -168,8 +168,8 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the solver's advice on matrix formats
         (flow,) = layer(*(part.cpu() for part in (costs, supply, demand[:, :-1])))
-    found: Tensor = flow.to(device)
-    return found
+    placed: Tensor = flow.to(device)
+    return placed
 
 
 @functools.lru_cache(maxsize=4)
@@ -210,7 +210,7 @@ def refuse_large(tokens: int) -> None:
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, and this one has "
             f"{tokens}: its program would have {tokens**2} variables an image, and take about "
             f"{_LAYER_MS * (tokens / LARGEST_LAYER) ** 4:.0f} ms or more for each; choose "
-            "'emd-solver' 'pot', or a smaller 'emd-grid'"
+            "'fedefm.emd-solver' 'pot', or a smaller 'fedefm.emd-grid'"
         )
 
 

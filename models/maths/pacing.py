@@ -36,10 +36,10 @@ def check_pace(settings: CommonSettings) -> None:
                 "of samples/epoch-steps each: remove one of them"
             )
     if settings.epoch_steps % settings.pace:
-        near = [d for d in range(1, settings.epoch_steps + 1) if settings.epoch_steps % d == 0]
+        divisors = [d for d in range(1, settings.epoch_steps + 1) if settings.epoch_steps % d == 0]
         raise SettingError(
             f"setting 'pace' is {settings.pace} and does not divide 'epoch-steps' "
-            f"({settings.epoch_steps}): choose one of {', '.join(map(str, near))}"
+            f"({settings.epoch_steps}): choose one of {', '.join(map(str, divisors))}"
         )
 
 

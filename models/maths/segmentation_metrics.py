@@ -40,15 +40,15 @@ def segmentation_figures(predicted: Tensor, masks: Tensor) -> dict[str, float]:
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)
     dice = dice[~dice.isnan()]
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     if len(dice):
-        found["dice"] = dice.mean().item()
-        found["jaccard"] = (dice / (2 - dice)).mean().item()
+        figures["dice"] = dice.mean().item()
+        figures["jaccard"] = (dice / (2 - dice)).mean().item()
     hit, false, empty, missed = counts.sum(dim=0).tolist()
     wrong = false + missed
     if hit + wrong:
-        found["dice-pooled"] = 2 * hit / (2 * hit + wrong)
+        figures["dice-pooled"] = 2 * hit / (2 * hit + wrong)
     unions = [(right, right + wrong) for right in (hit, empty) if right + wrong]
     if unions:
-        found["miou"] = sum(right / union for right, union in unions) / len(unions)
-    return found
+        figures["miou"] = sum(right / union for right, union in unions) / len(unions)
+    return figures

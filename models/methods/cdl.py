@@ -34,7 +34,7 @@ class CDLSettings(MatchaSettings):
     divergence_topology: str = setting(
         "ring",
         "cdl: who is whose neighbour; the authors' code is of a ring",
-        choices=rule_of(TopologySettings, "topology").choices,
+        choices=rule_of(TopologySettings, "fedefm.topology").choices,
     )
 
 

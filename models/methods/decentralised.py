@@ -15,21 +15,24 @@ Equations (arXiv:1905.09435):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from models.contract.notes import Notes
 from models.contract.settings_schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for measurement
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
-MIXING = "mixing"  # note: the mixing weights by site, JSON
 
 
 @dataclass(frozen=True)
 class LinkSettings:
     """Links between silos that 'silo-set' does not name, for the cycle time of a topology."""
+
+    group: ClassVar[str] = "links"
 
     access_gbps: float = setting(
         10.0, "a silo's own line, shared by what it sends and by what it gets at once", above=0.0
@@ -39,8 +42,17 @@ class LinkSettings:
 
 
 @dataclass(frozen=True)
+class MixingNotes(Notes):
+    """The silo's row of the mixing matrix: weight by site."""
+
+    mixing: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class MatchaSettings(LinkSettings):
     """Settings of MATCHA (Wang et al. 2019)."""
+
+    group: ClassVar[str] = "matcha"
 
     matcha_budget: float = setting(
         0.5, "matcha: share of the graph's matchings that a round uses", above=0.0, maximum=1.0
@@ -50,6 +62,8 @@ class MatchaSettings(LinkSettings):
 @dataclass(frozen=True)
 class TopologySettings(MatchaSettings):
     """Which silos exchange models."""
+
+    group: ClassVar[str] = "fedefm"
 
     topology: str = setting(
         "complete",
@@ -68,8 +82,8 @@ def mixed(
     sites = sorted(models)
     total = sum(weights[site] for site in sites)
     first = models[sites[0]]
-    found = {}
+    mixture = {}
     for name in first:
         parts = [models[site][name].double() * (weights[site] / total) for site in sites]
-        found[name] = torch.stack(parts).sum(dim=0).to(first[name].dtype)
-    return found
+        mixture[name] = torch.stack(parts).sum(dim=0).to(first[name].dtype)
+    return mixture

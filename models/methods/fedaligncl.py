@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from models.contract.notes import Notes
 from models.contract.settings_schema import setting
 from models.privacy.gaussian_noise import normals
 
@@ -73,6 +74,13 @@ class FedAlignCLSettings:
     )
 
 
+@dataclass(frozen=True)
+class EmbeddingNotes(Notes):
+    """How many noisy embeddings the reply is to hold."""
+
+    embeddings: int = 0
+
+
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
     """Return rho (n,) float64 of eq. 4: ``weight`` for forgotten samples, 1 for the others.
 
@@ -85,15 +93,15 @@ def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) 
     return torch.where(forgotten, weight, 1.0).double()
 
 
-def curriculum_order(scores: Tensor, draw: torch.Generator, replacement: bool = False) -> Tensor:
+def curriculum_order(scores: Tensor, rng: torch.Generator, replacement: bool = False) -> Tensor:
     """Return the samples' order pi (n,), drawn with probability proportional to ``scores`` (n,).
 
     Without replacement each sample comes once, as if drawn one by one from those left (exponential
     keys, Efraimidis and Spirakis 2006); with it a sample may come often or never.
     """
     if replacement:
-        return torch.multinomial(scores, len(scores), replacement=True, generator=draw)
-    uniform = torch.rand(len(scores), generator=draw, dtype=torch.float64)
+        return torch.multinomial(scores, len(scores), replacement=True, generator=rng)
+    uniform = torch.rand(len(scores), generator=rng, dtype=torch.float64)
     return torch.argsort(-torch.log1p(-uniform) / scores, stable=True)
 
 
@@ -148,23 +156,23 @@ def perturbed(
     arrays: Mapping[str, Tensor],
     names: Collection[str],
     settings: FedAlignCLSettings,
-    draw: torch.Generator | None,
+    rng: torch.Generator | None,
 ) -> dict[str, Tensor]:
     """Return ``arrays``, those of ``names`` with Gaussian noise: Z of algorithm 1.
 
     Absolute noise is N(0, noise-variance), relative noise has noise-variance times the array's own
-    standard deviation. It is no differential privacy: nothing bounds what it hides. Of ``draw`` see
+    standard deviation. It is no differential privacy: nothing bounds what it hides. Of ``rng`` see
     ``models.privacy.gaussian_noise``.
     """
     if not settings.noise_variance:
         return dict(arrays)
-    found = dict(arrays)
+    noisy = dict(arrays)
     for name in sorted(names):
         array = arrays[name].detach().float().cpu()
-        noise = normals(array.shape, draw, torch.float32)
+        noise = normals(array.shape, rng, torch.float32)
         if settings.noise_scale == "relative":
             spread = settings.noise_variance * float(array.std(correction=0))
         else:
             spread = math.sqrt(settings.noise_variance)
-        found[name] = array + spread * noise
-    return found
+        noisy[name] = array + spread * noise
+    return noisy

@@ -97,8 +97,8 @@ def map_tokens(
     """Return how many tokens of an input of ``input_shape`` are compared, by trying one."""
     with torch.no_grad():
         network.eval()
-        _, found = network.encode_with_map(torch.zeros(1, *input_shape))
-    return pooled_tokens(found, settings.emd_grid).shape[1]
+        _, feature_map = network.encode_with_map(torch.zeros(1, *input_shape))
+    return pooled_tokens(feature_map, settings.emd_grid).shape[1]
 
 
 def multishot_loss(
@@ -117,7 +117,7 @@ def multishot_loss(
     logits = network.classify(network.features(tokens))
     beta = settings.distillation_beta
     loss = (1 - beta) * network.criterion(logits, labels)
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for host, expert in experts.items():
         with torch.no_grad():
             expert_tokens, expert_map = expert.encode_with_map(inputs)
@@ -126,5 +126,5 @@ def multishot_loss(
         direction = settings.distillation_direction
         term = distillation(logits, taught, settings.temperature, direction)
         loss = loss + weight.to(loss.dtype) * beta * term
-        found[host] = float(weight)
-    return loss, found
+        weights[host] = float(weight)
+    return loss, weights

@@ -67,14 +67,14 @@ def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> T
         label: the class.
         count: M.
     """
-    own = torch.nonzero(labels == label).flatten()
-    return own[torch.argsort(vacuities[own], stable=True)[:count]]
+    of_class = torch.nonzero(labels == label).flatten()
+    return of_class[torch.argsort(vacuities[of_class], stable=True)[:count]]
 
 
-def any_of_class(labels: Tensor, label: int, count: int, draw: torch.Generator) -> Tensor:
+def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -> Tensor:
     """Return the indices of up to ``count`` samples of class ``label`` drawn at random."""
-    own = torch.nonzero(labels == label).flatten()
-    return own[torch.randperm(len(own), generator=draw)[:count]]
+    of_class = torch.nonzero(labels == label).flatten()
+    return of_class[torch.randperm(len(of_class), generator=rng)[:count]]
 
 
 def map_fault(maps: Tensor) -> str | None:

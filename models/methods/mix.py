@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models.contract.notes import Notes
 from models.contract.settings import NoSettings
 
 
 @dataclass(frozen=True)
 class MixSettings(NoSettings):
     """None of its own."""
+
+
+@dataclass(frozen=True)
+class PoolNotes(Notes):
+    """The sites whose training data the oracle pools."""
+
+    sites: tuple[str, ...]

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.contract.notes import Notes
 from models.contract.seeding import seeded
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
@@ -68,6 +69,13 @@ class PICSRSettings:
     )
 
 
+@dataclass(frozen=True)
+class StageNotes(Notes):
+    """The stage that the round is of: ``WARMUP``, ``EXPERTS`` or ``ROUTING_STAGE``."""
+
+    stage: str
+
+
 def prototype(inputs: Tensor) -> Tensor:
     """Return the mean sample of ``inputs`` (n, *input_shape): (*input_shape), added in float64."""
     return inputs.double().mean(dim=0).float()
@@ -109,8 +117,8 @@ class Router(nn.Module):
             (batch, experts).
         """
         here, there = self.embedding(inputs), self.embedding(prototypes)
-        found: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
-        return found
+        distances: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
+        return distances
 
     def scores(self, distances: Tensor) -> Tensor:
         """Return what the last layer makes of one sample's ``distances`` (experts,).
@@ -177,27 +185,27 @@ class PICSRNetwork(Mixture):
         return self.router.log_weights(inputs, self.prototypes)
 
 
-def routing_figures(weights: Tensor, sites: Sequence[str], least: int) -> dict[str, float]:
+def routing_figures(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
     """Return what a site tells of the weights that its samples give to the experts.
 
     Args:
         weights: (n, experts), rows summing to 1.
         sites: the experts' sites.
-        least: with fewer samples nothing is told: the mean of few is nearly one of them.
+        min_samples: with fewer samples nothing is told: the mean of few is nearly one of them.
 
     Returns:
         ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
     """
-    if len(weights) < least:
+    if len(weights) < min_samples:
         return {}
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for index, site in enumerate(sites):
         column = weights[:, index].double()
-        found[f"{ROUTING}{site}.mean"] = column.mean().item()
+        figures[f"{ROUTING}{site}.mean"] = column.mean().item()
         for share in QUANTILES:
             key = f"{ROUTING}{site}.q{round(100 * share):02d}"
-            found[key] = torch.quantile(column, share).item()
-    return found
+            figures[key] = torch.quantile(column, share).item()
+    return figures
 
 
 def feature_contributions(
@@ -269,11 +277,11 @@ def routing_document(
         site: {
             expert: {
                 key.rpartition(".")[2]: value
-                for key, value in found.items()
+                for key, value in metrics.items()
                 if key.rpartition(".")[0] == f"{ROUTING}{expert}"
             }
             for expert in experts
         }
-        for site, found in values.items()
+        for site, metrics in values.items()
     }
     return {"experts": list(experts), "sites": sites, "prototype distances": dict(distances)}

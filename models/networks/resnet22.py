@@ -106,8 +106,8 @@ def _checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), still_statistics(block)
 
-    found: Tensor = checkpoint(block, hidden, use_reentrant=False, context_fn=contexts)
-    return found
+    output: Tensor = checkpoint(block, hidden, use_reentrant=False, context_fn=contexts)
+    return output
 
 
 @contextmanager

@@ -29,13 +29,13 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
     Raises:
         SettingError: arrays are missing, of other shapes or not finite.
     """
-    given = content.get("model", content)
+    stored = content.get("model", content)
     wanted = encoder.state_dict()
-    found = _extractor(given if isinstance(given, Mapping) else {}, where)
+    arrays = _extractor(stored if isinstance(stored, Mapping) else {}, where)
     # A counter of batches that old files lack; nothing reads it
     needed = [name for name in wanted if not name.endswith("num_batches_tracked")]
-    missing = [name for name in needed if name not in found]
-    surplus = [name for name in found if name not in wanted]
+    missing = [name for name in needed if name not in arrays]
+    surplus = [name for name in arrays if name not in wanted]
     if missing or surplus:
         raise SettingError(
             f"setting 'backbone-weights': {where} is of another architecture than ResNet-22: "
@@ -44,9 +44,9 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
         )
     # In the order of likely mistakes: no array, grey against colour, another width, a broken file
     for name in needed:
-        if not isinstance(found[name], torch.Tensor):
+        if not isinstance(arrays[name], torch.Tensor):
             raise SettingError(f"setting 'backbone-weights': in {where} '{name}' is no array")
-        array = found[name].float()
+        array = arrays[name].float()
         if name == "first_conv.weight" and array.shape[1:2] != wanted[name].shape[1:2]:
             raise SettingError(
                 f"setting 'backbone-weights': {where} takes images of {array.shape[1]} channels, "
@@ -64,13 +64,13 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
         wanted[name].copy_(array)
 
 
-def _extractor(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _extractor(stored: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the arrays of the feature extractor, without what stands before their names."""
     for prefix in _PREFIXES:
-        if f"{prefix}first_conv.weight" in given:
+        if f"{prefix}first_conv.weight" in stored:
             return {
                 name.removeprefix(prefix): array
-                for name, array in given.items()
+                for name, array in stored.items()
                 if name.startswith(prefix)
             }
     raise SettingError(

@@ -99,8 +99,8 @@ class ViTPyramid(Pyramid):
         tokens, last = self._tokens(images)
         deep = [tokens[layer] for layer in self.layers] + [last]
         maps = [self.stem(images)]
-        for step, (found, project) in enumerate(zip(deep, self.project, strict=True), start=1):
-            x = project(found.permute(0, 3, 1, 2))
+        for step, (entering, project) in enumerate(zip(deep, self.project, strict=True), start=1):
+            x = project(entering.permute(0, 3, 1, 2))
             if step <= len(self.layers):
                 x = resized(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
             maps.append(x)
@@ -116,13 +116,13 @@ class ViTPyramid(Pyramid):
         The network calls the parts of its blocks, not the blocks: hence a hook of what enters
         their first part.
         """
-        found: dict[int, Tensor] = {}
+        tokens: dict[int, Tensor] = {}
         grid, prefix = self.network.grid_size(), self.network.vit.num_prefix_tokens
 
         def keeper(layer: int) -> Any:
             def keep(module: nn.Module, entering: tuple[Tensor, ...]) -> None:
                 patches = entering[0][:, prefix:]
-                found[layer] = patches.reshape(len(patches), *grid, -1)
+                tokens[layer] = patches.reshape(len(patches), *grid, -1)
 
             return keep
 
@@ -136,7 +136,7 @@ class ViTPyramid(Pyramid):
         finally:
             for hook in hooks:
                 hook.remove()
-        return found, last
+        return tokens, last
 
 
 class SwinPyramid(Pyramid):

@@ -39,8 +39,8 @@ def combined_multiplier(releases: Mapping[float, int]) -> float:
 
     Gaussian mechanisms compose to one: their 1/z² add up. 0 stands for no noise at all.
     """
-    told = sum(count / z**2 for z, count in releases.items())
-    return 1 / math.sqrt(told) if told else math.inf
+    information = sum(count / z**2 for z, count in releases.items())
+    return 1 / math.sqrt(information) if information else math.inf
 
 
 def epsilon_of_a_change(noise_multiplier: float, releases: int, delta: float) -> float:

@@ -28,7 +28,7 @@ def clip_and_noise(
     reference: Mapping[str, Tensor],
     clip_norm: float,
     noise_multiplier: float,
-    draw: torch.Generator | None,
+    rng: torch.Generator | None,
 ) -> dict[str, Tensor]:
     """Return the arrays of one message, clipped together and noised.
 
@@ -38,7 +38,7 @@ def clip_and_noise(
             and noised and then added back; of others the array itself.
         clip_norm: C, the largest L2 norm of all differences as one vector.
         noise_multiplier: z; the noise's standard deviation is z * C.
-        draw: source of the noise; None: the operating system, so that nobody can draw it again.
+        rng: source of the noise; None: the operating system, so that nobody can draw it again.
 
     Returns:
         Arrays of the same names and shapes, float64 on the CPU. Variances are not negative, and
@@ -57,18 +57,18 @@ def clip_and_noise(
         )
     scale = clip_norm / norm if norm > clip_norm else 1.0
     deviation = noise_multiplier * clip_norm
-    found = {}
+    arrays = {}
     for name, step in steps.items():
-        told = scale * step + deviation * normals(step.shape, draw)
-        noised = origins[name] + told
-        found[name] = _as_what_it_was(name, noised, values[name])
-    return found
+        noisy_step = scale * step + deviation * normals(step.shape, rng)
+        noised = origins[name] + noisy_step
+        arrays[name] = _as_what_it_was(name, noised, values[name])
+    return arrays
 
 
-def _origin(value: Tensor, came: Tensor | None) -> Tensor:
-    if came is None or came.shape != value.shape:
+def _origin(value: Tensor, reference: Tensor | None) -> Tensor:
+    if reference is None or reference.shape != value.shape:
         return torch.zeros(value.shape, dtype=torch.float64)
-    return came.detach().cpu().double()
+    return reference.detach().cpu().double()
 
 
 def _as_what_it_was(name: str, noised: Tensor, value: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 def normals(
-    shape: torch.Size, draw: torch.Generator | None, dtype: torch.dtype = torch.float64
+    shape: torch.Size, rng: torch.Generator | None, dtype: torch.dtype = torch.float64
 ) -> Tensor:
     """Return standard normals of ``shape``, on the CPU.
 
-    Torch's generator has 2³² seeds, and its outputs give its state away: without ``draw`` they are
+    Torch's generator has 2³² seeds, and its outputs give its state away: without ``rng`` they are
     made of the operating system's random bytes (Box and Muller 1958), so that nobody, not even one
     who knows some of them, can draw the others again.
     """
-    if draw is not None:
-        return torch.randn(shape, generator=draw, dtype=dtype)
+    if rng is not None:
+        return torch.randn(shape, generator=rng, dtype=dtype)
     count = shape.numel()
     if not count:
         return torch.zeros(shape, dtype=dtype)

@@ -189,7 +189,7 @@ def _crossvalidate(
     refuse_below(1, "repeats", repeats)
     refuse_below(0, "jobs", jobs)
     console = make_console()
-    found = crossvalidate(
+    result = crossvalidate(
         experiments,
         RunSources(file=file, config=config, changes=tuple(changes), out=out),
         folds=folds,
@@ -197,9 +197,9 @@ def _crossvalidate(
         jobs=jobs,
         tell=progress_printer(console),
     )
-    for metric in found.metrics:
-        print_table(console, metric_table(found.intervals, metric))
+    for metric in result.metrics:
+        print_table(console, metric_table(result.intervals, metric))
     if csv:
-        write_atomically(csv, csv_text(found.intervals))
+        write_atomically(csv, csv_text(result.intervals))
     if markdown:
-        write_atomically(markdown, markdown_text(found.intervals, found.metrics))
+        write_atomically(markdown, markdown_text(result.intervals, result.metrics))

@@ -97,8 +97,8 @@ def _status(folder: _Folder = _FOLDER) -> None:
     from server_app.run.progress_bars import make_console
 
     table = Table("member", "process", "seen by the server", "log")
-    for one in status(folder):
-        table.add_row(one.member, str(one.pid or "-"), one.seen, str(one.log))
+    for state in status(folder):
+        table.add_row(state.member, str(state.pid or "-"), state.seen, str(state.log))
     console = make_console()
     console.print(table, soft_wrap=not console.is_terminal)
 

@@ -77,8 +77,8 @@ def attention(
     from server_app.figures.attention import attention as drawn_sites
 
     refuse_below(1, "images", images)
-    for drawn in drawn_sites(run_dir, site, split, images, data_dir, state_dir, out):
-        print(drawn.path or f"site {drawn.site} has no {split} images")
+    for sheet in drawn_sites(run_dir, site, split, images, data_dir, state_dir, out):
+        print(sheet.path or f"site {sheet.site} has no {split} images")
 
 
 def histograms(

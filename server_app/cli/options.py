@@ -80,11 +80,11 @@ SitesOption = Annotated[
 ]
 
 
-def refuse_below(least: int, option: str, value: int) -> None:
+def refuse_below(minimum: int, option: str, value: int) -> None:
     """Refuse an option's number that is too small.
 
     Raises:
         SettingError: it is.
     """
-    if value < least:
-        raise SettingError(f"--{option} is {value}; it must be at least {least}")
+    if value < minimum:
+        raise SettingError(f"--{option} is {value}; it must be at least {minimum}")

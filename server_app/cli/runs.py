@@ -43,12 +43,12 @@ def _simulate(
     from server_app.run.planning import RunSources, planned, start
 
     sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
-    more: dict[str, Value] = {}
+    overrides: dict[str, Value] = {}
     if seed is not None:
-        more["seed"] = seed
+        overrides["seed"] = seed
     if name:
-        more["run-name"] = name
-    settings, resources = planned(experiment, sources, supernodes=supernodes, more=more)
+        overrides["run-name"] = name
+    settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
     start(settings, resources, engine)
 
 

@@ -22,12 +22,15 @@ def _settings(
     ] = False,
 ) -> None:
     from models.contract.settings import CommonSettings
-    from server_app.config.settings import known_defaults
+    from server_app.config.settings import grouped, known_defaults
 
     if pyproject:
         import tomli_w
 
-        print("[tool.flwr.app.config]\n" + tomli_w.dumps(known_defaults()), end="")
+        print(
+            tomli_w.dumps({"tool": {"flwr": {"app": {"config": grouped(known_defaults())}}}}),
+            end="",
+        )
         return
     from models.contract.methods import METHODS, settings_class
 
@@ -37,13 +40,13 @@ def _settings(
 
 
 def _list_settings(title: str, cls: type) -> None:
-    from models.contract.settings_schema import defaults, key_of, rule_of
+    from models.contract.settings_schema import defaults, rule_of
 
     print(f"# {title}")
     for key, default in defaults(cls).items():
         rule = rule_of(cls, key)
         allowed = f"; {rule.allowed()}" if rule.allowed() else ""
-        print(f"{key_of(key)} = {default!r}  ({rule.help}{allowed})")
+        print(f"{key} = {default!r}  ({rule.help}{allowed})")
 
 
 def _experiments(*, file: FileOption = None) -> None:

@@ -53,12 +53,12 @@ def _sweep(
     name = context.info_name
     if name == _OLD_NAME:
         print("fedsilo: 'against' is called 'sweep' now: fedsilo sweep ...", file=sys.stderr)
-    found = sweep(setting, folders, metric=metric, split=split)
+    swept = sweep(setting, folders, metric=metric, split=split)
     console = make_console()
-    for experiment, points in found.lines():
-        told = ", ".join(point_text(point) for point in points)
-        console.print(f"{experiment}: {told}", highlight=False, soft_wrap=True)
+    for experiment, points in swept.lines():
+        texts = ", ".join(point_text(point) for point in points)
+        console.print(f"{experiment}: {texts}", highlight=False, soft_wrap=True)
     # The old name goes on writing the old file
     path = picture or Path(f"{name}.png")
-    write_picture(path, draw_sweep(found))
+    write_picture(path, draw_sweep(swept))
     console.print(f"drawn: {path}", highlight=False, soft_wrap=True)

@@ -21,11 +21,11 @@ class Interval:
     p: float | None
     runs: int
 
-    def within(self, least: float, most: float) -> Interval:
+    def within(self, lowest: float, highest: float) -> Interval:
         """Return it with its interval cut to what the figure can be."""
         if self.low is None or self.high is None:
             return self
-        return replace(self, low=max(self.low, least), high=min(self.high, most))
+        return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
 
 def corrected_interval(values: Sequence[float], folds: int) -> Interval:

@@ -149,7 +149,10 @@ def difference_intervals(
 
 def interval_frame(records: Sequence[tuple[str, str, str, str, Interval]]) -> pd.DataFrame:
     """Return intervals as a table with the columns ``COLUMNS``."""
-    cells = [(*names, one.mean, one.low, one.high, one.p, one.runs) for *names, one in records]
+    cells = [
+        (*names, interval.mean, interval.low, interval.high, interval.p, interval.runs)
+        for *names, interval in records
+    ]
     frame = pd.DataFrame(cells, columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
 
@@ -183,20 +186,20 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
     cells: dict[str, dict[str, str]] = {}
-    for one in chosen.itertuples():
-        taken_off = str(one.compared_with)
-        label = f"{one.experiment} less {taken_off}" if taken_off else str(one.experiment)
-        cells.setdefault(label, {})[str(one.group)] = _cell(one)
-    body = [[label, *(found.get(group, "") for group in groups)] for label, found in cells.items()]
+    for figure in chosen.itertuples():
+        taken_off = str(figure.compared_with)
+        label = f"{figure.experiment} less {taken_off}" if taken_off else str(figure.experiment)
+        cells.setdefault(label, {})[str(figure.group)] = _cell(figure)
+    body = [[label, *(row.get(group, "") for group in groups)] for label, row in cells.items()]
     return [["experiment", *groups], *body]
 
 
-def _cell(one: Any) -> str:
-    sign = "+" if one.compared_with else ""
-    if pd.isna(one.low):
-        return f"{one.mean:{sign}.3f} (1 run)"
-    p = f" p={one.p:.3f}" if one.compared_with else ""
-    return f"{one.mean:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]{p}"
+def _cell(figure: Any) -> str:
+    sign = "+" if figure.compared_with else ""
+    if pd.isna(figure.low):
+        return f"{figure.mean:{sign}.3f} (1 run)"
+    p = f" p={figure.p:.3f}" if figure.compared_with else ""
+    return f"{figure.mean:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]{p}"
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:

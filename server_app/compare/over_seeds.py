@@ -137,18 +137,18 @@ class Job:
         """Say whose data are not those of the run; nothing where there are no data to look at."""
         common = self.settings.common
         try:
-            now = [load_silo(site, common) for site in silos]
+            held = [load_silo(site, common) for site in silos]
         except DataError as error:
             folder = find_places(common.data_dir, common.cache_dir).data
-            there = folder is not None and folder.is_dir()
-            return f"the data cannot be read now ({error})" if there else ""
-        unlike = [
+            exists = folder is not None and folder.is_dir()
+            return f"the data cannot be read now ({error})" if exists else ""
+        differing = [
             silo.name
-            for silo in now
+            for silo in held
             if silos[silo.name]["fingerprints"] != silo.fingerprints
             or silos[silo.name].get("schema", "") != silo.schema
         ]
-        return f"the data of {', '.join(unlike)} are others there" if unlike else ""
+        return f"the data of {', '.join(differing)} are others there" if differing else ""
 
     def run(self) -> None:
         """Run or resume it in a process of its own.
@@ -159,9 +159,9 @@ class Job:
         resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
         done = subprocess.run([*self.command, *resume], capture_output=True, text=True, check=False)
         if done.returncode:
-            told = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise FedsiloError(
-                f"{self.directory.path.name} failed: {told[-1].removeprefix('fedsilo: error: ')}"
+                f"{self.directory.path.name} failed: {lines[-1].removeprefix('fedsilo: error: ')}"
             )
 
 
@@ -186,15 +186,15 @@ def compare(
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
     """
     names = list(dict.fromkeys(experiments))
-    every = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
-    data_sets = {job.experiment: job.settings.common.dataset for job in every}
+    all_jobs = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
+    data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     check_tests(data_sets, tests=asked.tests, paired=asked.paired, seeds=runs.seeds)
-    _run_all([job for job in every if not job.finished()], _parallel(every, jobs), tell)
-    summaries = _summaries(every, asked.split)
-    results = _results(every, summaries, asked)
+    _run_all([job for job in all_jobs if not job.finished()], _parallel(all_jobs, jobs), tell)
+    summaries = _summaries(all_jobs, asked.split)
+    results = _results(all_jobs, summaries, asked)
     tested = _tests(summaries, asked)
-    told = notes(tested[0], runs.seeds, asked.paired, _same_split(every)) if tested else []
-    return Comparison(results, asked.split, tested, told)
+    remarks = notes(tested[0], runs.seeds, asked.paired, _same_split(all_jobs)) if tested else []
+    return Comparison(results, asked.split, tested, remarks)
 
 
 def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
@@ -216,8 +216,8 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
 
 def _results(jobs: Sequence[Job], summaries: Summaries, asked: Asked) -> pd.DataFrame:
     """Return all results: of each experiment, then of answering one class every time."""
-    every = [summary for runs in summaries.values() for summary in runs.values()]
-    metrics = chosen_metrics(asked.metrics, every, "--metrics") if asked.metrics else None
+    all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
+    metrics = chosen_metrics(asked.metrics, all_summaries, "--metrics") if asked.metrics else None
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
     frames = [
         experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
@@ -232,9 +232,9 @@ def _tests(summaries: Summaries, asked: Asked) -> list[Tested]:
     """Return the tests of each metric asked for, over the seeds that have it."""
     if not asked.tests:
         return []
-    every = [summary for runs in summaries.values() for summary in runs.values()]
+    all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
     tested = []
-    for metric in chosen_metrics(asked.tests, every, "--tests"):
+    for metric in chosen_metrics(asked.tests, all_summaries, "--tests"):
         samples: dict[str, dict[int, float]] = {name: {} for name in summaries}
         for name, runs in summaries.items():
             for seed, summary in runs.items():
@@ -250,34 +250,36 @@ def _same_split(jobs: Sequence[Job]) -> bool:
     splits: dict[str, list[Any]] = {}
     for job in jobs:
         silos = FinishedRun(job.directory).silos
-        prints = {site: facts["fingerprints"] for site, facts in silos.items()}
-        splits.setdefault(job.experiment, []).append(prints)
-    return all(prints == seen[0] for seen in splits.values() for prints in seen)
+        fingerprints = {site: facts["fingerprints"] for site, facts in silos.items()}
+        splits.setdefault(job.experiment, []).append(fingerprints)
+    return all(
+        fingerprints == by_seed[0] for by_seed in splits.values() for fingerprints in by_seed
+    )
 
 
 def _job(experiment: str, seed: int, runs: SeedRuns) -> Job:
     # A split of its own needs a name of its own, or the run of another split would be taken for it
-    drawn: dict[str, Value] = {"fold-seed": seed} if runs.own_splits else {}
+    own_split: dict[str, Value] = {"fold-seed": seed} if runs.own_splits else {}
     name = f"{experiment}-{'split' if runs.own_splits else 'seed'}{seed}"
     settings, resources = planned(
         experiment,
         runs.sources,
         supernodes=runs.supernodes,
-        more={"seed": seed, **drawn, "run-name": name},
+        overrides={"seed": seed, **own_split, "run-name": name},
     )
-    command = _command(experiment, settings, runs, drawn)
+    command = _command(experiment, settings, runs, own_split)
     return Job(experiment, settings, int(resources["num-supernodes"]), command)
 
 
 def _command(
-    experiment: str, settings: RunSettings, runs: SeedRuns, drawn: Mapping[str, Value]
+    experiment: str, settings: RunSettings, runs: SeedRuns, own_split: Mapping[str, Value]
 ) -> list[str]:
     """Return the command line of a run in a process of its own."""
     common, sources = settings.common, runs.sources
     command = [sys.executable, "-m", "server_app.cli", "simulate", experiment]
     command += ["--engine", runs.engine, "--seed", str(common.seed)]
     command += ["--name", common.run_name, "--out", common.out]
-    for text in [*sources.changes, *(f"{key}={value}" for key, value in drawn.items())]:
+    for text in [*sources.changes, *(f"{key}={value}" for key, value in own_split.items())]:
         command += ["--set", text]
     if runs.supernodes is not None:
         command += ["--supernodes", str(runs.supernodes)]

@@ -19,6 +19,7 @@ from models.contract.settings_schema import Value, unknown_key
 from models.figures.palette import colours
 from server_app.compare.results import chosen_metrics, figure_of, of_split
 from server_app.compare.tables import deviation, mean
+from server_app.config.old_keys import key_of_today
 from server_app.config.settings import differences, known_defaults
 from server_app.records.finished_run import FinishedRun, finished_run, has_begun
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SEED = re.compile(r"-(seed|split)\d+$")  # as `fedsilo compare` names runs
-_DRAWN = ("seed", "fold-seed")  # settings in which the runs of one point may differ
+_SEEDS = ("seed", "fold-seed")  # settings in which the runs of one point may differ
 _MARKERS = "osD^vP*X<>"
 
 
@@ -60,8 +61,8 @@ class Sweep:
     def lines(self) -> Iterator[tuple[str, Sequence[Any]]]:
         """Yield each experiment with its points."""
         for experiment in self.experiments:
-            own = self.points[self.points["experiment"] == experiment]
-            yield experiment, list(own.itertuples())
+            points = self.points[self.points["experiment"] == experiment]
+            yield experiment, list(points.itertuples())
 
 
 def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> Sweep:
@@ -80,6 +81,7 @@ def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> 
     runs = [read_run(run, split) for run in finished_runs(folders)]
     chosen = chosen_metrics(metric, [run.summary for run in runs], "--metric")[0]
     experiments = list(dict.fromkeys(run.line for run in runs))
+    setting = key_of_today(setting)
     return Sweep(setting, f"{split} {chosen}", experiments, sweep_points(runs, setting, chosen))
 
 
@@ -119,12 +121,12 @@ def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.Data
     for run in runs:
         value = _number(run, setting)
         _refuse_others(first.setdefault(run.line, run), run, setting)
-        drawn = (run.line, value, *(run.settings[key] for key in _DRAWN))
-        if drawn in seen:
+        identity = (run.line, value, *(run.settings[key] for key in _SEEDS))
+        if identity in seen:
             raise RunDirectoryError(
                 f"{run.path}: another run of '{run.line}' has the same seed and {setting} {value:g}"
             )
-        seen.add(drawn)
+        seen.add(identity)
         records.append((run.line, value, figure_of(run.summary, "all", metric)))
     figures = pd.DataFrame(records, columns=["experiment", "value", "figure"])
     ascending = figures.dropna(subset="figure").sort_values("value", kind="stable")
@@ -139,13 +141,13 @@ def point_text(point: Any) -> str:
     return f"{point.mean:.3f}{spread} at {point.value:g}"
 
 
-def draw_sweep(found: Sweep) -> Figure:
+def draw_sweep(swept: Sweep) -> Figure:
     """Return the picture: a line per experiment, mean and standard deviation over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.4, 4.6), layout="constrained")
     axes = figure.subplots()
-    lines = dict(found.lines())
+    lines = dict(swept.lines())
     for number, (name, colour) in enumerate(colours(list(lines)).items()):
         axes.errorbar(
             [point.value for point in lines[name]],
@@ -157,8 +159,8 @@ def draw_sweep(found: Sweep) -> Figure:
             markersize=5,
             capsize=3,
         )
-    axes.set_xlabel(found.setting)
-    axes.set_ylabel(f"{found.label}, mean and sd over seeds")
+    axes.set_xlabel(swept.setting)
+    axes.set_ylabel(f"{swept.label}, mean and sd over seeds")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
     return figure
@@ -176,12 +178,12 @@ def _number(run: SweptRun, setting: str) -> float:
 
 
 def _refuse_others(first: SweptRun, run: SweptRun, setting: str) -> None:
-    free = {setting, *_DRAWN}
+    free = {setting, *_SEEDS}
     before, now = (
-        {key: value for key, value in one.settings.items() if key not in free}
-        for one in (first, run)
+        {key: value for key, value in swept.settings.items() if key not in free}
+        for swept in (first, run)
     )
-    if told := differences(before, now):
+    if other := differences(before, now):
         raise RunDirectoryError(
-            f"{run.path} is no run of the same experiment as {first.path}: {told}"
+            f"{run.path} is no run of the same experiment as {first.path}: {other}"
         )

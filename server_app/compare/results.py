@@ -38,13 +38,13 @@ def chosen_metrics(asked: str, summaries: Sequence[Summary], option: str) -> lis
     Raises:
         SettingError: a name or pattern fits no metric of any run.
     """
-    there = sorted({metric for summary in summaries for metric in summary["mean"]})
+    known = sorted({metric for summary in summaries for metric in summary["mean"]})
     chosen: dict[str, None] = {}
     for pattern in [part.strip() for part in asked.split(",")]:
-        fitting = [m for m in there if m == pattern or fnmatchcase(m, pattern)]
+        fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
         if not fitting:
             raise SettingError(
-                f"{option}: no run has a metric '{pattern}'; there are {', '.join(there)}"
+                f"{option}: no run has a metric '{pattern}'; there are {', '.join(known)}"
             )
         chosen |= dict.fromkeys(fitting)
     return list(chosen)
@@ -77,8 +77,8 @@ def experiment_results(
             for seed, summary in summaries.items():
                 value = figure_of(summary, group, metric)
                 if value is not None:
-                    told = (paper.get(metric), paper.get(f"{metric}-sd"))
-                    cells = (experiment, first["method"], seed, group, metric, value, *told)
+                    as_published = (paper.get(metric), paper.get(f"{metric}-sd"))
+                    cells = (experiment, first["method"], seed, group, metric, value, *as_published)
                     records.append(cells)
     return tidy(records)
 

@@ -53,29 +53,29 @@ class Tested:
 
     def heading(self, split: str) -> str:
         """Return the ANOVA in a line."""
-        found = self.anova
-        if found.p is None:
-            return f"{split} {self.metric}, mean over sites: one-way ANOVA n/a: {found.why}"
-        freedom = ", ".join(map(str, found.freedom))
+        anova = self.anova
+        if anova.p is None:
+            return f"{split} {self.metric}, mean over sites: one-way ANOVA n/a: {anova.why}"
+        freedom = ", ".join(map(str, anova.freedom))
         return (
             f"{split} {self.metric}, mean over sites: one-way ANOVA F({freedom}) = "
-            f"{found.statistic:.3g}, p = {found.cell()}"
+            f"{anova.statistic:.3g}, p = {anova.cell()}"
         )
 
     def lines(self) -> list[list[str]]:
         """Return the triangle of p values: column titles, then a line per later experiment."""
         first, *later = self.experiments
         columns = [first, *later[:-1]]
-        cells = {pair: found.cell() for pair, found in self.pairs.items()}
+        cells = {pair: outcome.cell() for pair, outcome in self.pairs.items()}
         body = [[name, *(cells.get((name, other), "-") for other in columns)] for name in later]
         return [["p", *columns], *body]
 
     def reasons(self) -> list[str]:
         """Return why pairs could not be tested, a line each."""
         return [
-            f"n/a, {later} against {earlier}: {found.why}"
-            for (later, earlier), found in self.pairs.items()
-            if found.p is None
+            f"n/a, {later} against {earlier}: {outcome.why}"
+            for (later, earlier), outcome in self.pairs.items()
+            if outcome.p is None
         ]
 
 
@@ -97,7 +97,7 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     return Tested(
         metric,
         names,
-        one_way({name: list(found.values()) for name, found in samples.items()}),
+        one_way({name: list(by_seed.values()) for name, by_seed in samples.items()}),
         {pair: _corrected(two_sided(*pair, samples, paired), len(pairs)) for pair in pairs},
     )
 
@@ -110,10 +110,10 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
         return Outcome(None, why=why)
     if all(_constant(values) for values in samples.values()):
         return Outcome(None, why="no figure varies over seeds")
-    found = _quietly(lambda: stats.f_oneway(*samples.values()))
+    result = _quietly(lambda: stats.f_oneway(*samples.values()))
     between = len(samples) - 1
     within = sum(map(len, samples.values())) - len(samples)
-    return _outcome(found, (between, within))
+    return _outcome(result, (between, within))
 
 
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
@@ -129,24 +129,24 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
         differences = [a - b for a, b in zip(ones, others, strict=True)]
         if _constant(differences, max(map(abs, [*ones, *others]))):
             return Outcome(None, why="the difference is the same for every seed")
-        found = _quietly(lambda: stats.ttest_rel(ones, others))
+        result = _quietly(lambda: stats.ttest_rel(ones, others))
     else:
         if all(_constant(values) for values in chosen.values()):
             return Outcome(None, why="neither varies over seeds")
-        found = _quietly(lambda: stats.ttest_ind(*chosen.values()))
-    return _outcome(found)
+        result = _quietly(lambda: stats.ttest_ind(*chosen.values()))
+    return _outcome(result)
 
 
-def _outcome(found: Any, freedom: tuple[int, int] = (0, 0)) -> Outcome:
-    p, statistic = float(found.pvalue), float(found.statistic)
+def _outcome(result: Any, freedom: tuple[int, int] = (0, 0)) -> Outcome:
+    p, statistic = float(result.pvalue), float(result.statistic)
     if math.isnan(p):
         return Outcome(None, why="the figures leave it undefined")
     return Outcome(p, statistic, freedom=freedom)
 
 
-def _corrected(found: Outcome, pairs: int) -> Outcome:
+def _corrected(outcome: Outcome, pairs: int) -> Outcome:
     """Return the outcome with Bonferroni's p value."""
-    return found if found.p is None else Outcome(min(1.0, found.p * pairs), found.statistic)
+    return outcome if outcome.p is None else Outcome(min(1.0, outcome.p * pairs), outcome.statistic)
 
 
 def _too_few(samples: Mapping[str, Sequence[float]]) -> str:
@@ -170,23 +170,23 @@ def _quietly(test: Callable[[], Any]) -> Any:
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[str]:
     """Return what a reader of the p values must know, a line each."""
     kind = "paired t-tests, by seed," if paired else "t-tests"
-    told = [
+    lines = [
         f"p: two-sided {kind} over {seeds} seeds, times {len(tested.pairs)} pairs (Bonferroni; "
         "several metrics are not corrected for)"
     ]
     if not paired:
-        told.append(
+        lines.append(
             "runs of one seed share split and initial weights, which these tests ignore; "
             "'--paired' tests differences by seed"
         )
     if same_split:
-        told.append(
+        lines.append(
             "seeds vary initial weights and the order of batches, not the split: p tells nothing "
             "of other patients"
         )
     else:
-        told.append("seeds vary initial weights, the order of batches, and the split")
-    return told
+        lines.append("seeds vary initial weights, the order of batches, and the split")
+    return lines
 
 
 def check_tests(
@@ -228,13 +228,13 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
     first, *others = samples
     for other in others:
         if samples[other].keys() != samples[first].keys():
-            told = [
+            parts = [
                 f"'{name}' has it of seeds {', '.join(map(str, sorted(samples[name]))) or 'none'}"
                 for name in (first, other)
             ]
             raise SettingError(
-                f"--paired: metric '{metric}' is not there for the same seeds, {' and '.join(told)}"
-                ": leave out '--paired' or this metric"
+                f"--paired: metric '{metric}' is not there for the same seeds, "
+                f"{' and '.join(parts)}: leave out '--paired' or this metric"
             )
 
 
@@ -250,23 +250,23 @@ def triangle(tested: Tested, split: str) -> Table:
 
 
 def print_tests(
-    console: Console, tested: Sequence[Tested], split: str, told: Sequence[str]
+    console: Console, tested: Sequence[Tested], split: str, remarks: Sequence[str]
 ) -> None:
-    """Print each metric's ANOVA and triangle, why cells are empty, and ``told`` below all."""
-    for one in tested:
-        print_table(console, triangle(one, split))
-        for reason in one.reasons():
+    """Print each metric's ANOVA and triangle, why cells are empty, and ``remarks`` below all."""
+    for test in tested:
+        print_table(console, triangle(test, split))
+        for reason in test.reasons():
             console.print(reason, highlight=False, soft_wrap=True, markup=False)
-    for line in told:
+    for line in remarks:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def markdown_tests(tested: Sequence[Tested], split: str, told: Sequence[str]) -> str:
+def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
     """Return what ``print_tests`` prints as Markdown; nothing where nothing is tested."""
     parts = []
-    for one in tested:
-        columns, *lines = one.lines()
-        parts += [f"{one.heading(split)}\n", markdown_table(columns, lines)]
-        parts += [f"- {reason}\n" for reason in one.reasons()]
-    parts += ["".join(f"- {line}\n" for line in told)] if told else []
+    for test in tested:
+        columns, *lines = test.lines()
+        parts += [f"{test.heading(split)}\n", markdown_table(columns, lines)]
+        parts += [f"- {reason}\n" for reason in test.reasons()]
+    parts += ["".join(f"- {line}\n" for line in remarks)] if remarks else []
     return "".join(f"\n{part}" for part in parts)

@@ -71,8 +71,8 @@ def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
         for key, values in results.groupby(FIGURE, sort=False)["value"]
     ]
     spreads = pd.DataFrame(figures, columns=[*FIGURE, *Spread._fields])
-    told = results.drop_duplicates(FIGURE)[[*FIGURE, "method", *_AS_PUBLISHED]]
-    return spreads.merge(told, on=FIGURE)[list(COMPARISON)]
+    facts = results.drop_duplicates(FIGURE)[[*FIGURE, "method", *_AS_PUBLISHED]]
+    return spreads.merge(facts, on=FIGURE)[list(COMPARISON)]
 
 
 def spread_cell(figure: Any, median: bool = False) -> str:
@@ -130,10 +130,10 @@ def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[l
     """
     figures = over_seeds(results)
     metrics = list(figures["metric"].unique())
-    told = set(figures.loc[figures["published"].notna(), "metric"])
+    published = set(figures.loc[figures["published"].notna(), "metric"])
     columns = ["experiment", "group"]
     for metric in metrics:
-        columns += [f"{split} {metric}", *(["published"] if metric in told else [])]
+        columns += [f"{split} {metric}", *(["published"] if metric in published else [])]
     lines = [columns]
     for (experiment, group), part in figures.groupby(["experiment", "group"], sort=False):
         by_metric = {figure.metric: figure for figure in part.itertuples()}
@@ -141,7 +141,7 @@ def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[l
         for metric in metrics:
             figure = by_metric.get(metric)
             line.append(spread_cell(figure, median) if figure else "")
-            if metric in told:
+            if metric in published:
                 line.append(published_cell(figure) if figure else "")
         lines.append(line)
     return lines
@@ -149,8 +149,8 @@ def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[l
 
 def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return lines of cells as a Markdown table."""
-    every = [columns, ["---"] * len(columns), *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in every)
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in rows)
 
 
 def csv_text(frame: pd.DataFrame) -> str:

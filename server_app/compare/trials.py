@@ -74,8 +74,8 @@ def run_missing(
         FedsiloError: a worker process died.
         Exception: what ``work`` or ``ended`` raised; what runs is finished, nothing new begins.
     """
-    started = [(one, pool.submit(work, one)) for one in missing]
-    run_of = {future: one for one, future in started}
+    started = [(run, pool.submit(work, run)) for run in missing]
+    run_of = {future: run for run, future in started}
     try:
         for future in as_completed(run_of):
             ended(run_of[future], future.result())

@@ -107,8 +107,8 @@ def grid_points(
             f"experiment '{experiment}' declares a grid of {size} points, and every experiment is "
             f"tried at {budget.trials} ('trials' under 'tuning'): widen its 'grid'"
         )
-    drawn = ParameterSampler(dict(grid), budget.trials, random_state=0)
-    return [{key: point[key] for key in grid} for point in drawn]
+    sampled = ParameterSampler(dict(grid), budget.trials, random_state=0)
+    return [{key: point[key] for key in grid} for point in sampled]
 
 
 def _trials(
@@ -138,35 +138,32 @@ def _trials(
 
 
 def ranking(
-    points: Sequence[Mapping[str, Value]], found: Sequence[Sequence[Mapping[str, Any]]]
+    points: Sequence[Mapping[str, Value]], summaries: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[Point]:
     """Return the points, best first: by mean accuracy over sites, equals by loss.
 
     Args:
         points: of the grid.
-        found: for each point its runs' summaries.
+        summaries: for each point, those of its runs.
     """
     ranked = []
-    for settings, summaries in zip(points, found, strict=True):
-        means = [summary["validation"]["mean"] for summary in summaries]
-        accuracies = [float(one["accuracy"]) for one in means]
+    for settings, runs in zip(points, summaries, strict=True):
+        means = [summary["validation"]["mean"] for summary in runs]
+        accuracies = [float(figures["accuracy"]) for figures in means]
         ranked.append(
             Point(
                 settings,
                 mean(accuracies),
                 deviation(accuracies) / len(accuracies) ** 0.5,
-                mean(float(one["loss"]) for one in means),
-                _by_site([summary["validation"]["distributions"] for summary in summaries]),
+                mean(float(figures["loss"]) for figures in means),
+                _by_site([summary["validation"]["distributions"] for summary in runs]),
             )
         )
     return sorted(ranked, key=lambda point: (-round(point.accuracy, 6), point.loss))
 
 
-def _by_site(summaries: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    return {
-        site: mean(one[site]["accuracy"] for one in summaries if site in one)
-        for site in summaries[0]
-    }
+def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    return {site: mean(run[site]["accuracy"] for run in runs if site in run) for site in runs[0]}
 
 
 def _pieces(budget: Tuning) -> str:
@@ -214,8 +211,8 @@ def _csv(
 ) -> str:
     """Return every trial's label and figures as CSV, the figures with all their digits."""
     records = []
-    for trials, found in zip(groups, summaries, strict=True):
-        for trial, summary in zip(trials, found, strict=True):
+    for trials, of_point in zip(groups, summaries, strict=True):
+        for trial, summary in zip(trials, of_point, strict=True):
             figures = summary["validation"]["mean"]
             cells = dict(trial.label) | {key: repr(figures[key]) for key in ("accuracy", "loss")}
             records.append({key: str(value) for key, value in cells.items()})

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from datasets.io.declarations import Declared, Fault, checked, fault
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value, unknown_key
+from server_app.config.old_keys import key_of_today
 from server_app.config.settings import flat_values, known_defaults
 
 
@@ -39,6 +40,7 @@ def _grid(content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     known = known_defaults() if content else {}
+    content = {key_of_today(key) if isinstance(key, str) else key: v for key, v in content.items()}
     for key, values in content.items():
         if key not in known:
             raise fault(str(unknown_key(key, known)))
@@ -72,16 +74,16 @@ def parts(name: Any, content: Any, path: Path) -> Parts:
         raise SettingError(f"{path}: experiment '{shown}' must have a text of one line as its name")
     where = f"{path}: experiment '{name}'"
 
-    def refusal(found: Fault) -> SettingError:
-        if found.kind == "unknown":
+    def refusal(flaw: Fault) -> SettingError:
+        if flaw.kind == "unknown":
             return SettingError(
-                f"{where} has unknown parts ['{found.key}']; allowed are "
+                f"{where} has unknown parts ['{flaw.key}']; allowed are "
                 "about, base, config, grid and resources"
             )
-        if found.kind == "shape":
+        if flaw.kind == "shape":
             return SettingError(
                 f"{where} must be a mapping, and so must its config, grid and resources"
             )
-        return SettingError(f"{where}: {found.sentence}")
+        return SettingError(f"{where}: {flaw.sentence}")
 
     return checked(Parts, content, refusal)

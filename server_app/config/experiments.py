@@ -11,7 +11,9 @@ from models.contract.errors import SettingError
 from models.contract.settings_schema import Value, setting, unknown_key, unknown_name
 
 if TYPE_CHECKING:
-    from server_app.config.experiment_file import Parts
+    from server_app.config.old_keys import with_new_keys
+from server_app.config.experiment_file import Parts
+from server_app.config.old_keys import with_new_keys
 
 S = TypeVar("S")
 
@@ -73,22 +75,33 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _experiment(
-    name: str, declared: Mapping[str, Parts], path: Path, seen: tuple[str, ...]
+    name: str, declared: Mapping[str, Parts], path: Path, chain: tuple[str, ...]
 ) -> Experiment:
     if name not in declared:
         raise unknown_name("experiment", " ".join(name.split()), declared)
-    if name in seen:
+    if name in chain:
         raise SettingError(
-            f"{path}: experiments {' -> '.join((*seen, name))} are based on one another"
+            f"{path}: experiments {' -> '.join((*chain, name))} are based on one another"
         )
-    own = declared[name]
+    own_parts = declared[name]
     values: dict[str, Value] = {}
     resources: dict[str, Value] = {}
     grid: dict[str, Sequence[Value]] = {}
-    if "base" in own.given():
-        base = _experiment(own.base, declared, path, (*seen, name))
+    if "base" in own_parts.given():
+        base = _experiment(own_parts.base, declared, path, (*chain, name))
         values, resources, grid = dict(base.values), dict(base.resources), dict(base.grid)
-    return Experiment(name, values | own.config, resources | own.resources, grid | own.grid)
+    values = _without_renamed(values, own_parts.config)
+    return Experiment(
+        name, values | own_parts.config, resources | own_parts.resources, grid | own_parts.grid
+    )
+
+
+def _without_renamed(base: Mapping[str, Value], own: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a base's settings without those that the experiment itself gives by an old key."""
+    together = {**base, **own}
+    method = {} if "method" not in together else {"method": together["method"]}
+    renamed = with_new_keys({**own, **method})[0].keys() - own.keys() - method.keys()
+    return {key: value for key, value in base.items() if key not in renamed}
 
 
 def find_experiment(path: Path, name: str) -> Experiment:
@@ -116,10 +129,10 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
     """
     from datasets.io.declarations import Fault, checked, settings_model
 
-    def refusal(found: Fault) -> SettingError:
-        if found.kind == "unknown":
-            return unknown_key(f"{name}: {found.key}", [f"{name}: {key}" for key in found.keys])
-        return SettingError(found.sentence)
+    def refusal(flaw: Fault) -> SettingError:
+        if flaw.kind == "unknown":
+            return unknown_key(f"{name}: {flaw.key}", [f"{name}: {key}" for key in flaw.keys])
+        return SettingError(flaw.sentence)
 
     raw = _read_yaml(path).get(name) or {}
     if not isinstance(raw, dict):

@@ -1,7 +1,8 @@
 """One path for every setting: run config, TOML file, ``--set`` and simulation.yaml's experiments.
 
-All of them end as a flat mapping of kebab-case keys, which ``resolve`` turns into the common
-settings and the method's own, or refuses before anything is trained.
+All of them end as a flat mapping of kebab-case keys, a method's own with its group before them
+(``uefl.gamma``), which ``resolve`` turns into the common settings and the method's own, or refuses
+before anything is trained. In files a group may be a table: ``[uefl]`` with ``gamma``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from models.contract.settings_schema import Value, as_mapping, build, defaults, 
 from models.maths.pacing import check_pace
 from models.networks.kinds import check_network_settings
 from models.privacy.gaussian_mechanism import check_privacy_settings
+from server_app.config.old_keys import with_new_keys
 from strategies.methods.registry import strategy_class
+
+_NO_SETTINGS = ("launch", "environment")  # tables of config.toml beside the groups
 
 # Where a run lies and how it is waited for; they do not change its result.
 _CIRCUMSTANCES = (
@@ -55,12 +59,12 @@ class RunSettings:
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     """Say which settings differ between two runs, empty if none does."""
-    told = [
+    differing = [
         f"{key} is {before.get(key, 'unset')!r} there and {now.get(key, 'unset')!r} here"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
-    return "; ".join(told)
+    return "; ".join(differing)
 
 
 def known_defaults() -> dict[str, Value]:
@@ -79,6 +83,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
             method or data set are unknown, or settings contradict each other.
     """
     known = known_defaults()
+    values, _ = with_new_keys(values)
     for key in values:
         if key not in known:
             raise unknown_key(key, known)
@@ -115,7 +120,7 @@ def read_toml(path: Path) -> dict[str, Value]:
     """Return the settings of a TOML file.
 
     Raises:
-        SettingError: the file is missing, no TOML, or nested.
+        SettingError: the file is missing, no TOML, or nested more deeply than by groups.
     """
     return flat_values(_parse_toml(path), str(path))
 
@@ -130,8 +135,10 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def run_values(config: Path) -> dict[str, Value]:
-    """Return the settings of a run directory's config.toml, without its environment."""
-    return {k: v for k, v in _parse_toml(config).items() if not isinstance(v, dict)}
+    """Return the settings of a run directory's config.toml, without how and where it ran."""
+    content = _parse_toml(config)
+    settings = {key: value for key, value in content.items() if key not in _NO_SETTINGS}
+    return with_new_keys(flat_values(settings, str(config)))[0]
 
 
 def launch_values(config: Path) -> dict[str, Any]:
@@ -162,15 +169,29 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 
 
 def flat_values(content: Mapping[str, Any], where: str) -> dict[str, Value]:
-    """Return keys and values, none of which is a list or a mapping.
+    """Return keys and values; of a group, a mapping, each with the group's name before it.
 
     Raises:
-        SettingError: a value is one; it is told with ``where``.
+        SettingError: a value is a list, or a mapping within a group; it is told with ``where``.
     """
+    flat: dict[str, Value] = {}
     for key, value in content.items():
-        if not isinstance(value, bool | int | float | str):
-            raise SettingError(
-                f"{where}: setting '{key}' is {value!r}; it must be true or false, "
-                "a number or a text"
-            )
-    return dict(content)
+        members = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else None
+        for name, member in (members or {key: value}).items():
+            if not isinstance(member, bool | int | float | str):
+                raise SettingError(
+                    f"{where}: setting '{name}' is {member!r}; it must be true or false, "
+                    "a number or a text"
+                )
+            flat[name] = member
+    return flat
+
+
+def grouped(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Return keys and values with each group as a mapping of its own, as TOML has tables."""
+    tables: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    for key, value in values.items():
+        group, dot, rest = key.partition(".")
+        if dot:
+            tables.setdefault(group, {})[rest] = value
+    return tables

@@ -80,7 +80,7 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
                 wait_until_left(deployment, member, say)
             deployment = _start(deployment, member, say)
         if member == SERVER:
-            wait_for(deployment, lambda now: [] if healthy(now) else [SERVER])
+            wait_for(deployment, lambda current: [] if healthy(current) else [SERVER])
             deployment = _registered(deployment, say)
     wait_for(deployment, offline)
     return deployment
@@ -93,11 +93,11 @@ def status(folder: Path) -> list[MemberStatus]:
         DeploymentError: there is no deployment, or its server does not answer.
     """
     deployment = read_deployment(folder)
-    seen = online(deployment) if deployment.process(SERVER) else []
+    online_sites = online(deployment) if deployment.process(SERVER) else []
     members = []
     for member in deployment.members:
         process = deployment.process(member)
-        state = "" if member == SERVER else "online" if member in seen else "offline"
+        state = "" if member == SERVER else "online" if member in online_sites else "offline"
         pid = process.pid if process else None
         members.append(MemberStatus(member, pid, state, deployment.log(member)))
     return members

@@ -161,7 +161,7 @@ class Deployment:
     def environment(self, member: str) -> dict[str, str]:
         """Return the environment of a member's process: a FLWR_HOME of its own, no telemetry."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDSILO_"))}
-        own = {
+        variables = {
             "FLWR_HOME": str(self.home(member) / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -169,8 +169,8 @@ class Deployment:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         if member == SERVER:
-            own |= {"FEDSILO_RUNS": str(self.runs), "FEDSILO_REVISION": git_revision()}
-        return inherited | own
+            variables |= {"FEDSILO_RUNS": str(self.runs), "FEDSILO_REVISION": git_revision()}
+        return inherited | variables
 
     def write_connection(self) -> None:
         """Write how ``flwr`` reaches the server, in the server's FLWR_HOME."""
@@ -183,7 +183,7 @@ class Deployment:
 
 
 def plan(
-    folder: Path, sites: Sequence[str], ports: Sequence[int], own: Mapping[str, Value]
+    folder: Path, sites: Sequence[str], ports: Sequence[int], shared: Mapping[str, Value]
 ) -> Deployment:
     """Return a new deployment of ``sites``.
 
@@ -191,10 +191,10 @@ def plan(
         folder: an absolute path.
         sites: their names.
         ports: two of the server and one of each site.
-        own: what every SuperNode is told beside its name and its state's folder.
+        shared: what every SuperNode is told beside its name and its state's folder.
 
     Raises:
-        SettingError: two sites have one name, there is none, one cannot be a name, or ``own``
+        SettingError: two sites have one name, there is none, one cannot be a name, or ``shared``
             says what is each site's alone.
     """
     for site in sites:
@@ -203,7 +203,7 @@ def plan(
                 f"site '{site}' cannot be a name: letters, digits, '.', '_' and '-', the first a "
                 f"letter or digit, and not {', '.join(sorted(_TAKEN))}"
             )
-    if alone := sorted({"site", "state-dir"} & own.keys()):
+    if alone := sorted({"site", "state-dir"} & shared.keys()):
         raise SettingError(f"node config '{alone[0]}' is each site's own: leave it out")
     twice = sorted({site for site in sites if list(sites).count(site) > 1})
     if twice or not sites:
@@ -217,7 +217,7 @@ def plan(
         folder,
         dict(zip(["http", "fleet", *names], ports, strict=True)),
         {
-            site: {"site": site, "state-dir": str(folder / "sites" / site / "state"), **own}
+            site: {"site": site, "state-dir": str(folder / "sites" / site / "state"), **shared}
             for site in names
         },
     )

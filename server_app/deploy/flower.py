@@ -50,8 +50,8 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
 def online(deployment: Deployment) -> list[str]:
     """Return the sites that the server sees."""
     nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
-    there = {str(node["node-id"]) for node in nodes if node["status"] == "online"}
-    return [site for site in deployment.sites if deployment.nodes.get(site) in there]
+    online_nodes = {str(node["node-id"]) for node in nodes if node["status"] == "online"}
+    return [site for site in deployment.sites if deployment.nodes.get(site) in online_nodes]
 
 
 def offline(deployment: Deployment) -> list[str]:
@@ -89,10 +89,10 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
         ended = [member for member in awaited if deployment.process(member) is None]
         if ended or time.monotonic() > limit:
             member = (ended or awaited)[0]
-            what = "ended at its start" if ended else f"was not there after {_START_LIMIT:.0f} s"
+            failure = "ended at its start" if ended else f"was not there after {_START_LIMIT:.0f} s"
             path = deployment.log(member)
             last = last_line(path.read_text(encoding="utf-8", errors="replace"))
-            raise DeploymentError(f"{member} {what}: {last} (all of it: {path})")
+            raise DeploymentError(f"{member} {failure}: {last} (all of it: {path})")
         time.sleep(0.3)
 
 

@@ -42,12 +42,12 @@ class DeploymentRequest:
 
     def own_config(self) -> dict[str, Value]:
         """Return what is asked for of every site's node config."""
-        own: dict[str, Value] = {}
+        config: dict[str, Value] = {}
         if self.device:
-            own["device"] = self.device
+            config["device"] = self.device
         if self.data_dir:
-            own["data-dir"] = str(self.data_dir.expanduser().resolve())
-        return own | dict(parse_assignment(text) for text in self.node_config)
+            config["data-dir"] = str(self.data_dir.expanduser().resolve())
+        return config | dict(parse_assignment(text) for text in self.node_config)
 
 
 def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
@@ -65,11 +65,11 @@ def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
         asked["--sites"] = request.site_count, len(deployment.sites)
     if request.sites:
         asked["--site"] = ", ".join(sorted(request.sites)), ", ".join(deployment.sites)
-    for what, (wanted, there) in asked.items():
-        if wanted != there:
+    for option, (wanted, present) in asked.items():
+        if wanted != present:
             raise SettingError(
-                f"{what} is {wanted}, and the deployment in {deployment.folder} has "
-                f"{there or 'none'}: leave it out, or choose another --dir"
+                f"{option} is {wanted}, and the deployment in {deployment.folder} has "
+                f"{present or 'none'}: leave it out, or choose another --dir"
             )
 
 
@@ -89,12 +89,12 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
             f"--dir {folder} lies in fedsilo's checkout, which goes to every site with a run: "
             f"choose a folder outside, or {app / 'deployment'}"
         )
-    own: dict[str, Value] = {"device": "cpu"}
+    defaults: dict[str, Value] = {"device": "cpu"}
     for key, variable in (("data-dir", "FEDSILO_DATA"), ("cache-dir", "FEDSILO_CACHE")):
         if given := os.environ.get(variable):
-            own[key] = str(Path(given).expanduser().resolve())
+            defaults[key] = str(Path(given).expanduser().resolve())
     sites = list(request.sites) or _silos(request)
-    made = plan(folder, sites, free_ports(2 + len(sites)), own | request.own_config())
+    made = plan(folder, sites, free_ports(2 + len(sites)), defaults | request.own_config())
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in made.members:
         home = made.home(member)
@@ -107,9 +107,9 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
 def _silos(request: DeploymentRequest) -> list[str]:
     """Return the names of an experiment's silos, as many as are asked for."""
     count = request.site_count
-    more: dict[str, Value] = {"silos": count} if count else {}
+    overrides: dict[str, Value] = {"silos": count} if count else {}
     sources = RunSources(file=request.file, out=Path("/"))
-    settings, _ = planned(request.experiment, sources, more=more)
+    settings, _ = planned(request.experiment, sources, overrides=overrides)
     names = silo_names(settings.common)
     if count and len(names) != count:
         raise SettingError(

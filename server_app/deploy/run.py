@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from models.contract.settings_schema import Value
+from server_app.config.settings import grouped
 from server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
@@ -53,14 +54,14 @@ def run(
 
     deployment = read_deployment(folder)
     given: dict[str, Value | None] = {"seed": seed, "run-name": name}
-    more = {key: value for key, value in given.items() if value is not None}
+    overrides = {key: value for key, value in given.items() if value is not None}
     at_server = dataclasses.replace(sources, out=deployment.runs)
-    settings, _ = planned(experiment, at_server, more=more)
+    settings, _ = planned(experiment, at_server, overrides=overrides)
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)
     config = deployment.home(SERVER) / f"{run_name}.toml"
-    config.write_text(tomli_w.dumps(dict(settings.as_mapping())), encoding="utf-8")
+    config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
     number, status = _follow(deployment, config, say)
     if status != "finished:completed":
         again = resume_command(experiment, folder, sources, seed, run_name)

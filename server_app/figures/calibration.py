@@ -21,16 +21,16 @@ _BINNED = ("reliability.", "certainty.")
 def without_bins(values: Values) -> dict[str, dict[str, float]]:
     """Return the figures of each site without those per bin, which evidence.json holds."""
     return {
-        site: {name: value for name, value in own.items() if not name.startswith(_BINNED)}
-        for site, own in values.items()
+        site: {name: value for name, value in figures.items() if not name.startswith(_BINNED)}
+        for site, figures in values.items()
     }
 
 
 def evidence_document(values: Values) -> dict[str, Any]:
     """Return evidence.json: kind -> site -> bin -> count, right, mean; empty if none was sent."""
     document: dict[str, Any] = {}
-    for site, own in values.items():
-        for name, value in own.items():
+    for site, figures in values.items():
+        for name, value in figures.items():
             if name.startswith(_BINNED):
                 kind, place, part = name.split(".")
                 sites = document.setdefault(kind, {}).setdefault(site, {})

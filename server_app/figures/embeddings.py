@@ -33,7 +33,7 @@ from server_app.records.finished_site import (
 from server_app.records.run_directory import RunDirectory
 
 _FOLDS = 5
-_LEAST = 4  # samples: of fewer there is no neighbourhood to keep
+_FEWEST = 4  # samples: of fewer there is no neighbourhood to keep
 
 Array = npt.NDArray[Any]
 
@@ -80,7 +80,7 @@ class Selection:
         split: train, val or test.
         layer: of the network, one of ``LAYERS``.
         limit: samples a site; None: all.
-        seed: of the limit's draw, of t-SNE and of the folds.
+        seed: of the choice up to the limit, of t-SNE and of the folds.
     """
 
     sites: Sequence[str] = ()
@@ -211,8 +211,8 @@ def _chosen(count: int, limit: int | None, seed: int, site: str) -> Tensor:
     """Return the rows to embed, in order: all, or ``limit`` of them, the same of every run."""
     if limit is None or limit >= count:
         return torch.arange(count)
-    draw = generator(seed, "embeddings", site)
-    return torch.randperm(count, generator=draw)[:limit].sort().values
+    rng = generator(seed, "embeddings", site)
+    return torch.randperm(count, generator=rng)[:limit].sort().values
 
 
 def on_plane(values: Array, seed: int) -> Array:
@@ -225,14 +225,14 @@ def on_plane(values: Array, seed: int) -> Array:
     from threadpoolctl import threadpool_limits
 
     count = len(values)
-    if count < _LEAST:
-        raise DataError(f"t-SNE needs at least {_LEAST} samples, and there are {count}")
+    if count < _FEWEST:
+        raise DataError(f"t-SNE needs at least {_FEWEST} samples, and there are {count}")
     # Principal components cannot start what has one dimension, or where all samples are alike
-    starts = values.shape[1] > 1 and values.std(axis=0).max() > 0
+    varied = values.shape[1] > 1 and values.std(axis=0).max() > 0
     with threadpool_limits(1):  # sums of several threads would move points from run to run
         planner = TSNE(
             perplexity=min(30.0, (count - 1) / 3),
-            init="pca" if starts else "random",
+            init="pca" if varied else "random",
             random_state=seed,
         )
         return np.asarray(planner.fit_transform(values))

@@ -121,7 +121,9 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
             draw_map(axes, explanation.image, explanation.saliency)
             right = explanation.answer() == truth
             _caption(axes, _answer(explanation), BLACK if right else WRONG)
-    for axes, heading in zip(panels[0], ["image", *(one.title for one in columns)], strict=True):
+    for axes, heading in zip(
+        panels[0], ["image", *(column.title for column in columns)], strict=True
+    ):
         axes.set_title(heading, fontsize="small")
     figure.suptitle(sheet.title, fontsize="medium")
     return figure
@@ -142,10 +144,10 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
     axes.set_xlabel(text, fontsize="small", color=colour)
 
 
-def _refuse_other_images(first: Silo, own: Silo, split: str) -> None:
-    same = first.fingerprints[split] == own.fingerprints[split]
-    if not same or first.class_names() != own.class_names():
+def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
+    same = first.fingerprints[split] == silo.fingerprints[split]
+    if not same or first.class_names() != silo.class_names():
         raise SettingError(
-            f"its {split} images or classes of site {own.name} are not those of the first run: "
+            f"its {split} images or classes of site {silo.name} are not those of the first run: "
             "name runs with the same data settings"
         )

@@ -122,12 +122,12 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     # Bins of as many levels each, or bars would alternate; standardised images have no levels
     integers = kinds <= {torch.uint8}
     levels = 1 / max(_SCALES[kind][0] for kind in kinds) if kinds <= _SCALES.keys() else 0.0
-    both = []
+    measured = []
     for which, level in ((0, levels), (1, 2 / 255 if integers else 0.0)):
         edges = _edges(splits, which, level)
         densities = {site: _density(split, which, edges) for site, split in splits.items()}
-        both.append(Histograms(edges, densities))
-    return both[0], both[1]
+        measured.append(Histograms(edges, densities))
+    return measured[0], measured[1]
 
 
 def _foreground(split: Split, which: int) -> Iterator[Tensor]:
@@ -148,9 +148,9 @@ def _edges(splits: Mapping[str, Split], which: int, level: float) -> Tensor:
         raise DataError("the images are of one value each, background only: there is no histogram")
     low, high = min(e.min.item() for e in ends), max(e.max.item() for e in ends)
     if level:
-        each = max(1, math.ceil((round((high - low) / level) + 1) / _BINS))
-        bins = math.ceil((round((high - low) / level) + 1) / each)
-        return low + level * (each * torch.arange(bins + 1, dtype=torch.float64) - 0.5)
+        per_bin = max(1, math.ceil((round((high - low) / level) + 1) / _BINS))
+        bins = math.ceil((round((high - low) / level) + 1) / per_bin)
+        return low + level * (per_bin * torch.arange(bins + 1, dtype=torch.float64) - 0.5)
     margin = max((high - low) * 1e-6, 1e-6)
     return torch.linspace(low - margin, high + margin, _BINS + 1, dtype=torch.float64)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from models.contract.settings_schema import as_mapping, defaults
+from models.contract.settings_schema import without_groups
 from server_app.config.settings import RunSettings
 from server_app.records.run_directory import RunDirectory
 
 
 def run_title(run_dir: Path, settings: RunSettings) -> str:
     """Return a run's name, and below it the method with what it does otherwise than by default."""
-    usual = defaults(type(settings.own))
+    usual = without_groups(type(settings.own)())
     switches = [
-        f"{key} {value}" for key, value in as_mapping(settings.own).items() if value != usual[key]
+        f"{key} {value}"
+        for key, value in without_groups(settings.own).items()
+        if value != usual[key]
     ]
     method = RunDirectory(run_dir).read_json("summary.json")["title"]
     lines = textwrap.wrap(", ".join([method, *switches]), 40, break_on_hyphens=False)

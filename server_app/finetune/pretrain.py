@@ -182,7 +182,7 @@ class _Trainer:
         with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
-                if not math.isfinite(loss) or not self._sound():
+                if not math.isfinite(loss) or not self._is_finite():
                     raise FedsiloError(
                         f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
                         "simulation file's 'pretraining'; no weights were written"
@@ -194,7 +194,7 @@ class _Trainer:
                     say(f"epoch {epoch}: loss {loss:.3f}; held out: {held_out}; {seconds:.0f} s")
         return figures
 
-    def _sound(self) -> bool:
+    def _is_finite(self) -> bool:
         """Tell whether the last step, too, has left a network that answers."""
         self.network.eval()
         with torch.no_grad():

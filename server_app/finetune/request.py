@@ -61,9 +61,11 @@ class FinetuneRequest:
         ):
             if number < 1:
                 raise SettingError(f"--{name} is {number}; it must be at least 1")
-        if twice := {one for one in self.weights if self.weights.count(one) > 1}:
+        if twice := {weights for weights in self.weights if self.weights.count(weights) > 1}:
             raise SettingError(f"--weights names {', '.join(sorted(twice))} twice: name each once")
-        if self.from_site and not any(Path(one).expanduser().is_dir() for one in self.weights):
+        if self.from_site and not any(
+            Path(weights).expanduser().is_dir() for weights in self.weights
+        ):
             raise SettingError("--from-site is a site of a run, and --weights names none")
         refuse_target(self.out, "another --out")
 

@@ -47,12 +47,12 @@ class StartResult:
 
     def row(self, metric: str) -> Spread | None:
         """Return a test figure over the seeds that have it, None if none has."""
-        values = tuple(one.test[metric] for one in self.trained if metric in one.test)
+        values = tuple(trained.test[metric] for trained in self.trained if metric in trained.test)
         return Spread.of(values) if values else None
 
     def best(self, headline: str) -> Trained:
         """Return the seed with the best validation figure, the first of equals."""
-        return max(self.trained, key=lambda one: one.val.get(headline, -math.inf))
+        return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def curves_text(starts: Sequence[StartResult]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CURVES)
     for result in starts:
-        for one in result.trained:
-            for epoch, split, metric, value in one.curves:
-                writer.writerow([result.label, one.seed, epoch, split, metric, f"{value:.6f}"])
+        for trained in result.trained:
+            for epoch, split, metric, value in trained.curves:
+                writer.writerow([result.label, trained.seed, epoch, split, metric, f"{value:.6f}"])
     return text.getvalue()
 
 
@@ -144,7 +144,7 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 
 
 def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
-    metrics = sorted({metric for one in result.trained for metric in one.test})
+    metrics = sorted({metric for trained in result.trained for metric in trained.test})
     rows = {metric: row for metric in metrics if (row := result.row(metric))}
     return {
         "weights": result.label,
@@ -155,12 +155,12 @@ def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
         "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
         "seeds": [
             {
-                "seed": one.seed,
-                "epoch": one.epoch,
-                "val": one.val,
-                "test": one.test,
-                "seconds": round(one.seconds, 3),
+                "seed": trained.seed,
+                "epoch": trained.epoch,
+                "val": trained.val,
+                "test": trained.test,
+                "seconds": round(trained.seconds, 3),
             }
-            for one in result.trained
+            for trained in result.trained
         ],
     }

@@ -79,16 +79,16 @@ def network_of(task: str, wanted: str | None, sources: Sequence[Source]) -> str:
         raise SettingError(f"--network is '{network}'; for {task} it is one of {', '.join(takes)}")
     for source in sources:
         fitting = [name for name, taken in takes.items() if taken == source.network]
-        of = f"the weights of {source.label}, which are of network '{source.network}'"
+        weights = f"the weights of {source.label}, which are of network '{source.network}'"
         if not fitting:
             raise SettingError(
-                f"no network for {task} takes {of}: name a run of "
+                f"no network for {task} takes {weights}: name a run of "
                 f"{' or '.join(filter(None, takes.values()))}, or take --weights scratch"
             )
         if network and network not in fitting:
             raise SettingError(
-                f"network '{network}' does not take {of}: leave out --network, or take --weights "
-                "scratch"
+                f"network '{network}' does not take {weights}: leave out --network, or take "
+                "--weights scratch"
             )
         network = fitting[0]
     return network or next(iter(takes))
@@ -158,10 +158,10 @@ def _of_data(dataset: str, partition: Value, task: str) -> frozenset[str]:
 
     Masks lie at the data set's own sites, whatever silos a run has cut its images into.
     """
-    own = data_set(dataset).settings
-    if task == SEGMENTATION and "silos" not in own:
-        return (_OF_DATA | own) - PARTITION
-    return _OF_DATA | own | (KEYS if partition == UNSEEN else frozenset())
+    own_keys = data_set(dataset).settings
+    if task == SEGMENTATION and "silos" not in own_keys:
+        return (_OF_DATA | own_keys) - PARTITION
+    return _OF_DATA | own_keys | (KEYS if partition == UNSEEN else frozenset())
 
 
 def used(settings: CommonSettings) -> dict[str, Value]:

@@ -144,25 +144,25 @@ class Segmentation(Downstream):
         masks, losses = split.labels, []
         start = 0
 
-        def look(logits: Tensor) -> Tensor:
+        def answer(logits: Tensor) -> Tensor:
             nonlocal start
             truth = masks[start : start + len(logits)]
             start += len(logits)
             losses.append(segmentation_loss(logits, compute.bring(truth)).item() * len(logits))
             return logits.argmax(dim=1)
 
-        predicted = over_images(network, split.inputs, compute, look)
+        predicted = over_images(network, split.inputs, compute, answer)
         return segmentation_figures(predicted, masks) | {"loss": sum(losses) / len(split)}
 
 
 def over_images(
-    network: nn.Module, inputs: Tensor, compute: Compute, look: Callable[[Tensor], Tensor]
+    network: nn.Module, inputs: Tensor, compute: Compute, reduce: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return ``look`` of the logits of all images, a batch at a time in eval mode, on the CPU."""
+    """Return ``reduce`` of the logits of all images, a batch at a time in eval mode, on the CPU."""
     network.eval()
     with torch.no_grad(), compute.autocast():
         parts = [
-            look(network(float_inputs(compute.bring(batch))).float()).cpu()
+            reduce(network(float_inputs(compute.bring(batch))).float()).cpu()
             for part in in_batches(inputs)
             for batch in torch.split(part, 32)  # its inner maps are many times an image
         ]

@@ -63,8 +63,8 @@ def transfer(
         return _transfer_run(trunk, source, settings, classes)
     before = {name: tensor.clone() for name, tensor in _encoder_arrays(trunk).items()}
     load_initial_weights(trunk, dataclasses.replace(settings, initial_weights=source.named))
-    now = _encoder_arrays(trunk)
-    return _report(now, [name for name in now if not torch.equal(now[name], before[name])])
+    after = _encoder_arrays(trunk)
+    return _report(after, [name for name in after if not torch.equal(after[name], before[name])])
 
 
 def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
@@ -77,12 +77,12 @@ def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _report(encoder: Mapping[str, Tensor], names: Sequence[str], **more: Any) -> TransferReport:
+def _report(encoder: Mapping[str, Tensor], names: Sequence[str], **details: Any) -> TransferReport:
     """Return the report of having set the arrays ``names`` of the encoder's."""
     numbers = sum(encoder[name].numel() for name in names)
     share = numbers / sum(target.numel() for target in encoder.values())
     left = tuple(sorted(encoder.keys() - set(names)))
-    return TransferReport(arrays=len(names), of=len(encoder), share=share, left=left, **more)
+    return TransferReport(arrays=len(names), of=len(encoder), share=share, left=left, **details)
 
 
 def _transfer_run(
@@ -122,10 +122,10 @@ def _transfer_run(
 def _load_backbone_beside(trunk: nn.Module, run_model: RunModel, settings: CommonSettings) -> None:
     """Load the frozen backbone that the run had beside its own arrays."""
     # Whether the weights have seen images of these silos is asked of the data used here
-    here = dataclasses.replace(
+    common = dataclasses.replace(
         run_model.common, dataset=settings.dataset, public_share=settings.public_share
     )
-    load_backbone(trunk, here)
+    load_backbone(trunk, common)
 
 
 def _with_backbone(

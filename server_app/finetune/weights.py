@@ -107,7 +107,9 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
         label = f"{label}, {request.from_site}"
     else:
         arrays = _shared_arrays(run_dir, common)
-        _refuse_other_backbone(run_dir, common, {one.get("backbone", "") for one in sites.values()})
+        _refuse_other_backbone(
+            run_dir, common, {facts.get("backbone", "") for facts in sites.values()}
+        )
     _refuse_no_encoder(run_dir, common, arrays)
     first_site = next(iter(sites.values()))
     label_counts = next(iter(first_site["label_counts"].values()))

@@ -9,6 +9,7 @@ from pathlib import Path
 from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError
 from models.contract.settings_schema import Value
+from server_app.config.old_keys import with_new_keys
 from server_app.config.settings import differences
 from strategies.loop.hooks import Hook
 from strategies.loop.state import RoundState
@@ -52,7 +53,7 @@ class CheckpointHook(Hook):
             except CheckpointError as error:
                 logging.getLogger("flwr").warning("%s: looking for the one before it", error)
                 continue
-            if other := differences(facts["settings"], self.settings):
+            if other := differences(with_new_keys(facts["settings"])[0], self.settings):
                 raise CheckpointError(
                     f"{path} belongs to another config: {other}; resume with the same settings "
                     "or choose another 'run-name'"

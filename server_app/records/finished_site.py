@@ -127,7 +127,7 @@ def _last_request(
         round=last.round + 1,
         phase=EVALUATE,
         expects_state=held.name in stateful_sites,
-        notes=method.notes(EVALUATE, held.name, last),
+        notes=method.notes(EVALUATE, held.name, last).to_values(),
     )
     return Request(instruction, content)
 

@@ -44,15 +44,15 @@ class PrivacyHook(Hook):
         if not self.common.clip_norm:
             return
         for site, reply in replies.items():
-            told, known = reply.metrics().get(DP_RELEASES), self.releases.get(site, 0)
+            reported, known = reply.metrics().get(DP_RELEASES), self.releases.get(site, 0)
             sent = ARRAYS in reply.content.array_records
-            if told is None and sent:
+            if reported is None and sent:
                 raise SiteError(
                     f"site {site}, round {round_}, phase {phase}: arrays came without "
                     f"'{DP_RELEASES}', so perhaps without noise; server and site run different "
                     "versions of fedsilo"
                 )
-            self.releases[site] = max(int(told or 0), known + sent)
+            self.releases[site] = max(int(reported or 0), known + sent)
 
     def why_stop(self, state: RoundState, ahead: Callable[[], Mapping[str, int]]) -> str:
         """Name a site that the next round would bring above 'max-epsilon'.
@@ -72,10 +72,10 @@ class PrivacyHook(Hook):
                     f"epsilon of one round is {first:.4g} and 'max-epsilon' is {cap:g}: raise "
                     "'noise-multiplier' or 'max-epsilon'"
                 )
-        for site, more in coming.items():
+        for site, releases in coming.items():
             before = self.releases.get(site, 0)
-            if more and (after := self._epsilon(before + more)) > cap:
-                return self._told(state, site, before, after)
+            if releases and (after := self._epsilon(before + releases)) > cap:
+                return self._reason_to_stop(state, site, before, after)
         return ""
 
     def why_end(self, state: RoundState, error: SiteError) -> str:
@@ -124,7 +124,7 @@ class PrivacyHook(Hook):
     def _epsilon(self, releases: int) -> float:
         return epsilon(self.common.noise_multiplier, releases, self.common.delta)
 
-    def _told(self, state: RoundState, site: str, before: int, after: float) -> str:
+    def _reason_to_stop(self, state: RoundState, site: str, before: int, after: float) -> str:
         common = self.common
         return (
             f"the run ends after round {state.round} of {common.rounds}: site {site} has spent "

@@ -67,11 +67,11 @@ class MetricsHook(Hook):
 
     def values(self, round_: int, split: str) -> dict[str, dict[str, float]]:
         """Return the global model's measurements after ``round_``: site -> metric -> value."""
-        found: dict[str, dict[str, float]] = {}
+        by_site: dict[str, dict[str, float]] = {}
         for row_round, site, row_split, metric, value in self.rows:
             if row_round == round_ and row_split == split and not metric.startswith("trained-"):
-                found.setdefault(site, {})[metric] = value
-        return {site: found[site] for site in sorted(found)}
+                by_site.setdefault(site, {})[metric] = value
+        return {site: by_site[site] for site in sorted(by_site)}
 
 
 class TrafficHook(Hook):
@@ -135,10 +135,10 @@ class TrafficHook(Hook):
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds that each site has worked."""
-        found: dict[str, float] = {}
+        by_site: dict[str, float] = {}
         for row in self.rows:
-            found[row[2]] = round(found.get(row[2], 0.0) + row[5], 3)
-        return found
+            by_site[row[2]] = round(by_site.get(row[2], 0.0) + row[5], 3)
+        return by_site
 
 
 class FailureHook(Hook):

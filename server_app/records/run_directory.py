@@ -28,7 +28,7 @@ import tomli_w
 
 from datasets.io.atomic_files import write_atomically
 from models.contract.errors import RunDirectoryError
-from server_app.config.settings import RunSettings
+from server_app.config.settings import RunSettings, grouped
 from strategies.loop.participants import Participants
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
@@ -140,13 +140,13 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Return config.toml: every resolved setting, how it was launched, and with what."""
-    document: dict[str, Any] = dict(settings.as_mapping())
+    document: dict[str, Any] = grouped(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
     document["environment"] = {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": {name: installed for name in _PACKAGES if (installed := _version(name))},
     }
     return tomli_w.dumps(document)
 
@@ -170,17 +170,17 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 
 def git_revision() -> str:
     """Return the revision of the checkout that runs, 'unknown' outside one."""
-    here = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
     try:
-        found = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"],
+        done = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"],
             capture_output=True,
             text=True,
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("FEDSILO_REVISION", "unknown")
-    return found.stdout.strip()
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str:

@@ -33,8 +33,10 @@ def means(values: Values) -> dict[str, float]:
     A site whose labels leave a metric undefined (AUC of one class) is no part of its mean.
     """
     metrics = dict.fromkeys(metric for site in values.values() for metric in site)
-    found = {m: [site[m] for site in values.values() if m in site] for m in metrics}
-    return {metric: sum(listed) / len(listed) for metric, listed in found.items()}
+    values_of = {
+        metric: [site[metric] for site in values.values() if metric in site] for metric in metrics
+    }
+    return {metric: sum(listed) / len(listed) for metric, listed in values_of.items()}
 
 
 def by_distribution(
@@ -43,7 +45,7 @@ def by_distribution(
     """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution."""
     names = sorted({distribution_of[site] for site in values})
     return {
-        name: means({site: v for site, v in values.items() if distribution_of[site] == name})
+        name: means({site: row for site, row in values.items() if distribution_of[site] == name})
         for name in names
     }
 
@@ -86,7 +88,7 @@ def result_table(
 
     Sites that are a distribution each have no second row.
     """
-    metrics = [metric for metric in shown if any(metric in v for v in values.values())]
+    metrics = [metric for metric in shown if any(metric in row for row in values.values())]
     # A paper may print fewer metrics than a run has: no column stands empty
     compared = [
         metric
@@ -114,8 +116,12 @@ def result_table(
 
 def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
     return [
-        "" if m not in row else f"{row[m]:.1f}" if m == "perplexity" else f"{row[m]:.3f}"
-        for m in metrics
+        ""
+        if metric not in row
+        else f"{row[metric]:.1f}"
+        if metric == "perplexity"
+        else f"{row[metric]:.3f}"
+        for metric in metrics
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from datasets.registry import silo_names
 from models.contract.errors import RunDirectoryError
 from models.contract.settings_schema import Value
 from server_app.config.experiments import SIMULATION_FILE, find_experiment
+from server_app.config.old_keys import overlaid
 from server_app.config.settings import (
     RunSettings,
     launch_values,
@@ -27,9 +29,9 @@ _PATHS = ("data-dir", "cache-dir", "out")
 
 def simulation_file(given: Path | None) -> Path:
     """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
-    here = Path(SIMULATION_FILE)
-    if given is not None or here.is_file():
-        return given or here
+    local = Path(SIMULATION_FILE)
+    if given is not None or local.is_file():
+        return given or local
     return Path(__file__).resolve().parents[2] / SIMULATION_FILE
 
 
@@ -55,21 +57,23 @@ def planned(
     sources: RunSources,
     *,
     supernodes: int | None = None,
-    more: Mapping[str, Value] | None = None,
+    overrides: Mapping[str, Value] | None = None,
 ) -> tuple[RunSettings, Mapping[str, Value]]:
-    """Return settings and resources of a run: experiment, file, changes, then ``more``.
+    """Return settings and resources of a run: experiment, file, changes, then ``overrides``.
 
     Args:
         experiment: its name in the simulation file.
         sources: where its settings come from.
         supernodes: simulated sites; None: the experiment's, else all silos.
-        more: settings over all others, by key.
+        overrides: settings over all others, by key.
 
     Raises:
         SettingError: anything about them is wrong.
     """
     declared = find_experiment(simulation_file(sources.file), experiment)
-    settings = named(resolve(_with_paths(_merged(declared.values, sources, more or {}), sources)))
+    settings = named(
+        resolve(_with_paths(_merged(declared.values, sources, overrides or {}), sources))
+    )
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
@@ -77,13 +81,14 @@ def planned(
 
 
 def _merged(
-    declared: Mapping[str, Value], sources: RunSources, more: Mapping[str, Value]
+    declared: Mapping[str, Value], sources: RunSources, overrides: Mapping[str, Value]
 ) -> dict[str, Value]:
-    values = dict(declared)
-    if sources.config:
-        values |= read_toml(sources.config)
-    values |= dict(parse_assignment(text) for text in sources.changes)
-    return values | dict(more)
+    of_file = read_toml(sources.config) if sources.config else {}
+    changes = dict(parse_assignment(text) for text in sources.changes)
+    values, lines = overlaid(declared, of_file, changes, overrides)
+    for line in lines:
+        print(f"fedsilo: {line}", file=sys.stderr)
+    return values
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:

@@ -26,13 +26,13 @@ def tool(name: str) -> str:
         ProcessError: it is not installed.
     """
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if not found:
+    path = str(beside) if beside.is_file() else shutil.which(name)
+    if not path:
         raise ProcessError(
             f"'{name}' is not installed beside {sys.executable}: install fedsilo's "
             "dependencies, or use --engine inline"
         )
-    return found
+    return path
 
 
 def free_ports(count: int) -> list[int]:

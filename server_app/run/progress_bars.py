@@ -126,8 +126,8 @@ def choose_bars(console: Console) -> Bars:
 
 def follow(line: str, bars: Bars) -> bool:
     """Move ``bars`` if ``line`` is a marker; tell whether it was one."""
-    _, found, call = line.partition(_MARKER)
-    if not found:
+    _, marker, call = line.partition(_MARKER)
+    if not marker:
         return False
     name, *arguments = json.loads(call)
     moves: dict[str, Callable[..., None]] = {

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value, unknown_key
-from server_app.config.settings import RunSettings
+from server_app.config.settings import RunSettings, grouped
 from server_app.records.run_directory import RunDirectory, git_revision, runs_folder
 from server_app.run.processes import ProcessError, app_folder, end_trees, free_ports, tool
 from server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
@@ -80,7 +80,7 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
     directory = RunDirectory(runs_folder(settings.common.out) / settings.common.run_name)
     with tempfile.TemporaryDirectory(prefix="fedsilo-flwr-") as home:
         config = Path(home) / "run-config.toml"
-        config.write_text(tomli_w.dumps(dict(settings.as_mapping())))
+        config.write_text(tomli_w.dumps(grouped(settings.as_mapping())))
         wanted = check_resources(resources)
         launch = json.dumps({"engine": "ray", "resources": wanted})
         with _superlink(Path(home), {LAUNCH_VARIABLE: launch}) as environment:
@@ -95,12 +95,12 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
 
 
 @contextmanager
-def _superlink(home: Path, more: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
+def _superlink(home: Path, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
     http_port, control_port = free_ports(2)
     environment = (
         os.environ
-        | dict(more or {})
+        | dict(variables or {})
         | {
             "FLWR_HOME": str(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
@@ -199,5 +199,5 @@ def _flwr_run(
 
 def _error_in(line: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
-    found = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
-    return found[1].strip() if found else ""
+    match = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
+    return match[1].strip() if match else ""

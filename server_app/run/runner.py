@@ -255,8 +255,8 @@ def _write_end(
             "extras": dict(state.extras),
             "keepers": list(state.stateful_sites),
         }
-        if figures := method.participants.figures():
-            facts["figures"] = {part: values.tolist() for part, values in vars(figures).items()}
+        if statistics := method.participants.figures():
+            facts["figures"] = {part: values.tolist() for part, values in vars(statistics).items()}
         save_state(directory.path / "model.safetensors", model, facts)
     disclosures = method.disclosures()
     leaves = [*method.participants.leaves(), *disclosures.leaves]
@@ -270,7 +270,7 @@ def _write_end(
         documents["evidence.json"] = evidence
     for name, document in documents.items():
         directory.write_json(name, document)
-    found = _figures(loop, recorders)
+    results = _figures(loop, recorders)
     cost = {
         "seconds": {
             **{name: round(value, 3) for name, value in seconds.items()},
@@ -279,7 +279,7 @@ def _write_end(
         "peak-memory-bytes": recorders.traffic.peak_memory,
         "bytes": totals,
     }
-    directory.write_json("summary.json", {**found, **cost, "privacy": privacy})
+    directory.write_json("summary.json", {**results, **cost, "privacy": privacy})
 
 
 def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:

@@ -33,32 +33,32 @@ def exchange(
         real: nodes that are processes of their own: their messages are bundled.
         away_timeout: seconds that a node may be disconnected before its reply is given up.
     """
-    made: Bundles = {}
+    cache: Bundles = {}
     for message in messages:
         if message.metadata.dst_node_id in real:
-            message.content = bundle(message.content, made)
+            message.content = bundle(message.content, cache)
     nodes = [message.metadata.dst_node_id for message in messages]
     # Flower gives None for a message that it could not take, and sends its own error replies
     # (node unavailable, message expired) from node 1: only the message's id tells whose it is.
     pushed = list(grid.push_messages(messages))
-    asked = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
+    node_of = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
     replies: dict[int, Message | None] = dict.fromkeys(nodes)
-    waiting, away = set(asked), dict[int, float]()
+    waiting, away_since = set(node_of), dict[int, float]()
     limit = time.monotonic() + timeout
     pause = _FIRST_PAUSE
     while waiting and time.monotonic() < limit:
-        missing = _missing(grid, {asked[key] for key in waiting}, away, away_timeout)
-        ready = {key for key in waiting if asked[key] not in missing}
-        came = list(grid.pull_messages(ready)) if ready else []
-        for reply in came:
+        missing = _missing(grid, {node_of[key] for key in waiting}, away_since, away_timeout)
+        ready = {key for key in waiting if node_of[key] not in missing}
+        pulled = list(grid.pull_messages(ready)) if ready else []
+        for reply in pulled:
             waiting.discard(reply.metadata.reply_to_message_id)
-            node = asked[reply.metadata.reply_to_message_id]
+            node = node_of[reply.metadata.reply_to_message_id]
             if reply.has_content():
                 with suppress(SiteError):  # what cannot be opened is refused for what it lacks
                     reply.content = unbundle(reply.content)
             replies[node] = reply
             arrived(node, reply)
-        if not came:
+        if not pulled:
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
         else:
@@ -66,16 +66,16 @@ def exchange(
     return replies
 
 
-def _missing(grid: Grid, nodes: set[int], away: dict[int, float], timeout: float) -> set[int]:
-    """Return the nodes that are disconnected and may still come back; ``away`` has since when.
+def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout: float) -> set[int]:
+    """Return the nodes that are disconnected and may still come back, and note since when.
 
     Asked for the reply of a node that is disconnected, Flower answers with an error in its place
     and drops what comes later: a cut of a minute would cost a round.
     """
-    now, there = time.monotonic(), set(grid.get_node_ids())
+    now, connected = time.monotonic(), set(grid.get_node_ids())
     for node in nodes:
-        if node in there:
-            away.pop(node, None)
+        if node in connected:
+            away_since.pop(node, None)
         else:
-            away.setdefault(node, now)
-    return {node for node in nodes if node in away and now - away[node] < timeout}
+            away_since.setdefault(node, now)
+    return {node for node in nodes if node in away_since and now - away_since[node] < timeout}

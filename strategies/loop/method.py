@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from models.contract.messages import TRAIN
+from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
 from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.participants import Participants
@@ -57,12 +57,12 @@ class Method(MethodReport, ABC):
         return self.participants.sites()
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the arrays that ``site`` is sent; may be empty."""
-        return state.arrays
+        """Return the arrays that ``site`` is sent, the model; may be empty."""
+        return self.model(state)
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
-        """Return what else ``site`` is told (``Instruction.notes``)."""
-        return {}
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
+        """Return what else ``site`` is told."""
+        return Notes()
 
     @abstractmethod
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:

@@ -73,9 +73,9 @@ class Participants:
                     f"site {site} holds {tasks[site]}, site {first} {tasks[first]}: "
                     "all sites of a run need the same input shape and classes"
                 )
-            there, here = self.facts[site].features, self.facts[first].features
-            if there != here:
-                unlike = sorted(set(there) ^ set(here)) or "the same in another order"
+            features, first_features = self.facts[site].features, self.facts[first].features
+            if features != first_features:
+                unlike = sorted(set(features) ^ set(first_features)) or "the same in another order"
                 raise SiteError(
                     f"the features of sites {site} and {first} differ ({unlike}): give all sites "
                     "the same schema"
@@ -103,12 +103,12 @@ class Participants:
         sums = {site: self.facts[site].sums for site in self.sites()}
         if not any(sums.values()):
             return None
-        if silent := [site for site, found in sums.items() if found is None]:
+        if silent := [site for site, sent in sums.items() if sent is None]:
             raise SiteError(
                 f"{', '.join(silent)} sent no sums to pool: all sites of a run need the same "
                 "'standardise'"
             )
-        return pooled_statistics([found for found in sums.values() if found is not None])
+        return pooled_statistics([sent for sent in sums.values() if sent is not None])
 
 
 def refuse_shared_data(facts: Mapping[str, SiteFacts]) -> None:
@@ -118,10 +118,10 @@ def refuse_shared_data(facts: Mapping[str, SiteFacts]) -> None:
         SiteError: the fingerprints of two training splits that are not empty agree.
     """
     owner: dict[str, str] = {}
-    for site, said in sorted(facts.items()):
-        if not said.sizes()["train"]:
+    for site, site_facts in sorted(facts.items()):
+        if not site_facts.sizes()["train"]:
             continue
-        first = owner.setdefault(said.fingerprints.get("train", site), site)
+        first = owner.setdefault(site_facts.fingerprints.get("train", site), site)
         if first != site:
             raise SiteError(
                 f"sites {first} and {site} hold the same training samples: one of them was given "
@@ -137,19 +137,19 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     Raises:
         SiteError: fewer than ``min-sites``, or none, or more nodes than silos.
     """
-    least = max(settings.min_sites, 1)
+    needed = max(settings.min_sites, 1)
     limit = time.monotonic() + settings.join_timeout
-    while len(nodes := sorted(grid.get_node_ids())) < least and time.monotonic() < limit:
+    while len(nodes := sorted(grid.get_node_ids())) < needed and time.monotonic() < limit:
         time.sleep(0.2)
     if silos is not None and len(nodes) > silos:
         raise SiteError(
             f"{len(nodes)} SuperNodes are connected and there are {silos} silos: "
             "start fewer SuperNodes, or raise 'silos' where images are cut into silos"
         )
-    if len(nodes) < least:
+    if len(nodes) < needed:
         raise SiteError(
             f"{len(nodes)} SuperNodes are connected after {settings.join_timeout:g} s "
-            f"and {least} are needed ('min-sites'): start more, or lower 'min-sites'"
+            f"and {needed} are needed ('min-sites'): start more, or lower 'min-sites'"
         )
     return nodes
 
@@ -162,28 +162,30 @@ def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -
             sites train on the same samples.
     """
     nodes = wait_for_nodes(grid, settings, silos)
-    facts: dict[str, SiteFacts] = {}
-    found: dict[str, int] = {}
+    facts_by_site: dict[str, SiteFacts] = {}
+    nodes_by_site: dict[str, int] = {}
     traffic: dict[str, tuple[int, int]] = {}
     answers = _ask(grid, nodes)
     if answers.unreadable:
         raise SiteError(answers.unreadable[0])
     refused = answers.refused
-    for node, said, weight in answers.heard:
-        if said.site in facts:
+    for node, facts, weight in answers.heard:
+        if facts.site in facts_by_site:
             raise SiteError(
-                f"two SuperNodes say that they are site '{said.site}': give each its "
+                f"two SuperNodes say that they are site '{facts.site}': give each its "
                 "own 'site' in its node config"
             )
-        facts[said.site], found[said.site], traffic[said.site] = said, node, weight
-    if refused and len(facts) < (settings.min_sites or len(nodes)):
+        facts_by_site[facts.site] = facts
+        nodes_by_site[facts.site], traffic[facts.site] = node, weight
+    if refused and len(facts_by_site) < (settings.min_sites or len(nodes)):
         raise SiteError(
-            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts)} of {len(nodes)} "
-            f"can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
+            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts_by_site)} of "
+            f"{len(nodes)} can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
         )
-    refuse_shared_data(facts)
-    facts, found = dict(sorted(facts.items())), dict(sorted(found.items()))
-    return Participants(facts, found, traffic, tuple(refused), frozenset(nodes))
+    refuse_shared_data(facts_by_site)
+    facts_by_site = dict(sorted(facts_by_site.items()))
+    nodes_by_site = dict(sorted(nodes_by_site.items()))
+    return Participants(facts_by_site, nodes_by_site, traffic, tuple(refused), frozenset(nodes))
 
 
 def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
@@ -193,34 +195,34 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     old node still counts as connected the new one is refused, told of once, and asked again later.
     """
     connected = set(grid.get_node_ids())
-    new = sorted(connected - participants.asked - set(participants.nodes.values()))
-    if not new:
+    new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
+    if not new_nodes:
         return participants, []
-    answers = _ask(grid, new)
-    refused, asked = answers.refused + answers.unreadable, participants.asked | set(new)
-    for node, said, weight in answers.heard:
-        if participants.nodes.get(said.site) in connected:
+    answers = _ask(grid, new_nodes)
+    refused, asked = answers.refused + answers.unreadable, participants.asked | set(new_nodes)
+    for node, facts, weight in answers.heard:
+        if participants.nodes.get(facts.site) in connected:
             asked -= {node}
-            if (why := f"{said.site}: {_TAKEN}") not in (*participants.refused, *refused):
-                refused.append(why)
+            if (refusal := f"{facts.site}: {_TAKEN}") not in (*participants.refused, *refused):
+                refused.append(refusal)
             continue
         joined = replace(
             participants,
-            facts=dict(sorted({**participants.facts, said.site: said}.items())),
-            nodes=dict(sorted({**participants.nodes, said.site: node}.items())),
-            traffic={**participants.traffic, said.site: weight},
+            facts=dict(sorted({**participants.facts, facts.site: facts}.items())),
+            nodes=dict(sorted({**participants.nodes, facts.site: node}.items())),
+            traffic={**participants.traffic, facts.site: weight},
         )
-        if reason := _why_not(said, participants, joined):
-            refused.append(f"{said.site}: {reason}")
+        if reason := _why_not(facts, participants, joined):
+            refused.append(f"{facts.site}: {reason}")
         else:
             participants = joined
     return replace(participants, refused=(*participants.refused, *refused), asked=asked), refused
 
 
-def _why_not(said: SiteFacts, participants: Participants, joined: Participants) -> str | None:
+def _why_not(facts: SiteFacts, participants: Participants, joined: Participants) -> str | None:
     """Return why a latecomer whose site has no other node cannot take part, None if it can."""
-    known = participants.facts.get(said.site)
-    if known is not None and known.fingerprints != said.fingerprints:
+    known = participants.facts.get(facts.site)
+    if known is not None and known.fingerprints != facts.fingerprints:
         return "it comes back with other data: start a new run"
     try:
         joined.task()
@@ -249,24 +251,25 @@ def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
     """Ask nodes who they are."""
     content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
     messages = [Message(content, node, HELLO) for node in nodes]
-    found = _Answers()
+    answers = _Answers()
     for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
         if reply is None or reply.has_error():
-            found.refused.append("no answer" if reply is None else reply.error.reason or "an error")
+            reason = "no answer" if reply is None else reply.error.reason or "an error"
+            answers.refused.append(reason)
             continue
         try:
-            said = SiteFacts.from_config(reply.content.config_records[CONFIG])
+            facts = SiteFacts.from_config(reply.content.config_records[CONFIG])
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            found.unreadable.append(
+            answers.unreadable.append(
                 f"a SuperNode's hello cannot be read ({type(error).__name__}: {error}): server "
                 "and site run different versions of fedsilo"
             )
             continue
-        if "/" in said.site:
-            found.refused.append(
-                f"a site is called '{said.site}': names of arrays end a site's name at '/', so "
+        if "/" in facts.site:
+            answers.refused.append(
+                f"a site is called '{facts.site}': names of arrays end a site's name at '/', so "
                 "choose a 'site' without one in its node config"
             )
             continue
-        found.heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
-    return found
+        answers.heard.append((node, facts, (record_bytes(content), record_bytes(reply.content))))
+    return answers

@@ -249,7 +249,7 @@ class RoundLoop(Strategy):
             evaluate=phase.evaluates,
             expects_state=site in state.stateful_sites,
             returns=bool(asked_for),
-            notes=method.notes(phase.name, site, state),
+            notes=method.notes(phase.name, site, state).to_values(),
         )
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
         if arrays := method.outgoing(phase.name, site, state):

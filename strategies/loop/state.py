@@ -46,8 +46,8 @@ class SiteReply:
 
     def array(self, name: str) -> NDArray:
         """Return the array ``name``."""
-        found: NDArray = self.content.array_records[ARRAYS][name].numpy()
-        return found
+        array: NDArray = self.content.array_records[ARRAYS][name].numpy()
+        return array
 
     def metric(self, key: str) -> float:
         """Return the metric ``key``."""

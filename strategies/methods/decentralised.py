@@ -11,7 +11,6 @@ same weight.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from datasets.partition.silo_sets import open_silo_set
 from models.contract.array_names import arrays_below, with_prefix
 from models.contract.messages import EVALUATE, SECONDS
-from models.contract.settings_schema import Value
-from models.methods.decentralised import MIXING, MODEL, NEIGHBOUR, LinkSettings
+from models.contract.notes import Notes
+from models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
@@ -99,22 +98,21 @@ class Decentralised(Method):
         theta = below(MODEL, state, MODEL)
         if phase == EVALUATE:  # a finished run's state is Theta alone, by plain names
             return theta or {f"{MODEL}{name}": array for name, array in state.arrays.items()}
-        found = theta if self._needs_theta(site, state) else {}
-        return found | self.relayed(phase, site, state)
+        arrays = theta if self._needs_theta(site, state) else {}
+        return arrays | self.relayed(phase, site, state)
 
     def relayed(self, phase: str, site: str, state: RoundState) -> dict[str, NDArray]:
         """Return what others have sent for ``site``: their models."""
-        found: dict[str, NDArray] = {}
+        arrays: dict[str, NDArray] = {}
         for other in self.neighbours(site, state):
-            found |= below(f"{SILO}{other}/", state, f"{NEIGHBOUR}{other}/")
-        return found
+            arrays |= below(f"{SILO}{other}/", state, f"{NEIGHBOUR}{other}/")
+        return arrays
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell the silo's row of the mixing matrix."""
         if phase == EVALUATE:
-            return {}
-        row = self.topology.mixing(site, state.round + 1)
-        return {MIXING: json.dumps(row, sort_keys=True)}
+            return Notes()
+        return MixingNotes(self.topology.mixing(site, state.round + 1))
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the silo's own model."""
@@ -140,7 +138,7 @@ class Decentralised(Method):
         """Return the topology with its weights, and the cycle times of it and of others."""
         if self._seconds.keys() != set(self.participants.sites()):
             return {}  # resumed after the last round, say: not every silo was timed by this process
-        found = topology_document(
+        document = topology_document(
             self.topology,
             open_silo_set(self.common.silo_set) if self.common.silo_set else None,
             self.settings,
@@ -148,7 +146,7 @@ class Decentralised(Method):
             compute_seconds={site: total / count for site, (total, count) in self._seconds.items()},
             visit_seconds=self.visit_seconds(),
         )
-        return {_DOCUMENT: found}
+        return {_DOCUMENT: document}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return how long each site trains one visiting model; None: there are no visits."""

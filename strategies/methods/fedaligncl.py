@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE, INCOMING, measurement
+from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
 from models.maths.pacing import epoch_of
-from models.methods.fedaligncl import EMBEDDINGS, FedAlignCLSettings
+from models.methods.fedaligncl import EMBEDDINGS, EmbeddingNotes, FedAlignCLSettings
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import starting_network
@@ -52,13 +52,15 @@ class FedAlignCL(FedAvg):
         begins = epoch_of(common.rounds, common) >= settings.warmup_epochs
         if (settings.align or settings.curriculum) and not begins:
             raise SettingError(
-                f"setting 'warmup-epochs' is {settings.warmup_epochs}, and {common.rounds} rounds "
+                f"setting 'fedaligncl.warmup-epochs' is {settings.warmup_epochs}, and "
+                f"{common.rounds} rounds "
                 f"end in epoch {epoch_of(common.rounds, common)}, counted from 0: alignment and "
                 "curriculum would never begin; lower it, or raise 'rounds'"
             )
         if common.clip_norm and settings.noise_variance:
             raise SettingError(
-                "settings 'clip-norm' and 'noise-variance' both add noise: set 'noise-variance' "
+                "settings 'clip-norm' and 'fedaligncl.noise-variance' both add noise: set "
+                "'fedaligncl.noise-variance' "
                 "to 0 for differential privacy, or 'clip-norm' to 0 for the paper's perturbation"
             )
 
@@ -79,25 +81,25 @@ class FedAlignCL(FedAvg):
         weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
         if self.common.clip_norm:
             weights = f"all weights and batch-norm statistics of the network{noisy}"
-        found = [f"each round: {weights}"]
+        sentences = [f"each round: {weights}"]
         if own.align:
-            found.append(
+            sentences.append(
                 f"in the round before each that aligns: up to {own.shared_embeddings} embeddings, "
                 f"each of one training image ({chosen}),{noisy}; they go to all other sites"
             )
         if own.curriculum or own.count_forgotten:
-            found.append("each epoch: the share of training images that were forgotten")
-        return Disclosures(*found, noise=self._own_noise())
+            sentences.append("each epoch: the share of training images that were forgotten")
+        return Disclosures(*sentences, noise=self._own_noise())
 
     def _own_noise(self) -> str:
         """Say what the perturbation is not."""
         own = self.settings
         if not own.noise_variance:
             return ""
-        told = f"of variance {own.noise_variance:g}"
+        size = f"of variance {own.noise_variance:g}"
         if own.noise_scale == "relative":
-            told = f"of {own.noise_variance:g} times each array's own spread"
-        return f"Gaussian perturbation {told}, without clipping: no bound on epsilon"
+            size = f"of {own.noise_variance:g} times each array's own spread"
+        return f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
 
     def published(self) -> Published:
         """Return the row of the paper's table III."""
@@ -116,9 +118,9 @@ class FedAlignCL(FedAvg):
         """Return the weights alone: a run that was stopped still holds embeddings."""
         return _weights(state)
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell how many embeddings are asked for."""
-        return {EMBEDDINGS: self._embeddings_of(site, state) if phase != EVALUATE else 0}
+        return EmbeddingNotes(self._embeddings_of(site, state) if phase != EVALUATE else 0)
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect what was sent, trained, and the embeddings that were asked for."""
@@ -149,8 +151,8 @@ class FedAlignCL(FedAvg):
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return the share of forgotten samples: epoch -> site -> share."""
-        found = state.extras.get(_FORGOTTEN)
-        return {"forgotten.json": {"variant": self.variant(), "epochs": found}} if found else {}
+        shares = state.extras.get(_FORGOTTEN)
+        return {"forgotten.json": {"variant": self.variant(), "epochs": shares}} if shares else {}
 
     @classmethod
     def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:

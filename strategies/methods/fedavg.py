@@ -43,7 +43,8 @@ class FedAvg(Method):
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect what was sent, trained."""
-        return {name: ArraySpec(array.shape) for name, array in state.arrays.items()}
+        sent = self.outgoing(phase, site, state)
+        return {name: ArraySpec(array.shape) for name, array in sent.items()}
 
     def combine(
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]

@@ -33,7 +33,8 @@ class FedAvgFT(FedAvg):
         """Refuse a run that would fine-tune nothing."""
         if settings.finetune_rounds >= common.rounds:
             raise SettingError(
-                f"setting 'finetune-rounds' is {settings.finetune_rounds} and 'rounds' is "
+                f"setting 'fedavg-ft.finetune-rounds' is {settings.finetune_rounds} and 'rounds' "
+                "is "
                 f"{common.rounds}: no round of FedAvg is left; raise 'rounds', or choose 'local'"
             )
 

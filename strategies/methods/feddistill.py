@@ -34,16 +34,16 @@ class FedDistill(Method):
 
     def disclosures(self) -> Disclosures:
         """Name the logits, of how few samples they are, and who gets them."""
-        sites, least = len(self.participants.sites()), self.settings.class_min_count
+        site_count, min_samples = len(self.participants.sites()), self.settings.class_min_count
         if not any(self._held(site) for site in self.participants.sites()):
-            return Disclosures(nothing_leaves(self.participants, least))
-        goes = {1: "nobody gets them", 2: "the other site gets them as they are"}
+            return Disclosures(nothing_leaves(self.participants, min_samples))
+        recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
-            f"each round: for each class that {enough(self.participants, least)}, the mean logits "
-            f"of those samples, {fewest(self.participants, least)}; "
+            f"each round: for each class that {enough(self.participants, min_samples)}, the mean "
+            f"logits of those samples, {fewest(self.participants, min_samples)}; "
         )
         everybody = "each site gets the mean over the other sites that send the class"
-        return Disclosures(means + goes.get(sites, everybody))
+        return Disclosures(means + recipients.get(site_count, everybody))
 
     def published(self) -> Published:
         """Return FedEvPrompt's table 1."""
@@ -57,15 +57,15 @@ class FedDistill(Method):
         """Return the others' mean logits of each class that ``site`` sends, to train on."""
         if phase == EVALUATE:
             return {}
-        found: dict[str, NDArray] = {}
+        mean_logits: dict[str, NDArray] = {}
         for label in self._held(site):
             names = [
                 f"{LOGITS}{other}/{label}" for other in self.participants.sites() if other != site
             ]
             logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
             if logits:
-                found[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
-        return found
+                mean_logits[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
+        return mean_logits
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect mean logits of each class that the site has enough samples of."""
@@ -76,12 +76,12 @@ class FedDistill(Method):
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
     ) -> RoundState:
         """Put what came in the place of what the same sites had sent."""
-        came = {
+        received = {
             f"{LOGITS}{site}/{label}": reply.array(f"{LOGITS}{label}")
             for site, reply in replies.items()
             for label in self._held(site)
         }
-        return RoundState(state.round, {**state.arrays, **came}, state.extras)
+        return RoundState(state.round, {**state.arrays, **received}, state.extras)
 
     def _held(self, site: str) -> dict[int, int]:
         return held(self.participants, site, self.settings.class_min_count)

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
-from models.contract.settings_schema import Value
+from models.contract.notes import Notes
 from models.maths.earth_movers import refuse_large
 from models.methods.cross import metric_from
 from models.methods.fedefm import (
@@ -63,7 +63,8 @@ class FedEFM(Decentralised):
         """Return the weights that every silo starts from.
 
         Raises:
-            SettingError: the topology is none, or the network's map is too large for 'emd-solver'.
+            SettingError: the topology is none, or the network's map is too large for
+            'fedefm.emd-solver'.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = starting_network(self.common, task)
@@ -87,17 +88,17 @@ class FedEFM(Decentralised):
 
     def relayed(self, phase: str, site: str, state: RoundState) -> dict[str, NDArray]:
         """Return what others have sent for ``site``: visitors overseas, experts to distil from."""
-        found: dict[str, NDArray] = {}
+        arrays: dict[str, NDArray] = {}
         if phase == OVERSEAS:
             for owner in self._visitors(site, state):
-                found |= below(f"{SILO}{owner}/", state, f"{VISITOR}{owner}/")
+                arrays |= below(f"{SILO}{owner}/", state, f"{VISITOR}{owner}/")
         elif phase == DISTIL:
-            found = below(f"{_BACK}{site}/", state, EXPERT)
-        return found
+            arrays = below(f"{_BACK}{site}/", state, EXPERT)
+        return arrays
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell nothing: models are not mixed."""
-        return {}
+        return Notes()
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the visitors, trained, or the silo's own model."""
@@ -122,32 +123,32 @@ class FedEFM(Decentralised):
         for host, reply in replies.items():
             for owner in self._visitors(host, state):
                 for name in self.model(state):
-                    found = reply.array(f"{VISITOR}{owner}/{name}")
-                    arrays[f"{_BACK}{owner}/{host}/{name}"] = found
+                    array = reply.array(f"{VISITOR}{owner}/{name}")
+                    arrays[f"{_BACK}{owner}/{host}/{name}"] = array
         return RoundState(state.round, arrays, state.extras)
 
     def documents(
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return the topology, and the closeness: "owner<-host" -> round -> mean."""
-        found = super().documents(state, values)
-        if known := state.extras.get(CLOSENESS):
-            edges = sorted({edge for row in known.values() for edge in row})
-            found[_DOCUMENT] = {
-                edge: {round_: row[edge] for round_, row in known.items() if edge in row}
+        documents = super().documents(state, values)
+        if closeness := state.extras.get(CLOSENESS):
+            edges = sorted({edge for row in closeness.values() for edge in row})
+            documents[_DOCUMENT] = {
+                edge: {round_: row[edge] for round_, row in closeness.items() if edge in row}
                 for edge in edges
             }
-        return found
+        return documents
 
     @classmethod
     def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
         """Draw the topology and the weights of its edges over rounds."""
-        found = dict(super().pictures(documents))
+        pictures = dict(super().pictures(documents))
         if _DOCUMENT in documents:
             from strategies.figures.topology import draw_edge_weights
 
-            found["closeness.png"] = draw_edge_weights(documents[_DOCUMENT])
-        return found
+            pictures["closeness.png"] = draw_edge_weights(documents[_DOCUMENT])
+        return pictures
 
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return how long each site trains one visitor; what has hosted none, as the mean site."""
@@ -177,12 +178,12 @@ class FedEFM(Decentralised):
 
     def _with_weights(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:
         """Return the extras with this round's closeness: round -> "owner<-host" -> mean."""
-        found = {}
+        closeness = {}
         for owner, reply in replies.items():
-            told = reply.metrics()
+            metrics = reply.metrics()
             for host in self.participants.sites():
                 key = measurement(TRAINED, "train", metric_from(CLOSENESS, host))
-                if key in told:
-                    found[f"{owner}<-{host}"] = told[key]
-        known = dict(state.extras.get(CLOSENESS, {}))
-        return {**state.extras, CLOSENESS: {**known, str(state.round + 1): found}}
+                if key in metrics:
+                    closeness[f"{owner}<-{host}"] = metrics[key]
+        earlier = dict(state.extras.get(CLOSENESS, {}))
+        return {**state.extras, CLOSENESS: {**earlier, str(state.round + 1): closeness}}

@@ -61,23 +61,24 @@ class FedEvPrompt(Method):
             )
         if settings.shared_prompts == "b" and common.prompt_sets == "g":
             raise SettingError(
-                "setting 'shared-prompts' is 'b' and 'prompt-sets' is 'g', which has no "
-                "b-prompts: set 'prompt-sets' to 'b-t', or 'shared-prompts' to 'all'"
+                "setting 'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has "
+                "no "
+                "b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to 'all'"
             )
 
     def disclosures(self) -> Disclosures:
         """Name maps and averaged prompts."""
-        own, found = self.settings, []
+        own, sentences = self.settings, []
         if own.distillation_weight:
             chosen = "lowest vacuity" if own.buffer_selection == "uncertainty" else "any"
-            found.append(
+            sentences.append(
                 f"each round: up to {own.buffer_maps} attention maps per class, each of one "
                 f"training image ({chosen}), which go to all other sites"
             )
         shared = {"b": "the b-prompts", "all": "all prompts and the head"}
         if own.shared_prompts in shared:
-            found.append(f"each round: {shared[own.shared_prompts]}")
-        return Disclosures(*(found or ["no weights and no maps"]))
+            sentences.append(f"each round: {shared[own.shared_prompts]}")
+        return Disclosures(*(sentences or ["no weights and no maps"]))
 
     def published(self) -> Published:
         """Return the row of tables 1 and 2 that these settings are."""

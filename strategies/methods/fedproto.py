@@ -39,22 +39,22 @@ class FedProto(Method):
 
     def disclosures(self) -> Disclosures:
         """Name the prototypes, and of how few samples one is."""
-        least = self.settings.class_min_count
+        min_samples = self.settings.class_min_count
         if not any(self._held(site) for site in self.participants.sites()):
-            return Disclosures(nothing_leaves(self.participants, least))
-        found = [
-            f"each round: for each class that {enough(self.participants, least)}, the mean "
-            f"embedding of those samples, {fewest(self.participants, least)}; the mean over sites "
-            "goes to all sites that send one, and where one site alone sends a class that is this "
-            "site's own"
+            return Disclosures(nothing_leaves(self.participants, min_samples))
+        sentences = [
+            f"each round: for each class that {enough(self.participants, min_samples)}, the mean "
+            f"embedding of those samples, {fewest(self.participants, min_samples)}; the mean over "
+            "sites goes to all sites that send one, and where one site alone sends a class that is "
+            "this site's own"
         ]
         if network_kind(self.common, self.participants.task()) == "logistic":
-            found.append(
+            sentences.append(
                 "of network 'logistic' an embedding is the row itself: what leaves is the exact "
                 "mean of each such class's standardised rows; unless 'standardise' is 'declared' "
                 "the mean of the site's other rows follows from it, however few they are"
             )
-        return Disclosures(*found)
+        return Disclosures(*sentences)
 
     def published(self) -> Published:
         """Return FedEvPrompt's table 1."""
@@ -98,18 +98,20 @@ class FedProto(Method):
         return network.tokens * network.channels
 
 
-def held(participants: Participants, site: str, least: int) -> dict[int, int]:
+def held(participants: Participants, site: str, min_samples: int) -> dict[int, int]:
     """Return the classes whose means ``site`` sends, with their counts of training samples.
 
-    ``least`` is the run's 'class-min-count'; the site's own floor may be higher.
+    ``min_samples`` is the run's 'class-min-count'; the site's own floor may be higher.
     """
     facts = participants.facts[site]
-    return large_classes(facts.label_counts["train"], max(least, facts.floor))
+    return large_classes(facts.label_counts["train"], max(min_samples, facts.floor))
 
 
-def enough(participants: Participants, least: int) -> str:
+def enough(participants: Participants, min_samples: int) -> str:
     """Say how many training samples of a class a site must have to send its mean."""
-    floors = {site: max(least, participants.facts[site].floor) for site in participants.sites()}
+    floors = {
+        site: max(min_samples, participants.facts[site].floor) for site in participants.sites()
+    }
     lowest = min(floors.values())
     higher = [f"site {site} {floor}" for site, floor in floors.items() if floor > lowest]
     return f"the site has at least {lowest} training samples of" + (
@@ -117,17 +119,18 @@ def enough(participants: Participants, least: int) -> str:
     )
 
 
-def nothing_leaves(participants: Participants, least: int) -> str:
+def nothing_leaves(participants: Participants, min_samples: int) -> str:
     """Say that no site sends a class mean, and why."""
-    return f"each round: no class mean, since there is no class that {enough(participants, least)}"
+    condition = enough(participants, min_samples)
+    return f"each round: no class mean, since there is no class that {condition}"
 
 
-def fewest(participants: Participants, least: int) -> str:
+def fewest(participants: Participants, min_samples: int) -> str:
     """Say of how few training samples a class's mean is at some site; one must send some."""
     count, site, label = min(
         (count, site, label)
         for site in participants.sites()
-        for label, count in held(participants, site, least).items()
+        for label, count in held(participants, site, min_samples).items()
     )
     if count == 1:
         return f"which at site {site}, class {label}, is that of one single sample"

@@ -1,7 +1,7 @@
 """Mix, an oracle: one site of a simulation trains on the training data of all.
 
 Messages as FedAvg's, but only the trainer answers with weights. ``note.sites`` names the sites
-whose data it pools, one a line. In a deployment it is refused: no hospital could do it.
+whose data it pools. In a deployment it is refused: no hospital could do it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
-from models.contract.settings_schema import Value
+from models.contract.notes import Notes
+from models.methods.mix import PoolNotes
 from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.reporting import Disclosures, Published
@@ -49,9 +50,9 @@ class Mix(FedAvg):
             )
         return super().initial_state(task)
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Name the sites whose data are pooled."""
-        return {} if phase == EVALUATE else {"sites": "\n".join(self.participants.sites())}
+        return Notes() if phase == EVALUATE else PoolNotes(tuple(self.participants.sites()))
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect weights of the trainer alone."""

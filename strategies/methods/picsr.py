@@ -22,8 +22,8 @@ from datasets.registry import data_set
 from models.contract.array_names import arrays_below
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
+from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
 from models.methods.picsr import (
     EXPERTS,
     OWN_EXPERT,
@@ -33,6 +33,7 @@ from models.methods.picsr import (
     ROUTING_STAGE,
     WARMUP,
     PICSRSettings,
+    StageNotes,
     build_router,
     prototype_distances,
     routing_document,
@@ -75,13 +76,14 @@ class PICSR(Method):
         sums_leave = common.standardise == "pooled" and data_set(common.dataset).is_table
         if settings.prototype_noise and sums_leave:
             raise SettingError(
-                f"setting 'prototype-noise' is {settings.prototype_noise:g} and 'standardise' is "
+                f"setting 'picsr.prototype-noise' is {settings.prototype_noise:g} and "
+                "'standardise' is "
                 "'pooled': the sums that a site sends to be pooled give its exact mean away, so "
                 "noise on the prototype hides nothing; set 'standardise' to 'declared'"
             )
         if sums_leave and settings.prototype_min_count > common.sums_min_count:
             raise SettingError(
-                f"setting 'prototype-min-count' is {settings.prototype_min_count} and "
+                f"setting 'picsr.prototype-min-count' is {settings.prototype_min_count} and "
                 f"'sums-min-count' is {common.sums_min_count}: a site that is too small for a "
                 "prototype would send its sums, which give the same mean; raise 'sums-min-count'"
             )
@@ -89,13 +91,13 @@ class PICSR(Method):
         if before >= common.rounds:
             raise SettingError(
                 f"setting 'rounds' is {common.rounds} and experts take {before} of them "
-                "('warmup-rounds', 'expert-rounds'): none is left for the router"
+                "('picsr.warmup-rounds', 'picsr.expert-rounds'): none is left for the router"
             )
 
     def disclosures(self) -> Disclosures:
         """Name expert, prototype, router and routing figures."""
         noise = self.settings.prototype_noise
-        found = [
+        sentences = [
             "once: all weights of the site's expert, which go to all other sites",
             "once: the site's prototype, the mean of its standardised training samples ("
             + (f"with Gaussian noise of sd {noise:g}" if noise else "without noise")
@@ -106,10 +108,10 @@ class PICSR(Method):
             f"no fewer than {self.settings.prototype_min_count}",
         ]
         if self.settings.experts == "finetuned":
-            found.insert(0, "all weights of the network, each warm-up round")
+            sentences.insert(0, "all weights of the network, each warm-up round")
         if self.settings.train_experts:
-            found.append("all experts' weights, each round of the router's training")
-        return Disclosures(*found)
+            sentences.append("all experts' weights, each round of the router's training")
+        return Disclosures(*sentences)
 
     def published(self) -> Published:
         """Return table 1."""
@@ -128,9 +130,9 @@ class PICSR(Method):
             return WARMUP
         return EXPERTS if state.round < warmup + self.settings.expert_rounds else ROUTING_STAGE
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Mapping[str, Value]:
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Tell the stage."""
-        return {"stage": self.stage(state)}
+        return StageNotes(self.stage(state))
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the state's arrays, but not to a site that trains an expert of its own."""

@@ -8,5 +8,5 @@ from strategies.loop.method import Method
 
 def strategy_class(name: str) -> type[Method]:
     """Return the server's class of method ``name``."""
-    found: type[Method] = method_part("strategies", name)
-    return found
+    method: type[Method] = method_part("strategies", name)
+    return method

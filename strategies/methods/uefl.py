@@ -57,15 +57,15 @@ class UEFL(Method):
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
-        found = ["all weights and batch-norm statistics of the network, each round"]
+        sentences = ["all weights and batch-norm statistics of the network, each round"]
         if not self._personal():
-            found.append("the codebooks that the site may use, trained, each round")
+            sentences.append("the codebooks that the site may use, trained, each round")
         if self._asks_for_centroids():
-            found.append(
+            sentences.append(
                 "when uncertain: centroids of the site's features with counts, none of fewer than "
                 f"{self.settings.centroid_min_count} features"
             )
-        return Disclosures(*found)
+        return Disclosures(*sentences)
 
     def published(self) -> Published:
         """Return table 3, if there are nine silos and the codebook can grow, as there."""
@@ -81,9 +81,9 @@ class UEFL(Method):
             )
         if settings.max_iterations > 1 and common.rounds <= settings.iteration_rounds:
             raise SettingError(
-                f"setting 'rounds' is {common.rounds}, not more than 'iteration-rounds' "
+                f"setting 'rounds' is {common.rounds}, not more than 'uefl.iteration-rounds' "
                 f"({settings.iteration_rounds}): no codebook would ever be extended; raise "
-                "'rounds', lower 'iteration-rounds', or set 'max-iterations' to 1 (DisFL)"
+                "'rounds', lower 'uefl.iteration-rounds', or set 'uefl.max-iterations' to 1 (DisFL)"
             )
 
     def initial_state(self, task: Task) -> RoundState:
@@ -96,7 +96,7 @@ class UEFL(Method):
             if self.settings.max_iterations > 1 and facts.sizes().get("val") == 0:
                 raise SettingError(
                     f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
-                    "'val-folds', or set 'max-iterations' to 1 (DisFL)"
+                    "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
                 )
         network = build_classifier(self.common, task)
         arrays = initial_weights(network)
@@ -117,7 +117,7 @@ class UEFL(Method):
     @classmethod
     def marks(cls, state: RoundState) -> dict[int, str]:
         """Return where codewords were added, and for whom."""
-        none = "no new codewords: no cluster was large enough ('centroid-min-count')"
+        none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
         return {
             int(round_): f"new codewords for {', '.join(sites)}" if sites else none
             for round_, sites in state.extras["extended"].items()
@@ -130,7 +130,7 @@ class UEFL(Method):
             return ""
         return (
             f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
-            "times the least: the run ends ('stop-when-certain')"
+            "times the least: the run ends ('uefl.stop-when-certain')"
         )
 
     def phases(self, state: RoundState) -> Sequence[str]:
@@ -225,8 +225,8 @@ class UEFL(Method):
     def _new_book(self, state: RoundState, replies: Sequence[SiteReply]) -> NDArray:
         dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
         if self.settings.codeword_start == "gaussian":
-            drawn = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-            start: NDArray = drawn.numpy()
+            codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+            start: NDArray = codewords.numpy()
             return start
         parts = [
             Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))

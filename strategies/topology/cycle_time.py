@@ -138,9 +138,9 @@ class _Seconds:
         """Return what it takes to gather models at the hub and to send them back out."""
         arcs = _others(arcs)
         hub = int(arcs.sum(axis=0).argmax())
-        up = np.zeros_like(arcs)
-        up[:, hub] = arcs[:, hub]
-        return self.mixing(up) + float(self.transfer(up.T)[hub].max())
+        uplinks = np.zeros_like(arcs)
+        uplinks[:, hub] = arcs[:, hub]
+        return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
         """Return the seconds of each of the ``arcs``, (from, to); 0 where there is none."""
@@ -216,14 +216,14 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
     """Return the topologies to compare, this one among them."""
-    found = {}
+    alternatives = {}
     for kind in dict.fromkeys([*_COMPARED, topology.kind]):
         try:
-            found[kind] = (
+            alternatives[kind] = (
                 topology
                 if kind == topology.kind
                 else build_topology(kind, topology.sites, silo_set, topology.seed, topology.budget)
             )
         except SettingError:
             continue  # a budget too small for matcha is no reason to have no document
-    return found
+    return alternatives

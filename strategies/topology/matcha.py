@@ -50,9 +50,9 @@ class Matcha:
 
     def active(self, round_: int) -> tuple[bool, ...]:
         """Tell which matchings ``round_`` uses: a function of seed and round alone."""
-        key = generator(self.seed, "matcha", round_)
-        drawn = torch.rand(len(self.matchings), generator=key, dtype=torch.float64).tolist()
-        return tuple(value < p for value, p in zip(drawn, self.probabilities, strict=True))
+        rng = generator(self.seed, "matcha", round_)
+        uniform = torch.rand(len(self.matchings), generator=rng, dtype=torch.float64).tolist()
+        return tuple(value < p for value, p in zip(uniform, self.probabilities, strict=True))
 
     def matrix(self, active: Sequence[bool]) -> Matrix:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
@@ -63,8 +63,8 @@ class Matcha:
         parts = zip(active, laplacians(self.size, self.matchings), strict=True)
         total = sum((part for used, part in parts if used), np.zeros((self.size, self.size)))
         step = min(self.alpha, 1 / max(1.0, total.max()))
-        found: Matrix = np.eye(self.size) - step * total
-        return found.clip(min=0.0)  # 1 - (1 / n) * n is below 0 for some n
+        matrix: Matrix = np.eye(self.size) - step * total
+        return matrix.clip(min=0.0)  # 1 - (1 / n) * n is below 0 for some n
 
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
         """Yield what a round may use, each with its probability.
@@ -106,12 +106,12 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
     """Return the Laplacian of each matching, (size, size)."""
-    found = [np.zeros((size, size)) for _ in matchings]
-    for laplacian, edges in zip(found, matchings, strict=True):
+    matrices = [np.zeros((size, size)) for _ in matchings]
+    for laplacian, edges in zip(matrices, matchings, strict=True):
         for a, b in edges:
             laplacian[a, a] = laplacian[b, b] = 1
             laplacian[a, b] = laplacian[b, a] = -1
-    return found
+    return matrices
 
 
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
@@ -126,10 +126,10 @@ def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
 def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
     """Colour the edges greedily: the ones of a colour have no site in common."""
     colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
-    found: list[list[Edge]] = [[] for _ in range(max(colours.values()) + 1)]
+    matchings: list[list[Edge]] = [[] for _ in range(max(colours.values()) + 1)]
     for (a, b), colour in colours.items():
-        found[colour].append((min(a, b), max(a, b)))
-    return found
+        matchings[colour].append((min(a, b), max(a, b)))
+    return matchings
 
 
 def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
@@ -139,7 +139,7 @@ def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
     d + 1 (Vizing).
     """
     left = nx.Graph(graph.edges)
-    found = []
+    matchings = []
     while left.number_of_edges():
         degrees = dict(left.degree)
         most = max(degrees.values())
@@ -147,9 +147,9 @@ def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
         for a, b in left.edges:
             left[a][b]["weight"] = 1 + heavy * ((degrees[a] == most) + (degrees[b] == most))
         matching = [(min(edge), max(edge)) for edge in nx.max_weight_matching(left)]
-        found.append(matching)
+        matchings.append(matching)
         left.remove_edges_from(matching)
-    return found
+    return matchings
 
 
 def activation_probabilities(
@@ -174,21 +174,21 @@ def activation_probabilities(
         _weighted(shares, parts) - connectivity * np.eye(size - 1) >> 0,
     ]
     _solve(cvxpy.Problem(cvxpy.Maximize(connectivity), limits))
-    found = _rounded(budget * shares.value, budget * len(matchings))
-    if algebraic_connectivity(size, matchings, found) < 10.0**-_DIGITS:
+    probabilities = _rounded(budget * shares.value, budget * len(matchings))
+    if algebraic_connectivity(size, matchings, probabilities) < 10.0**-_DIGITS:
         raise SettingError(
-            f"'matcha-budget' is {budget:g}, and some silos would never meet: choose a larger one"
+            f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
         )
-    return found
+    return probabilities
 
 
 def _rounded(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
     """Round probabilities, taking from the largest what rounding put above ``total``."""
-    found = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
-    surplus = math.ceil(max(0.0, found.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
-    largest = int(found.argmax())
-    found[largest] = max(0.0, round(found[largest] - surplus, _DIGITS))
-    return tuple(found.tolist())
+    rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
+    surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
+    largest = int(rounded.argmax())
+    rounded[largest] = max(0.0, round(rounded[largest] - surplus, _DIGITS))
+    return tuple(rounded.tolist())
 
 
 def algebraic_connectivity(
@@ -272,5 +272,5 @@ def _solve(problem: Any) -> None:
     if problem.status != "optimal":
         raise SettingError(
             f"topology 'matcha': the solver ended with '{problem.status}', choose another "
-            "'matcha-budget' or topology"
+            "'matcha.budget' or topology"
         )

@@ -22,29 +22,29 @@ _KINDS = "biuf"  # of numpy's dtypes: truth values, whole numbers and floats
 Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 
 
-def bundle(content: RecordDict, made: Bundles | None = None) -> RecordDict:
+def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     """Return ``content`` with each record's arrays in one; a record of one array stays as it is.
 
     Args:
         content: of a message.
-        made: bundles of before: the same data, sent to several sites, are put together once.
+        cache: bundles of before: the same data, sent to several sites, are put together once.
             Holding the arrays beside their bundle keeps the ids of their data their own.
     """
-    made = {} if made is None else made
-    found = RecordDict(dict(content.items()))
+    cache = {} if cache is None else cache
+    bundled = RecordDict(dict(content.items()))
     for name, record in content.array_records.items():
         if len(record) > 1 and all(np.dtype(a.dtype).kind in _KINDS for a in record.values()):
-            found[name] = ArrayRecord({BUNDLE: _bundled(record, made)})
-    return found
+            bundled[name] = ArrayRecord({BUNDLE: _bundled(record, cache)})
+    return bundled
 
 
-def _bundled(record: ArrayRecord, made: Bundles) -> Array:
+def _bundled(record: ArrayRecord, cache: Bundles) -> Array:
     arrays = list(record.values())
     key = tuple((name, id(array.data)) for name, array in record.items())
-    if key not in made:
+    if key not in cache:
         data = save({name: np.asarray(a.numpy(), order="C") for name, a in record.items()})
-        made[key] = arrays, Array(np.frombuffer(data, np.uint8))
-    return made[key][1]
+        cache[key] = arrays, Array(np.frombuffer(data, np.uint8))
+    return cache[key][1]
 
 
 def unbundle(content: RecordDict) -> RecordDict:
@@ -53,20 +53,20 @@ def unbundle(content: RecordDict) -> RecordDict:
     Raises:
         SiteError: a bundle is cut short or altered.
     """
-    found = RecordDict(dict(content.items()))
+    unbundled = RecordDict(dict(content.items()))
     for name, record in content.array_records.items():
         if list(record) == [BUNDLE]:
-            found[name] = _opened(name, record[BUNDLE])
-    return found
+            unbundled[name] = _opened(name, record[BUNDLE])
+    return unbundled
 
 
 def _opened(name: str, array: Array) -> ArrayRecord:
     try:
-        found = load(array.numpy().tobytes())
+        arrays = load(array.numpy().tobytes())
     except (SafetensorError, ValueError, TypeError, KeyError, EOFError, OSError) as error:
-        told = " ".join(str(error).split())
-        raise SiteError(f"record '{name}' cannot be opened: {told}; was it altered?") from None
-    return ArrayRecord({key: Array(found[key]) for key in sorted(found)})
+        reason = " ".join(str(error).split())
+        raise SiteError(f"record '{name}' cannot be opened: {reason}; was it altered?") from None
+    return ArrayRecord({key: Array(arrays[key]) for key in sorted(arrays)})
 
 
 def record_bytes(content: RecordDict) -> int:

@@ -30,8 +30,8 @@ HOSPITALS = [f"hospital-{number}" for number in range(1, 7)]
 CONFIG = (
     'method="uefl" dataset="digits" silos=6 min-sites=6 silo-train-size=40 '
     "silo-test-size=10 local-epochs=1 batch-size=16 width=4 mc-passes=3 seed=7 codes=4 "
-    "iteration-rounds=1 extension-rounds=1 gamma=0.0 centroid-min-count=1 reply-timeout=600.0 "
-    "stop-when-certain=false"
+    "uefl.iteration-rounds=1 extension-rounds=1 gamma=0.0 centroid-min-count=1 reply-timeout=600.0 "
+    "uefl.stop-when-certain=false"
 )
 # The last hospital's disk is small, so that a test can fill it
 SMALL_DISK = """

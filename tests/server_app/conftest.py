@@ -14,11 +14,11 @@ from tests.support.tiny import TINY, VIT
 DIGITS: dict[str, Value] = TINY | {"silo-test-size": 15, "mc-passes": 1}
 RUNS: dict[str, dict[str, Value]] = {
     "fedavg": {"method": "fedavg"},
-    "fedprox": {"method": "fedprox", "proximal-mu": 0.5},
+    "fedprox": {"method": "fedprox", "fedprox.proximal-mu": 0.5},
     "local": {"method": "local"},
-    "fedavg-ft": {"method": "fedavg-ft", "finetune-rounds": 1},
+    "fedavg-ft": {"method": "fedavg-ft", "fedavg-ft.finetune-rounds": 1},
     "ensemble": {"method": "ensemble"},
-    "picsr": {"method": "picsr", "expert-rounds": 1},
+    "picsr": {"method": "picsr", "picsr.expert-rounds": 1},
     "vit": {"method": "local", **VIT},
     "table": {"method": "fedavg"},
 }

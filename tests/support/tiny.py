@@ -37,12 +37,12 @@ VIT_FIELDS: dict[str, Any] = {key.replace("-", "_"): value for key, value in VIT
 # What a method needs on top for its special phases to happen within the rounds of TINY.
 TINY_METHOD: dict[str, dict[str, Value]] = {
     "uefl": {
-        "iteration-rounds": 1,
-        "extension-rounds": 1,
-        "gamma": 0.0,
-        "codes": 4,
-        "centroid-min-count": 1,
-        "stop-when-certain": False,
+        "uefl.iteration-rounds": 1,
+        "uefl.extension-rounds": 1,
+        "uefl.gamma": 0.0,
+        "uefl.codes": 4,
+        "uefl.centroid-min-count": 1,
+        "uefl.stop-when-certain": False,
     },
     "fedaligncl": {
         # A round is an epoch of two steps, and those of TINY mean nothing
@@ -50,14 +50,14 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
         "pace": 2,
         "local-epochs": 2,
         "batch-size": 32,
-        "warmup-epochs": 0,
-        "shared-embeddings": 8,
+        "fedaligncl.warmup-epochs": 0,
+        "fedaligncl.shared-embeddings": 8,
     },
-    "fedavg-ft": {"finetune-rounds": 1},
-    "feddistill": {"class-min-count": 1, "sums-min-count": 1},
-    "fedevprompt": VIT | {"distillation-weight": 1.0, "buffer-maps": 2},
-    "fedproto": {"class-min-count": 1, "sums-min-count": 1},
-    "picsr": {"expert-rounds": 1},
+    "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
+    "feddistill": {"feddistill.class-min-count": 1, "sums-min-count": 1},
+    "fedevprompt": VIT | {"fedevprompt.distillation-weight": 1.0, "fedevprompt.buffer-maps": 2},
+    "fedproto": {"fedproto.class-min-count": 1, "sums-min-count": 1},
+    "picsr": {"picsr.expert-rounds": 1},
 }
 # A round is half an epoch, so that the site keeps optimiser, order and place
 HALF_EPOCHS: dict[str, Value] = {
@@ -73,18 +73,22 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "fedavg-half-epochs": {"method": "fedavg"} | HALF_EPOCHS,
     "fedefm-ring-vit": {"method": "fedefm", "topology": "ring", "train-backbone": True} | VIT,
     "feddistill-vit": {"method": "feddistill"} | VIT,
-    "fedevprompt-all": {"method": "fedevprompt", "shared-prompts": "all"},
+    "fedevprompt-all": {"method": "fedevprompt", "fedevprompt.shared-prompts": "all"},
     "fedevprompt-b-random": {
         "method": "fedevprompt",
-        "shared-prompts": "b",
-        "buffer-selection": "random",
+        "fedevprompt.shared-prompts": "b",
+        "fedevprompt.buffer-selection": "random",
     },
     "fedevprompt-g": {"method": "fedevprompt", "prompt-sets": "g"},
     "local-half-epochs": {"method": "local"} | HALF_EPOCHS,
     "mix-half-epochs": {"method": "mix"} | HALF_EPOCHS,
     "fedproto-nearest": {"method": "fedproto", "inference": "prototype"},
     "fedproto-vit": {"method": "fedproto"} | VIT,
-    "uefl-personal": {"method": "uefl", "codebooks": "personal"},
-    "uefl-segments": {"method": "uefl", "segments": 2},
-    "picsr-all-trained": {"method": "picsr", "train-experts": True, "router-average": "equal"},
+    "uefl-personal": {"method": "uefl", "uefl.codebooks": "personal"},
+    "uefl-segments": {"method": "uefl", "uefl.segments": 2},
+    "picsr-all-trained": {
+        "method": "picsr",
+        "picsr.train-experts": True,
+        "picsr.router-average": "equal",
+    },
 }

@@ -42,16 +42,16 @@ def _adam(network: TokenClassifier) -> torch.optim.Optimizer:
 def _aligner(network: TokenClassifier, micro_batch: int = 0, weight: float = 1.0) -> Aligner:
     torch.manual_seed(1)
     discriminator = Discriminator(WIDTH)
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     return Aligner(
         network=network,
         discriminator=discriminator,
         discriminator_optimiser=torch.optim.Adam(discriminator.parameters(), lr=0.01),
-        others={"a": torch.randn(9, WIDTH, generator=draw)},
+        others={"a": torch.randn(9, WIDTH, generator=rng)},
         weight=weight,
         micro_batch=micro_batch,
         compute=choose_compute("cpu", "fp32", 1),
-        draw=draw,
+        rng=rng,
     )
 
 
@@ -121,7 +121,7 @@ def test_embeddings_leave_when_they_are_asked_for_and_never_without_alignment(
     greedy = SiteRound(_site(opened, weights, notes={"embeddings": 36})).answer()[ARRAYS][
         "embeddings"
     ]
-    assert greedy.shape == (8, WIDTH)  # the tiny run's 'shared-embeddings'
+    assert greedy.shape == (8, WIDTH)  # the tiny run's 'fedaligncl.shared-embeddings'
 
 
 def test_embeddings_are_those_of_training_mode_and_count_no_batch_twice(

@@ -21,6 +21,7 @@ from models.contract.errors import SiteError
 from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
 from models.contract.settings import NoSettings
+from models.methods.mix import PoolNotes
 from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays
 from strategies.wire.records import to_record
@@ -29,7 +30,7 @@ Opened = Callable[..., MixSite]
 
 
 def trainer(sites: str = "s1a s2a s3a", **fields: Any) -> dict[str, Any]:
-    return {"notes": {"sites": sites.replace(" ", "\n")}, "run_dir": "/somewhere", **fields}
+    return {"notes": PoolNotes(tuple(sites.split())).to_values(), "run_dir": "/somewhere", **fields}
 
 
 @pytest.mark.parametrize("sites", ["s1a s2a s3a", "s1a s3a", "s2a"])
@@ -58,7 +59,7 @@ def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
     settings = resolved("mix", **own)
     figures = FeatureStatistics(np.full(13, 2.0), np.full(13, 4.0))
     content = RecordDict({FIGURES: to_record(vars(figures))})
-    note = {"sites": "cleveland\nva"}
+    note = PoolNotes(("cleveland", "va")).to_values()
     instruction = Instruction(1, "train", run_name="run", run_dir="/somewhere", notes=note)
     silos = [load_silo(name, settings.common) for name in ("cleveland", "va")]
     common, state, compute = settings.common, SiteState(tmp_path), choose_compute("cpu", "fp32", 1)

@@ -273,7 +273,7 @@ def test_routing_is_told_beside_every_measurement_of_a_router(
 
 
 def test_routing_is_summed_up_over_all_batches() -> None:
-    watch = RoutingProbe(["a", "b"], least=3)
+    watch = RoutingProbe(["a", "b"], min_samples=3)
     for weights in ([[0.25, 0.75], [0.5, 0.5]], [[0.75, 0.25]]):
         tokens = torch.tensor(weights).log()[..., None]
         watch.see(torch.cat([torch.full_like(tokens, 9.0), tokens], dim=-1))

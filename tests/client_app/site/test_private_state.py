@@ -195,8 +195,8 @@ def test_a_state_is_not_opened_under_another_promise(state: SiteState) -> None:
 @pytest.mark.parametrize(
     ("changes", "same"),
     [
-        ({"shared-prompts": "all"}, False),
-        ({"buffer-maps": 3}, False),
+        ({"fedevprompt.shared-prompts": "all"}, False),
+        ({"fedevprompt.buffer-maps": 3}, False),
         ({"seed": 8}, False),
         ({"batch-size": 8}, False),
         ({"rounds": 9, "device": "auto", "threads": 2}, True),

@@ -30,7 +30,10 @@ _FACTS = st.dictionaries(
     st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False), st.text(max_size=4)),
     max_size=3,
 )
-STATE: Arrays = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "codes": np.array([7, 8])}
+STATE: Arrays = {
+    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "uefl.codes": np.array([7, 8]),
+}
 FACTS = {"round": 3, "method": "uefl"}
 
 

@@ -11,8 +11,8 @@ from models.methods.feddistill import FedDistillSettings
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
 def test_no_weight_at_all_would_be_local_and_is_refused(weight: float) -> None:
-    with pytest.raises(SettingError, match=r"'logit-weight' is .* above 0"):
-        build(FedDistillSettings, {"logit-weight": weight})
+    with pytest.raises(SettingError, match=r"'feddistill.logit-weight' is .* above 0"):
+        build(FedDistillSettings, {"feddistill.logit-weight": weight})
 
 
 def test_the_weight_is_one_unless_it_is_set() -> None:

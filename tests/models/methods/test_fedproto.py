@@ -46,8 +46,8 @@ def test_a_network_measured_by_prototypes_ignores_its_head() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
 def test_no_weight_at_all_would_be_local_and_is_refused(weight: float) -> None:
-    with pytest.raises(SettingError, match=r"'prototype-weight' is .* above 0"):
-        build(FedProtoSettings, {"prototype-weight": weight})
+    with pytest.raises(SettingError, match=r"'fedproto.prototype-weight' is .* above 0"):
+        build(FedProtoSettings, {"fedproto.prototype-weight": weight})
 
 
 def test_a_mean_of_no_sample_is_refused() -> None:

@@ -42,10 +42,10 @@ def test_weights_without_their_anchors_are_an_error_of_ours() -> None:
 
 @pytest.mark.parametrize("mu", [0.0, 0, -0.1, float("nan")])
 def test_no_mu_at_all_is_fedavg_and_refused(mu: float) -> None:
-    with pytest.raises(SettingError, match=r"'proximal-mu' is .* above 0"):
-        build(FedProxSettings, {"proximal-mu": mu})
+    with pytest.raises(SettingError, match=r"'fedprox.proximal-mu' is .* above 0"):
+        build(FedProxSettings, {"fedprox.proximal-mu": mu})
 
 
 def test_mu_is_a_hundredth_unless_it_is_set() -> None:
     assert build(FedProxSettings, {}).proximal_mu == 0.01
-    assert build(FedProxSettings, {"proximal-mu": 1}).proximal_mu == 1.0
+    assert build(FedProxSettings, {"fedprox.proximal-mu": 1}).proximal_mu == 1.0

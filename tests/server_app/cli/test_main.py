@@ -27,7 +27,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["simulate", "uefl-digit"], "unknown experiment 'uefl-digit'"),
         (["simulate", "uefl-digits", "--set", "rouns=1"], "did you mean 'rounds'"),
         (["simulate", "uefl-digits", "--set", "rounds=0"], "at least 1"),
-        (["simulate", "uefl-digits", "--set", "gamma=-1"], "at least 0"),
+        (["simulate", "uefl-digits", "--set", "uefl.gamma=-1"], "at least 0"),
         (["simulate", "uefl-digits", "--set", "method=fedavgg"], "unknown method"),
         (["simulate", "uefl-digits", "--set", "dataset=mnst"], "unknown data set"),
         (["simulate", "uefl-digits", "--file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
@@ -74,7 +74,7 @@ def test_an_error_is_one_line_and_exit_code_1(
         ({"dataset": "mnist", "data_dir": "/nowhere"}, "train-images-idx3-ubyte.gz is missing in"),
         ({"device": "cuda:99"}, "usable GPU"),
         ({"device": "tpu"}, "auto, cpu, cuda or cuda:N"),
-        ({"method": "uefl", "segments": 3}, "does not divide the encoder's 16 channels"),
+        ({"method": "uefl", "uefl.segments": 3}, "does not divide the encoder's 16 channels"),
     ],
 )
 def test_what_only_the_sites_can_see_is_told_too(

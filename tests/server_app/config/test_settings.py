@@ -12,6 +12,7 @@ from models.contract.methods import METHODS
 from server_app.config.experiments import read_experiments
 from server_app.config.settings import (
     differences,
+    flat_values,
     known_defaults,
     parse_assignment,
     read_toml,
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
-    settings = resolve({"method": "uefl", "gamma": 0.5})
+    settings = resolve({"method": "uefl", "uefl.gamma": 0.5})
     assert settings.common.rounds == 30
     assert settings.own.gamma == 0.5
 
@@ -34,8 +35,8 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"rounds": "3"}, "'rounds' is '3' (str); it must be a whole number, at least 1"),
         ({"rounds": True}, "'rounds' is True (bool)"),
         ({"rounds": 0}, "'rounds' is 0; it must be a whole number, at least 1"),
-        ({"gamma": -0.1}, "'gamma' is -0.1; it must be a number, at least 0"),
-        ({"gamma": float("nan")}, "'gamma' is nan"),
+        ({"uefl.gamma": -0.1}, "'uefl.gamma' is -0.1; it must be a number, at least 0"),
+        ({"uefl.gamma": float("nan")}, "'uefl.gamma' is nan"),
         ({"dropout": 1.0}, "at least 0 and below 1"),
         (
             {"method": "uefll"},
@@ -44,7 +45,7 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"method": "uefll"}, "did you mean 'uefl'?"),
         ({"dataset": "minst"}, "did you mean 'mnist'"),
         ({"network": "resnet"}, "one of auto, conv, vgg16-bn, resnet22, vit, logistic, mlp"),
-        ({"method": "fedavg", "gamma": 0.9}, "'gamma' is not one of method 'fedavg'"),
+        ({"method": "fedavg", "uefl.gamma": 0.9}, "'uefl.gamma' is not one of method 'fedavg'"),
         ({"silos": 3, "min-sites": 4}, "'min-sites' is 4, more than there are silos"),
         ({"device": "cuda:x"}, "it must be a text, auto, cpu, cuda or cuda:N"),
         ({"dropout": 0}, "settings 'dropout' (0) and 'mc-passes' (20) must be above 0"),
@@ -53,7 +54,7 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"dataset": "heart", "silos": 4}, "'silos' means nothing to data set 'heart'"),
         ({"dataset": "heart", "test-folds": 1}, "'test-folds' is 1; it must be 0 or at least 2"),
         ({"dataset": "heart", "min-sites": 5}, "more than there are silos (4)"),
-        ({"rounds": 5, "iteration-rounds": 6}, "no codebook would ever be extended"),
+        ({"rounds": 5, "uefl.iteration-rounds": 6}, "no codebook would ever be extended"),
     ],
 )
 def test_a_wrong_setting_is_told_with_key_value_and_what_is_allowed(
@@ -72,12 +73,14 @@ def test_another_methods_key_at_its_default_passes_as_flower_fills_it_in() -> No
 def test_pyprojects_run_config_lists_every_key_with_its_default() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     declared = pyproject["tool"]["flwr"]["app"]["config"]
-    assert declared == known_defaults(), "run: fedsilo settings --pyproject"
+    assert flat_values(declared, "pyproject.toml") == known_defaults(), (
+        "run: fedsilo settings --pyproject"
+    )
 
 
 def test_assignments_are_toml_values_and_bare_words_are_texts() -> None:
     assert parse_assignment("rounds=5") == ("rounds", 5)
-    assert parse_assignment("gamma=0.5") == ("gamma", 0.5)
+    assert parse_assignment("uefl.gamma=0.5") == ("uefl.gamma", 0.5)
     assert parse_assignment("resume=true") == ("resume", True)
     assert parse_assignment("data-dir=/data/x") == ("data-dir", "/data/x")
     assert parse_assignment('method="uefl"') == ("method", "uefl")
@@ -92,7 +95,7 @@ def test_a_malformed_assignment_is_refused(text: str) -> None:
 def test_a_toml_file_is_read_and_its_faults_named(tmp_path: Path) -> None:
     good, nested, broken = (tmp_path / f"{name}.toml" for name in ("good", "nested", "broken"))
     good.write_text('method = "fedavg"\nrounds = 3\n')
-    nested.write_text("[uefl]\ngamma = 1\n")
+    nested.write_text("[uefl]\n[uefl.gamma]\nx = 1\n")
     broken.write_text("rounds = \n")
     assert read_toml(good) == {"method": "fedavg", "rounds": 3}
     for path in (nested, broken, tmp_path / "absent.toml"):
@@ -106,7 +109,7 @@ def test_circumstances_do_not_decide_a_result_and_everything_else_does() -> None
     assert differences(plain, moved) == ""
     assert differences(plain, resolve({"seed": 1}).decisive()) == "seed is 42 there and 1 here"
     other = differences(plain, resolve({"method": "fedavg"}).decisive())
-    assert "gamma is 0.3 there and 'unset' here" in other
+    assert "uefl.gamma is 0.3 there and 'unset' here" in other
 
 
 def test_an_assignment_is_one_setting_and_dates_are_texts() -> None:

@@ -43,7 +43,7 @@ HEART: dict[str, Value] = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run of picsr, one whose router bends, of fedavg and of local."""
     out = tmp_path_factory.mktemp("runs")
-    picsr: dict[str, Value] = {"method": "picsr", "expert-rounds": 1}
+    picsr: dict[str, Value] = {"method": "picsr", "picsr.expert-rounds": 1}
     for name, values in {
         "picsr": picsr,
         "declared": picsr | {"standardise": "declared", "embedding": "mlp"},
@@ -197,7 +197,7 @@ SKIN: dict[str, Value] = VIT | {
     "device": "cpu",
     "seed": 7,
 }
-PROMPTED: dict[str, Value] = {"method": "fedevprompt", "distillation-weight": 1.0}
+PROMPTED: dict[str, Value] = {"method": "fedevprompt", "fedevprompt.distillation-weight": 1.0}
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def test_the_folder_of_runs_comes_from_setting_then_environment_then_home(
 
 
 def test_config_toml_gives_the_settings_back_and_names_the_environment(tmp_path: Path) -> None:
-    settings = resolve({"method": "uefl", "gamma": 0.25, "seed": 5})
+    settings = resolve({"method": "uefl", "uefl.gamma": 0.25, "seed": 5})
     path = tmp_path / "config.toml"
     launch = {"engine": "inline", "resources": {"num-supernodes": 9}}
     path.write_text(config_document(settings, launch))

@@ -319,7 +319,7 @@ def test_the_run_directory_names_a_latecomer_everywhere(
     assert rounds == {"1", "2", "3"}, "its measurements of what came describe the round before"
 
 
-def test_a_method_that_welcomes_nobody_does_not_ask_a_latecomer(
+def test_a_method_without_late_join_does_not_ask_a_latecomer(
     late_run: Callable[..., RunDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = late_run("fedavg")

@@ -37,10 +37,10 @@ def _after(round_: int, **arrays: Any) -> RoundState:
 def test_embeddings_are_asked_for_in_the_round_before_each_that_aligns(
     strategy: FedAlignCL,
 ) -> None:
-    asked = [strategy.notes(TRAIN, "s1a", _after(r))["embeddings"] for r in range(6)]
+    asked = [strategy.notes(TRAIN, "s1a", _after(r)).embeddings for r in range(6)]
     # Rounds 1 to 6: round 3 is the first to align, nobody uses what comes in round 6
     assert asked == [0, 36, 36, 36, 36, 0]
-    assert strategy.notes(EVALUATE, "s1a", _after(6))["embeddings"] == 0
+    assert strategy.notes(EVALUATE, "s1a", _after(6)).embeddings == 0
     spec = strategy.expected(TRAIN, "s1a", _after(1))["embeddings"]
     assert spec.shape == (36, 16)  # all of its samples: fewer than 40; channels 4 * width
     assert "embeddings" not in strategy.expected(TRAIN, "s1a", _after(0))
@@ -136,12 +136,18 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
     [
         ({"epoch-steps": 0, "pace": 40}, "'epoch-steps' .120 in the paper."),
         ({"epoch-steps": 4, "pace": 3}, "'pace' is 3 and does not divide"),
-        ({"warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
-        ({"noise-variance": -0.001}, "'noise-variance' is -0.001; it must be .* at least 0"),
-        ({"clip-norm": 1.0, "noise-multiplier": 1.0}, "'clip-norm' and 'noise-variance' both"),
+        ({"fedaligncl.warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
+        (
+            {"fedaligncl.noise-variance": -0.001},
+            "'fedaligncl.noise-variance' is -0.001; it must be .* at least 0",
+        ),
+        (
+            {"clip-norm": 1.0, "noise-multiplier": 1.0},
+            "'clip-norm' and 'fedaligncl.noise-variance' both",
+        ),
         ({"network": "vit", "backbone-weights": "random"}, "does not take network 'vit'"),
         ({"dataset": "heart-synthetic"}, "is of images"),
-        ({"noise-scale": "both"}, "one of absolute, relative"),
+        ({"fedaligncl.noise-scale": "both"}, "one of absolute, relative"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

@@ -96,7 +96,9 @@ def test_until_it_fine_tunes_a_run_is_fedavgs(
 @pytest.mark.parametrize("rounds", [1, 4, 5])
 def test_a_run_that_would_only_fine_tune_is_refused(rounds: int) -> None:
     own = FedAvgFTSettings(finetune_rounds=5)
-    with pytest.raises(SettingError, match=rf"'finetune-rounds' is 5 and 'rounds' is {rounds}: no"):
+    with pytest.raises(
+        SettingError, match=rf"'fedavg-ft.finetune-rounds' is 5 and 'rounds' is {rounds}: no"
+    ):
         FedAvgFT.check_settings(CommonSettings(rounds=rounds), own)
     FedAvgFT.check_settings(CommonSettings(rounds=6), own)
 

@@ -114,7 +114,8 @@ def test_cross_entropy_is_refused() -> None:
 
 def test_b_prompts_cannot_be_averaged_where_there_are_none() -> None:
     told = refused({"prompt_sets": "g"}, shared_prompts="b")
-    assert "'shared-prompts' is 'b' and 'prompt-sets' is 'g', which has no b-prompts" in told
+    said = "'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has no b-prompts"
+    assert said in told
 
 
 @pytest.mark.parametrize(

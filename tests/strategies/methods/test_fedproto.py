@@ -318,5 +318,5 @@ def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Particip
 
 
 def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(SettingError, match=r"'prototype-weight' is 0\.0; .*above 0"):
+    with pytest.raises(SettingError, match=r"'fedproto.prototype-weight' is 0\.0; .*above 0"):
         resolve(tiny("fedproto", prototype_weight=0.0))

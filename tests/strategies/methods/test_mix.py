@@ -9,7 +9,9 @@ import pytest
 
 from models.contract.errors import SettingError
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from models.contract.notes import Notes
 from models.contract.settings import CommonSettings, NoSettings
+from models.methods.mix import PoolNotes
 from models.networks.kinds import Task
 from strategies.loop.participants import Participants
 from strategies.loop.state import ArraySpec, RoundState
@@ -34,8 +36,8 @@ def test_all_sites_get_the_weights_to_measure_them(mix: Mix) -> None:
 
 
 def test_the_sites_to_pool_are_named_a_line_each(mix: Mix) -> None:
-    assert mix.notes(TRAIN, "s1a", STATE) == {"sites": "s1a\ns2a\ns3a"}
-    assert mix.notes(EVALUATE, "s1a", STATE) == {}
+    assert mix.notes(TRAIN, "s1a", STATE) == PoolNotes(("s1a", "s2a", "s3a"))
+    assert mix.notes(EVALUATE, "s1a", STATE) == Notes()
 
 
 def test_the_trainers_weights_are_taken_as_they_are(

@@ -19,12 +19,13 @@ from models.networks.exchanged import exchanged_arrays
 from server_app.config.settings import resolve
 from server_app.records.finished_site import finished_site
 from strategies.loop.participants import Participants
+from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import RoundState
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.moon import Moon
 
 Tiny = Callable[..., dict[str, Any]]
-Run = Callable[..., tuple[Any, Moon]]
+Run = Callable[..., tuple[Any, RoundLoop]]
 HEAD = {f"projection/layers.{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")}
 
 
@@ -81,7 +82,7 @@ def test_it_tells_that_the_head_leaves_and_claims_no_papers_numbers(moon: Moon) 
 
 
 def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recorder: Any) -> None:
-    grid, strategy = spied_run(tiny("moon", projection_size=4), [recorder])
+    grid, loop = spied_run(tiny("moon", projection_size=4), [recorder])
     fedavg, _ = spied_run(tiny("fedavg"))
     first = {name: array for name, array in recorder.states[0].arrays.items() if name not in HEAD}
     sent, other = grid.sent[6].content[ARRAYS], fedavg.sent[6].content[ARRAYS]
@@ -92,7 +93,7 @@ def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recor
     after = grid.replies[6].content[ARRAYS][name].numpy()
     assert (after != fedavg.replies[6].content[ARRAYS][name].numpy()).any()
     assert recorder.states[0].stateful_sites == ("s1a", "s2a", "s3a")
-    assert set(strategy.model(strategy.current())) == set(first)
+    assert set(loop.method.model(loop.current())) == set(first)
 
 
 def test_a_finished_runs_model_is_a_plain_network(
@@ -126,7 +127,7 @@ def test_with_differential_privacy_the_head_is_noised_with_the_rest(
 
 
 def test_no_mu_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
-    with pytest.raises(SettingError, match=r"'contrast-mu' is 0\.0; .*above 0"):
+    with pytest.raises(SettingError, match=r"'moon.contrast-mu' is 0\.0; .*above 0"):
         resolve(tiny("moon", contrast_mu=0.0))
-    with pytest.raises(SettingError, match="'contrast-mu' is not one of method 'fedavg'"):
+    with pytest.raises(SettingError, match=r"'moon\.contrast-mu' is not one of method 'fedavg'"):
         resolve(tiny("fedavg", contrast_mu=0.5))

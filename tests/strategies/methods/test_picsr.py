@@ -12,7 +12,7 @@ import torch
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE, TRAIN
 from models.contract.settings import CommonSettings
-from models.methods.picsr import PICSRSettings, build_router
+from models.methods.picsr import PICSRSettings, StageNotes, build_router
 from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays
 from models.networks.kinds import Task
@@ -74,7 +74,7 @@ def test_each_sites_own_figures_are_refused_as_they_blind_the_router() -> None:
 def test_noise_is_refused_where_pooled_sums_give_the_mean_away() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset, "standardise": "pooled"}, {"prototype_noise": 0.5})
-        assert "'prototype-noise' is 0.5 and 'standardise' is 'pooled'" in told
+        assert "'picsr.prototype-noise' is 0.5 and 'standardise' is 'pooled'" in told
         assert "hides nothing; set 'standardise' to 'declared'" in told
 
 
@@ -90,7 +90,7 @@ def test_noise_is_allowed_where_no_sums_leave(dataset: str, standardise: str, no
 def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset}, {"prototype_min_count": 11})
-        assert "'prototype-min-count' is 11 and 'sums-min-count' is 10" in told
+        assert "'picsr.prototype-min-count' is 11 and 'sums-min-count' is 10" in told
         assert told.endswith("raise 'sums-min-count'")
 
 
@@ -139,9 +139,9 @@ def test_the_stages_follow_one_another_by_rounds(
     states = [RoundState(round_, {}) for round_ in range(7)]
     assert [strategy.stage(state) for state in states] == stages
     assert [strategy.notes(TRAIN, "s1a", state) for state in states] == [
-        {"stage": stage} for stage in stages
+        StageNotes(stage) for stage in stages
     ]
-    assert strategy.notes(EVALUATE, "s1a", RoundState(7, {})) == {"stage": "router"}
+    assert strategy.notes(EVALUATE, "s1a", RoundState(7, {})) == StageNotes("router")
 
 
 def test_local_experts_start_from_nothing_that_the_server_holds(picsr: Build) -> None:

@@ -250,7 +250,9 @@ FEW = "site s2a sends no prototype: it has 36 training samples and at least 37 a
 def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
     spied_run: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SiteError, match=rf"{FEW} \('prototype-min-count'\).* 0 of 3 can and 3 "):
+    with pytest.raises(
+        SiteError, match=rf"{FEW} \('picsr.prototype-min-count'\).* 0 of 3 can and 3 "
+    ):
         spied_run(tiny("picsr", prototype_min_count=37))
     usual = PICSRSite.admit
 
@@ -273,7 +275,12 @@ def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
 
 
 def test_the_floor_for_sums_holds_for_prototypes_too(spied_run: Run) -> None:
-    values = {"dataset": "heart-synthetic", "method": "picsr", "expert-rounds": 1, "rounds": 2}
+    values = {
+        "dataset": "heart-synthetic",
+        "method": "picsr",
+        "picsr.expert-rounds": 1,
+        "rounds": 2,
+    }
     told = "site cleveland sends no prototype: it has 199 training samples and at least 200 are"
     with pytest.raises(SiteError, match=told):
         spied_run({**values, "standardise": "declared", "sums-min-count": 200})

@@ -19,7 +19,7 @@ from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
 ENTROPY = "incoming.val.entropy"
-PERSONAL = {"codebooks": "personal"}
+PERSONAL = {"uefl.codebooks": "personal"}
 GAUSSIAN = {"codeword_start": "gaussian"}
 ALL = ["s1a", "s2a", "s3a"]
 NOTHING = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
@@ -277,7 +277,7 @@ def test_marks_say_in_which_rounds_codewords_came_and_for_whom() -> None:
     assert UEFL.marks(state()) == {}
     marks = UEFL.marks(state(extended={"5": ["s1a", "s3a"], "9": []}))
     assert marks[5] == "new codewords for s1a, s3a"
-    assert "'centroid-min-count'" in marks[9]
+    assert "'uefl.centroid-min-count'" in marks[9]
     assert set(marks) == {5, 9}
 
 
@@ -345,7 +345,7 @@ def test_a_site_without_validation_samples_is_refused_unless_nothing_is_judged(
 
 def test_a_run_too_short_for_an_extension_is_refused_unless_it_is_disfl() -> None:
     with pytest.raises(
-        SettingError, match=r"'rounds' is 19, not more than 'iteration-rounds' \(20\)"
+        SettingError, match=r"'rounds' is 19, not more than 'uefl.iteration-rounds' \(20\)"
     ):
         UEFL.check_settings(CommonSettings(rounds=19), UEFLSettings())
     UEFL.check_settings(CommonSettings(rounds=21), UEFLSettings())

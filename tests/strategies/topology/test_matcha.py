@@ -189,13 +189,13 @@ def test_rounding_never_goes_over_the_budget() -> None:
 
 
 def test_a_budget_that_is_as_good_as_none_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"'matcha-budget' is 1e-09, .* choose a larger one"):
+    with pytest.raises(SettingError, match=r"'matcha.budget' is 1e-09, .* choose a larger one"):
         solve_matcha(nx.path_graph(3), 1e-9, seed=0)
 
 
 def test_a_solver_without_an_answer_is_an_error_that_says_what_to_do() -> None:
     problem = SimpleNamespace(solve=lambda **_: None, status="unbounded")
-    with pytest.raises(SettingError, match=r"'unbounded', choose another 'matcha-budget'"):
+    with pytest.raises(SettingError, match=r"'unbounded', choose another 'matcha.budget'"):
         _solve(problem)
 
 

@@ -1,0 +1,23 @@
+"""FedAvgM (Hsu et al. 2019): the server steps to what the sites trained, with momentum.
+
+Equations (arXiv:1909.06335):
+  (server momentum) v = beta v + delta -> models.methods.fedavgm.FedAvgMSettings.step
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from models.contract.settings_schema import setting
+
+
+@dataclass(frozen=True)
+class FedAvgMSettings:
+    """Settings of FedAvgM; with momentum 0 and learning rate 1 it is FedAvg up to rounding."""
+
+    momentum: float = setting(0.9, "beta of the server's momentum", minimum=0.0, below=1.0)
+    server_learning_rate: float = setting(1.0, "eta of the server's step", above=0.0)
+
+    def step(self, delta: Any, v: Any = 0.0) -> tuple[Any, Any]:
+        """Return the step by ``delta``, mean minus model, and the momentum v, all of one shape."""
+        v = self.momentum * v + delta
+        return self.server_learning_rate * v, v

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.contract.errors import SiteError
+from models.contract.messages import Instruction
+from models.contract.notes import Notes
+from models.methods.decentralised import MixingNotes
+from models.methods.mix import PoolNotes
+from models.methods.picsr import StageNotes
+
+
+@given(st.dictionaries(st.text(), st.floats(0, 1)))
+def test_mixing_weights_come_as_they_were_sent(row: dict[str, float]) -> None:
+    sent = Instruction(1, "train", notes=MixingNotes(row).to_values()).to_config()
+    notes = MixingNotes.from_values(Instruction.from_config(sent).notes)
+    assert notes.mixing == row
+
+
+def test_a_list_travels_as_json_and_a_text_as_it_is() -> None:
+    assert PoolNotes(("a", "b\nc")).to_values() == {"sites": '["a", "b\\nc"]'}
+    assert list(PoolNotes.from_values({"sites": '["a"]'}).sites) == ["a"]
+    assert StageNotes("router").to_values() == {"stage": "router"}
+    assert Notes().to_values() == {}
+
+
+def test_what_may_be_missing_has_its_default() -> None:
+    assert MixingNotes.from_values({"stage": "x"}).mixing == {}
+
+
+@pytest.mark.parametrize("values", [{}, {"sites": "["}, {"sites": "s1a\ns2a"}])
+def test_notes_of_another_version_are_a_sites_error(values: dict[str, str]) -> None:
+    with pytest.raises(SiteError, match="different versions of fedsilo"):
+        PoolNotes.from_values(values)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from models.contract.messages import TRAIN
+from models.contract.settings import CommonSettings
+from models.methods.fedadam import FedAdamSettings
+from strategies.loop.participants import Participants
+from strategies.loop.state import RoundState, SiteReply
+from strategies.methods.fedadam import FedAdam
+
+
+def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
+    participants: Participants, site_reply: Callable[..., SiteReply]
+) -> None:
+    settings = FedAdamSettings(beta1=0.5, beta2=0.75, tau=2.0, server_learning_rate=3.0)
+    server = FedAdam(CommonSettings(silos=3), settings, participants)
+
+    def after(state: RoundState, one: float, three: float) -> RoundState:
+        replies = {
+            site: site_reply(site, {"w": np.float32([value])}, num_examples=count)
+            for site, value, count in (("s1a", one, 1), ("s2a", three, 3))
+        }
+        return server.combine(TRAIN, state, replies)
+
+    first = after(RoundState(0, {"w": np.float32([1])}), 2.0, 6.0)
+    # the mean is 5, delta 4; m = 0.5 * 4, v = 0.75 * 2 ** 2 + 0.25 * 4 ** 2
+    assert first.arrays["moments/w"].tolist() == [[2.0], [7.0]]
+    weight = np.float32(1 + 3 * 2 / (7**0.5 + 2))
+    np.testing.assert_allclose(first.arrays["w"], [weight], rtol=1e-7)
+
+    second = after(first, 2.0, 6.0)
+    delta = 5 - float(weight)
+    m, v = 0.5 * 2 + 0.5 * delta, 0.75 * 7 + 0.25 * delta**2
+    np.testing.assert_allclose(second.arrays["moments/w"], [[m], [v]], rtol=1e-6)
+    np.testing.assert_allclose(second.arrays["w"], [weight + 3 * m / (v**0.5 + 2)], rtol=1e-6)
+    assert {array.dtype for array in second.arrays.values()} == {np.dtype(np.float32)}
+
+
+def test_batch_norms_running_variance_is_averaged_and_so_never_below_zero(
+    participants: Participants, site_reply: Callable[..., SiteReply]
+) -> None:
+    server = FedAdam(CommonSettings(silos=3), FedAdamSettings(), participants)
+    name = "norm.running_var"
+    state = RoundState(0, {name: np.float32([1e-3])})
+    reply = site_reply("s1a", {name: np.float32([1e-4])})
+    assert server.combine(TRAIN, state, {"s1a": reply}).arrays == {name: np.float32([1e-4])}

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from datasets.io.state_files import load_state
+from models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from models.contract.settings import CommonSettings, NoSettings
+from models.methods.fedavgm import FedAvgMSettings
+from strategies.loop.participants import Participants
+from strategies.loop.state import RoundState, SiteReply
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedavgm import FedAvgM
+
+Replied = Callable[..., SiteReply]
+MEAN = "norm.running_mean"
+VARIANCE = "norm.running_var"
+
+
+def method(participants: Participants, **own: float) -> FedAvgM:
+    return FedAvgM(CommonSettings(silos=3, width=1), FedAvgMSettings(**own), participants)
+
+
+def replies(site_reply: Replied, **arrays: tuple[float, float]) -> dict[str, SiteReply]:
+    """Return what two sites of one and of three samples answer, arrays of one number each."""
+    return {
+        site: site_reply(
+            site,
+            {name: np.float32([pair[index]]) for name, pair in arrays.items()},
+            num_examples=count,
+        )
+        for index, (site, count) in enumerate((("s1a", 1), ("s2a", 3)))
+    }
+
+
+def values(arrays: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {name: array.ravel().tolist() for name, array in arrays.items()}
+
+
+def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
+    participants: Participants, site_reply: Replied
+) -> None:
+    server = method(participants, momentum=0.5, server_learning_rate=0.5)
+    start = RoundState(0, {"w": np.float32([1])}, {"kept": 1})
+    first = server.combine(TRAIN, start, replies(site_reply, w=(2.0, 6.0)))
+    # the mean is (2 + 3 * 6) / 4 = 5, delta 4, v = 4, w = 1 + 0.5 * 4
+    assert values(first.arrays) == {"w": [3.0], "moments/w": [4.0]}
+    second = server.combine(TRAIN, first, replies(site_reply, w=(0.0, 4.0)))
+    # the mean is 3, delta 0, v = 0.5 * 4, w = 3 + 0.5 * 2
+    assert values(second.arrays) == {"w": [4.0], "moments/w": [2.0]}
+    assert second.extras == {"kept": 1}
+    assert {array.dtype for array in second.arrays.values()} == {np.dtype(np.float32)}
+
+
+def test_batch_norms_running_figures_are_averaged_and_have_no_momentum(
+    participants: Participants, site_reply: Replied
+) -> None:
+    server = method(participants, server_learning_rate=0.5)
+    start = RoundState(0, {MEAN: np.float32([9]), VARIANCE: np.float32([9])})
+    told = replies(site_reply, **{MEAN: (1.0, 5.0), VARIANCE: (2.0, 6.0)})
+    assert values(server.combine(TRAIN, start, told).arrays) == {MEAN: [4.0], VARIANCE: [5.0]}
+
+
+def test_moments_are_neither_sent_nor_expected_nor_the_model(participants: Participants) -> None:
+    server = method(participants)
+    state = RoundState(1, {"w": np.float32([1]), "moments/w": np.float32([2])})
+    assert set(server.outgoing(TRAIN, "s1a", state)) == {"w"}
+    assert set(server.outgoing(EVALUATE, "s1a", state)) == {"w"}
+    assert set(server.expected(TRAIN, "s1a", state)) == {"w"}
+    assert set(server.model(state)) == {"w"}
+
+
+def test_without_momentum_at_rate_1_it_is_fedavg_up_to_rounding(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]]
+) -> None:
+    fedavg = spied_run(tiny("fedavg"))[1].state.arrays
+    loop = spied_run(tiny("fedavgm", momentum=0.0))[1]
+    model = loop.method.model(loop.state)
+    assert set(model) == set(fedavg)
+    for name, array in fedavg.items():
+        np.testing.assert_allclose(model[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_momentum_changes_the_second_round_and_not_the_first(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], recorder: Any
+) -> None:
+    spied_run(tiny("fedavg"), [recorder])
+    spied_run(tiny("fedavgm"), [recorder])
+    (first, second), (with_first, with_second) = recorder.states[:2], recorder.states[2:]
+    name = "head.4.weight"
+    np.testing.assert_allclose(with_first.arrays[name], first.arrays[name], rtol=1e-4, atol=1e-6)
+    assert np.abs(with_second.arrays[name] - second.arrays[name]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "fedadam"])
+def test_the_checkpoint_holds_the_moments_and_what_is_sent_does_not(
+    name: str,
+    inline_run: Callable[..., Any],
+    spied_run: Callable[..., Any],
+    tiny: Callable[..., dict[str, Any]],
+) -> None:
+    directory = inline_run(tiny(name))
+    newest: Path = sorted(directory.checkpoints.glob("*.safetensors"))[-1]
+    arrays, _ = load_state(newest)
+    model, _ = load_state(directory.path / "model.safetensors")
+    moments = {key for key in arrays if key.startswith("moments/")}
+    trained = {key for key in model if not key.endswith(("running_mean", "running_var"))}
+    assert moments == {f"moments/{key}" for key in trained}
+    assert set(arrays) == set(model) | moments
+    grid, _ = spied_run(tiny(name))
+    assert all(set(message.content[ARRAYS]) == set(model) for message in grid.sent[3:])
+
+
+def test_what_leaves_a_site_is_fedavgs_and_no_table_is_its(participants: Participants) -> None:
+    common = CommonSettings(silos=9, dataset="mnist")
+    server = FedAvgM(common, FedAvgMSettings(), participants)
+    fedavg = FedAvg(common, NoSettings(), participants)
+    assert server.disclosures().leaves == fedavg.disclosures().leaves
+    assert fedavg.published()
+    assert server.published() == {}
