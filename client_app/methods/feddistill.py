@@ -45,8 +45,7 @@ class FedDistillSite(LocalSite):
         """Return the mean logits (classes,) of each class that has enough training samples."""
         means = class_means(
             network,
-            self.silo.train,
-            self.silo.task.classes,
+            self.silo,
             self.compute,
             lambda inputs: network.classify(network.features(network.encode(inputs))),
             max(self.settings.class_min_count, self.common.sums_min_count),

@@ -48,8 +48,7 @@ class FedProtoSite(LocalSite):
         """Return the prototype (l * c,) of each class that has enough training samples."""
         means = class_means(
             network,
-            self.silo.train,
-            self.silo.task.classes,
+            self.silo,
             self.compute,
             lambda inputs: network.encode(inputs).flatten(1),
             max(self.settings.class_min_count, self.common.sums_min_count),

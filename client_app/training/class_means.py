@@ -9,7 +9,7 @@ from torch import Tensor
 
 from client_app.training.compute import Compute
 from client_app.training.evaluation import in_batches
-from datasets.silo.silos import Split
+from datasets.silo.silos import Silo
 from models.maths.class_means import class_sums, large_classes
 from models.networks.encoders import float_inputs
 from models.networks.site_network import SiteNetwork
@@ -17,8 +17,7 @@ from models.networks.site_network import SiteNetwork
 
 def class_means(
     network: SiteNetwork,
-    split: Split,
-    classes: int,
+    silo: Silo,
     compute: Compute,
     function: Callable[[Tensor], Tensor],
     min_samples: int,
@@ -31,8 +30,7 @@ def class_means(
 
     Args:
         network: placed on the compute device.
-        split: inputs and labels.
-        classes: how many classes there are.
+        silo: what the site holds; the means are of its training samples.
         compute: device and precision.
         function: maps inputs (batch, ...) to rows (batch, d).
         min_samples: samples that must be behind a mean.
@@ -40,6 +38,7 @@ def class_means(
     Returns:
         Class to mean (d,), float32 on the CPU.
     """
+    split, classes = silo.train, silo.task.classes
     counts = torch.bincount(split.labels, minlength=classes).tolist()
     large = large_classes(counts, min_samples)
     if not large:

@@ -23,6 +23,7 @@ from server_app.cli.options import (
     SupernodesOption,
     refuse_below,
 )
+from server_app.cli.printing import progress_printer
 
 _InlineFirst = Annotated[
     Engine,
@@ -126,7 +127,7 @@ def _compare(
         ),
         Asked(split=split, metrics=metrics, tests=tests, paired=paired),
         jobs=jobs,
-        tell=lambda line: console.print(line, highlight=False),
+        tell=progress_printer(console),
     )
     print_table(console, comparison_table(comparison.results, split, median))
     print_tests(console, comparison.tested, split, comparison.notes)
@@ -155,7 +156,7 @@ def _tune(
         experiment,
         RunSources(file=file, config=config, changes=tuple(changes), out=out),
         jobs=jobs,
-        tell=lambda line: console.print(line, highlight=False),
+        tell=progress_printer(console),
     )
     chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in tuned.ranked[0].settings.items())
     console.print(ranking_table(tuned.ranked))
@@ -194,7 +195,7 @@ def _crossvalidate(
         folds=folds,
         repeats=repeats,
         jobs=jobs,
-        tell=lambda line: console.print(line, highlight=False),
+        tell=progress_printer(console),
     )
     for metric in result.metrics:
         print_table(console, metric_table(result.intervals, metric))

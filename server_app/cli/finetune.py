@@ -14,6 +14,7 @@ from server_app.cli.options import (
     FileOption,
     OutOption,
     RunsDataDirOption,
+    set_option,
 )
 from server_app.cli.printing import line_printer
 
@@ -52,13 +53,7 @@ _Seeds = Annotated[
 ]
 _Changes = Annotated[
     list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        default_factory=list,
-        show_default=False,
-        help="a setting of data, network or training, instead of the run's or the default",
-    ),
+    set_option("a setting of data, network or training, instead of the run's or the default"),
 ]
 _Device = Annotated[
     str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N (default: auto)")

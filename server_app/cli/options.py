@@ -7,7 +7,7 @@ here imports what a command needs to run, so that ``--help`` stays quick.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -24,17 +24,16 @@ ExperimentsArgument = Annotated[
 RunDirArgument = Annotated[Path, typer.Argument(metavar="run_dir", show_default=False)]
 RunDirsArgument = Annotated[list[Path], typer.Argument(metavar="run_dir...", show_default=False)]
 
+
+def set_option(meaning: str) -> Any:
+    """Return the option ``--set``, which may be given several times."""
+    return typer.Option(
+        "--set", metavar="KEY=VALUE", default_factory=list, show_default=False, help=meaning
+    )
+
+
 # Where a run's settings come from: what `RunSources` of server_app/run/planning.py holds
-ChangesOption = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        default_factory=list,
-        show_default=False,
-        help="a setting, instead of the experiment's",
-    ),
-]
+ChangesOption = Annotated[list[str], set_option("a setting, instead of the experiment's")]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE.toml", help="settings from a file")
 ]

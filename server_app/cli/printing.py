@@ -12,3 +12,8 @@ if TYPE_CHECKING:
 def line_printer(console: Console) -> Callable[[str], None]:
     """Return a function that prints a line as it is: neither wrapped nor coloured, no markup."""
     return lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def progress_printer(console: Console) -> Callable[[str], None]:
+    """Return a function that prints a line of what goes on, wrapped to the terminal."""
+    return lambda line: console.print(line, highlight=False)

@@ -17,22 +17,7 @@ from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.published.fedevprompt import dermoscopy, with_prompts
 from strategies.published.picsr import heart_disease
-
-# UEFL paper, table 3: nine silos
-_PUBLISHED: dict[str, Published] = {
-    "mnist": {
-        "D1": {"accuracy": 0.874, "entropy": 0.212},
-        "D2": {"accuracy": 0.848, "entropy": 0.231},
-        "D3": {"accuracy": 0.618, "entropy": 0.377},
-        "all": {"accuracy": 0.780, "entropy": 0.273},
-    },
-    "fmnist": {
-        "D1": {"accuracy": 0.801, "entropy": 0.246},
-        "D2": {"accuracy": 0.825, "entropy": 0.232},
-        "D3": {"accuracy": 0.784, "entropy": 0.341},
-        "all": {"accuracy": 0.803, "entropy": 0.273},
-    },
-}
+from strategies.published.uefl import shifted_digits
 
 
 class FedAvg(Method):
@@ -47,11 +32,10 @@ class FedAvg(Method):
 
     def published(self) -> Published:
         """Return UEFL's table 3 (nine silos), PICSR's table 1 or FedEvPrompt's tables."""
-        as_there = _PUBLISHED if self.common.silos == 9 else {}
         heart = heart_disease("FedAvg", self.common, self.participants)
         row = with_prompts("FedAvg", self.common)
         skin = dermoscopy(row, self.common, self.participants)
-        return heart or skin or as_there.get(self.common.dataset, {})
+        return heart or skin or shifted_digits("FedAvg", self.common)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the network's initial weights, keyed on the seed."""

@@ -36,27 +36,11 @@ from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.published.uefl import shifted_digits
 from strategies.wire.records import NDArray
 
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 ENTROPY = measurement(INCOMING, "val", "entropy")
-
-
-# UEFL paper, table 3: nine silos
-_PUBLISHED: dict[str, Published] = {
-    "mnist": {
-        "D1": {"accuracy": 0.951, "entropy": 0.120},
-        "D2": {"accuracy": 0.885, "entropy": 0.196},
-        "D3": {"accuracy": 0.924, "entropy": 0.131},
-        "all": {"accuracy": 0.920, "entropy": 0.149},
-    },
-    "fmnist": {
-        "D1": {"accuracy": 0.857, "entropy": 0.147},
-        "D2": {"accuracy": 0.848, "entropy": 0.188},
-        "D3": {"accuracy": 0.845, "entropy": 0.167},
-        "all": {"accuracy": 0.850, "entropy": 0.167},
-    },
-}
 
 
 class UEFL(Method):
@@ -85,8 +69,7 @@ class UEFL(Method):
 
     def published(self) -> Published:
         """Return table 3, if there are nine silos and the codebook can grow, as there."""
-        as_there = self.common.silos == 9 and self.settings.max_iterations > 1
-        return _PUBLISHED.get(self.common.dataset, {}) if as_there else {}
+        return shifted_digits("UEFL", self.common) if self.settings.max_iterations > 1 else {}
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:

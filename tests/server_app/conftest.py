@@ -9,30 +9,9 @@ import pytest
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 from server_app.run.inline_engine import run_inline
+from tests.support.tiny import TINY, VIT
 
-DIGITS: dict[str, Value] = {
-    "dataset": "digits",
-    "silos": 3,
-    "silo-train-size": 40,
-    "silo-test-size": 15,
-    "rounds": 2,
-    "local-epochs": 1,
-    "batch-size": 16,
-    "width": 4,
-    "mc-passes": 1,
-    "device": "cpu",
-    "seed": 7,
-}
-VIT: dict[str, Value] = {
-    "network": "vit",
-    "backbone-weights": "random",
-    "backbone-width": 16,
-    "backbone-depth": 2,
-    "backbone-heads": 2,
-    "backbone-patch": 4,
-    "prompt-length": 3,
-    "basic-layers": 1,
-}
+DIGITS: dict[str, Value] = TINY | {"silo-test-size": 15, "mc-passes": 1}
 RUNS: dict[str, dict[str, Value]] = {
     "fedavg": {"method": "fedavg"},
     "fedprox": {"method": "fedprox", "fedprox.proximal-mu": 0.5},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
 
@@ -19,6 +21,19 @@ TINY: dict[str, Value] = {
     "device": "cpu",
     "seed": 7,
 }
+# A prompted ViT of 2 blocks, for methods that take any network
+VIT: dict[str, Value] = {
+    "network": "vit",
+    "backbone-weights": "random",
+    "backbone-width": 16,
+    "backbone-depth": 2,
+    "backbone-heads": 2,
+    "backbone-patch": 4,
+    "prompt-length": 3,
+    "basic-layers": 1,
+}
+# The same by the names of ``CommonSettings``
+VIT_FIELDS: dict[str, Any] = {key.replace("-", "_"): value for key, value in VIT.items()}
 # What a method needs on top for its special phases to happen within the rounds of TINY.
 TINY_METHOD: dict[str, dict[str, Value]] = {
     "uefl": {
@@ -40,31 +55,9 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
     },
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
     "feddistill": {"feddistill.class-min-count": 1, "sums-min-count": 1},
-    "fedevprompt": {
-        "network": "vit",
-        "backbone-weights": "random",
-        "backbone-width": 16,
-        "backbone-depth": 2,
-        "backbone-heads": 2,
-        "backbone-patch": 4,
-        "prompt-length": 3,
-        "basic-layers": 1,
-        "fedevprompt.distillation-weight": 1.0,
-        "fedevprompt.buffer-maps": 2,
-    },
+    "fedevprompt": VIT | {"fedevprompt.distillation-weight": 1.0, "fedevprompt.buffer-maps": 2},
     "fedproto": {"fedproto.class-min-count": 1, "sums-min-count": 1},
     "picsr": {"picsr.expert-rounds": 1},
-}
-# The network of the tiny fedevprompt, for methods that take any
-VIT: dict[str, Value] = {
-    "network": "vit",
-    "backbone-weights": "random",
-    "backbone-width": 16,
-    "backbone-depth": 2,
-    "backbone-heads": 2,
-    "backbone-patch": 4,
-    "prompt-length": 3,
-    "basic-layers": 1,
 }
 # A round is half an epoch, so that the site keeps optimiser, order and place
 HALF_EPOCHS: dict[str, Value] = {

@@ -20,19 +20,10 @@ from datasets.silo.silos import Split
 from models.contract.errors import DataError
 from models.maths.dirichlet import vacuity
 from models.networks.prompted_vit import PromptedViT
+from tests.support.tiny import VIT_FIELDS
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 NAMES = ["zero", "one"]
-VIT = {
-    "network": "vit",
-    "backbone_weights": "random",
-    "backbone_width": 16,
-    "backbone_depth": 2,
-    "backbone_heads": 2,
-    "backbone_patch": 4,
-    "prompt_length": 3,
-    "basic_layers": 1,
-}
 Opened = Callable[..., SiteMethod]
 
 
@@ -75,7 +66,7 @@ def test_an_explanation_is_what_the_network_says_of_that_image(network: Prompted
 
 
 def test_a_network_that_is_not_evidential_has_probabilities_and_no_beliefs(opened: Opened) -> None:
-    method = opened("fedavg", own=VIT | {"loss": "cross-entropy"})
+    method = opened("fedavg", own=VIT_FIELDS | {"loss": "cross-entropy"})
     plain = cast(PromptedViT, method.classifier(None))
     split, classes = bytes_split(1, [0]), [str(label) for label in range(10)]
     found = explain_by_attention(plain, split, CPU, 0, "title", classes)

@@ -17,20 +17,11 @@ from models.methods.cdl import contrastive_divergence
 from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import exchanged_arrays, load_exchanged
+from tests.support.tiny import VIT_FIELDS
 
 Opened = Callable[..., CDLSite]
 MIXING = {"mixing": json.dumps({"s1a": 0.5, "s2a": 0.5})}
-VIT: dict[str, Any] = {
-    "network": "vit",
-    "backbone_weights": "random",
-    "backbone_width": 16,
-    "backbone_depth": 2,
-    "backbone_heads": 2,
-    "backbone_patch": 4,
-    "prompt_length": 3,
-    "basic_layers": 1,
-    "dropout": 0.0,
-}
+VIT = VIT_FIELDS | {"dropout": 0.0}
 
 
 def theta(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def test_means_do_not_depend_on_the_batches_they_are_made_in(
 
     def found() -> dict[int, Tensor]:
         function = lambda inputs: network.encode(inputs).flatten(1)  # noqa: E731
-        return class_means(network, site.silo.train, 10, site.compute, function, 1)
+        return class_means(network, site.silo, site.compute, function, 1)
 
     whole = found()
     monkeypatch.setattr("client_app.training.evaluation._BATCH", 7)

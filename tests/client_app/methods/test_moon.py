@@ -20,27 +20,18 @@ from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import exchanged_arrays
 from models.networks.kinds import Task
+from tests.support.tiny import VIT_FIELDS
 
 Opened = Callable[..., MoonSite]
 Weights = Callable[..., dict[str, Any]]
 DIGITS = Task((1, 16, 16), 10)
-VIT: dict[str, Any] = {
-    "network": "vit",
-    "backbone_weights": "random",
-    "backbone_width": 16,
-    "backbone_depth": 2,
-    "backbone_heads": 2,
-    "backbone_patch": 4,
-    "prompt_length": 3,
-    "basic_layers": 1,
-}
 NETWORKS: dict[str, dict[str, Any]] = {
     "conv": {},
     "conv-evidential": {"loss": "evidential"},
     "resnet22": {"network": "resnet22", "width": 1},
     "vgg16-bn": {"network": "vgg16-bn"},
-    "vit-prompts": VIT,
-    "vit-trained": VIT | {"train_backbone": True, "prompt_sets": "none"},
+    "vit-prompts": VIT_FIELDS,
+    "vit-trained": VIT_FIELDS | {"train_backbone": True, "prompt_sets": "none"},
 }
 
 
@@ -246,7 +237,7 @@ def test_every_image_network_trains_between_the_two_models(
 def test_a_twin_has_its_own_weights_but_the_frozen_backbone_in_common(
     resolved: Callable[..., Any],
 ) -> None:
-    network = build_classifier(resolved("moon", **VIT).common, DIGITS)
+    network = build_classifier(resolved("moon", **VIT_FIELDS).common, DIGITS)
     copied = twin(network)
     assert copied.encoder is network.encoder
     assert copied.prompts is not network.prompts

@@ -36,18 +36,10 @@ from models.contract.settings import CommonSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task
 from models.networks.prompted_vit import PromptedViT
+from tests.support.tiny import VIT_FIELDS
 
 SIZES: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
-SMALL: dict[str, Any] = {
-    "network": "vit",
-    "backbone": "vit_tiny_patch16_224",
-    "backbone_width": 16,
-    "backbone_depth": 2,
-    "backbone_heads": 2,
-    "backbone_patch": 4,
-    "prompt_length": 3,
-    "basic_layers": 1,
-}
+SMALL = VIT_FIELDS | {"backbone": "vit_tiny_patch16_224"}
 COLOUR = Task((3, 16, 16), 4)
 
 

@@ -16,19 +16,13 @@ from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.kinds import Task, check_network_settings
 from models.networks.prompted_vit import PromptedViT, build_vit, prefix_attention
+from tests.support.tiny import VIT_FIELDS
 
 COLOUR, GREY = Task((3, 16, 16), 4), Task((1, 16, 16), 4)
-SMALL: dict[str, Any] = {
-    "network": "vit",
+SMALL = VIT_FIELDS | {
     "dataset": "digits",
     "backbone": "vit_tiny_patch16_224",
-    "backbone_weights": "random",
-    "backbone_width": 16,
     "backbone_depth": 3,
-    "backbone_heads": 2,
-    "backbone_patch": 4,
-    "prompt_length": 3,
-    "basic_layers": 1,
 }
 PROMPTS_AND_HEAD = ["head.1.bias", "head.1.weight", "prompts.b", "prompts.t"]
 

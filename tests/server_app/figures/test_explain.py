@@ -25,6 +25,7 @@ from server_app.config.settings import resolve
 from server_app.records.finished_site import finished_site
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import run_inline
+from tests.support.tiny import VIT
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]
 HEART: dict[str, Value] = {
@@ -181,18 +182,12 @@ def test_a_run_that_has_not_ended_is_refused(
 
 
 CENTRES = ["bcn", "msk4", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias"]
-SKIN: dict[str, Value] = {
+SKIN: dict[str, Value] = VIT | {
     "dataset": "dermoscopy-phantom",
     "image-size": 32,
     "sample-share": 0.003,
-    "network": "vit",
-    "backbone-weights": "random",
-    "backbone-width": 16,
-    "backbone-depth": 2,
-    "backbone-heads": 2,
     "backbone-patch": 8,
     "prompt-length": 2,
-    "basic-layers": 1,
     "rounds": 2,
     "local-epochs": 1,
     "batch-size": 8,

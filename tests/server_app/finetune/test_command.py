@@ -20,19 +20,10 @@ from server_app.config.settings import resolve
 from server_app.finetune.command import finetune as tune
 from server_app.finetune.request import FinetuneRequest
 from server_app.run.inline_engine import run_inline
+from tests.support import tiny
 
 CPU = Compute(torch.device("cpu"), bf16=False)
-VIT: dict[str, Value] = {
-    "network": "vit",
-    "backbone-weights": "random",
-    "train-backbone": True,
-    "backbone-width": 16,
-    "backbone-depth": 2,
-    "backbone-heads": 2,
-    "backbone-patch": 8,
-    "prompt-length": 2,
-    "basic-layers": 1,
-}
+VIT = tiny.VIT | {"train-backbone": True, "backbone-patch": 8, "prompt-length": 2}
 ANGIO: dict[str, Value] = {
     "method": "fedavg",
     "dataset": "angiogram-phantom",

@@ -12,20 +12,11 @@ import pytest
 from models.contract.settings_schema import Value
 from server_app.cli.main import main
 from server_app.records.run_directory import RunDirectory
+from tests.support.tiny import VIT
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
 SITES = ["s1a", "s2a", "s3a"]
-VIT: dict[str, Value] = {
-    "network": "vit",
-    "backbone-weights": "random",
-    "backbone-width": 16,
-    "backbone-depth": 2,
-    "backbone-heads": 2,
-    "backbone-patch": 4,
-    "prompt-length": 3,
-    "basic-layers": 1,
-}
 
 
 def metrics(directory: RunDirectory) -> dict[tuple[str, ...], str]:

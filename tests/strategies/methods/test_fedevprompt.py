@@ -18,6 +18,7 @@ from server_app.config.settings import resolve
 from strategies.loop.participants import Participants
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedevprompt import FedEvPrompt
+from tests.support.tiny import VIT_FIELDS
 
 TASK = Task((1, 16, 16), 3)
 CELLS = 16
@@ -26,18 +27,11 @@ COUNTS = {"s1a": [30, 1, 5], "s2a": [36, 0, 0], "s3a": [2, 30, 4]}
 OWN = {"head.1.bias": (3,), "head.1.weight": (3, 16), "prompts.b": (1, 2, 3, 16)} | {
     "prompts.t": (1, 2, 3, 16)
 }
-VIT: dict[str, Any] = {
+VIT = VIT_FIELDS | {
     "method": "fedevprompt",
-    "network": "vit",
     "dataset": "digits",
     "backbone": "vit_tiny_patch16_224",
     "backbone_weights": "timm",  # no server ever needs them
-    "backbone_width": 16,
-    "backbone_depth": 2,
-    "backbone_heads": 2,
-    "backbone_patch": 4,
-    "prompt_length": 3,
-    "basic_layers": 1,
     "silos": 3,
     "rounds": 3,
 }
