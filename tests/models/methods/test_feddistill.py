@@ -21,5 +21,5 @@ def test_the_weight_is_one_unless_it_is_set() -> None:
 
 def test_ten_samples_are_behind_a_mean_unless_it_is_set_and_never_none() -> None:
     assert build(FedDistillSettings, {}).class_min_count == 10
-    with pytest.raises(SettingError, match=r"'class-min-count' is 0; .* at least 1"):
+    with pytest.raises(SettingError, match=r"'feddistill.class-min-count' is 0; .* at least 1"):
         build(FedDistillSettings, {"feddistill.class-min-count": 0})
