@@ -3,14 +3,15 @@
 Each states its roles once, and ``keys_with`` lists the settings of a role:
 
 - training, where none is named: how the method trains and measures, and what it learns;
-- course: how long the run is and how often it measures; step: an optimiser step;
-- seed: what is drawn at random; privacy: its bounds; floor: a bound that a hospital may raise;
-- network: of what it is built; vit: means something to a ViT only; shape: what a ViT's size is;
+- course: how long a run is and how often it measures; step: what an optimiser step is;
+- seed: what random numbers start from; machine: what a site computes on;
+- privacy: how much a site may tell; floor: of that, what a hospital may raise at any time;
+- network: what it is built of; vit: what means nothing without a ViT; shape: a ViT's measures;
 - data: which data set; files: where its files lie; pixels: how its images are read;
-- sampling: which of a site's samples are used; partition: how images become silos; silo: how many
-  and how large; split: which rows train, validate and test; folds: how rows are laid into folds;
-  validation: of the split, what serves to choose settings and leaves the test rows as they are;
-- machine: what a site computes on; own: on what a site's own word goes before the run's;
+- partition: how images become silos; silo: how many silos, and how large;
+- sampling: which samples are used; split: which of them train, validate and test; folds: how they
+  are shuffled into folds; validation: what of the split leaves the choice of test rows alone;
+- own: where a site's node config goes before the run's config: never what protects the site;
 - circumstance: where a run lies and how it is waited for, which does not change its result.
 """
 
