@@ -32,14 +32,11 @@ from models.contract.feature_statistics import Sums
 from models.contract.messages import CONFIG, Instruction
 from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build, key_of
+from models.contract.settings_schema import as_mapping, build, defaults, keys_with
 from models.maths.standardisation import sums_of
 from models.privacy.gaussian_mechanism import check_privacy_settings
 
-_CUTS = (
-    *("test_folds", "val_folds", "fold_seed", "sample_share", "public_share"),
-    *("partition", "unseen"),
-)
+_CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
 
 
 @dataclass(frozen=True)
@@ -109,13 +106,13 @@ def open_site(context: Context) -> Site:
         SettingError: settings of differential privacy contradict each other.
     """
     settings, simulated = site_settings(context), is_simulated(context)
-    usual = CommonSettings()
-    chosen = [key for key in _CUTS if getattr(settings, key) != getattr(usual, key)]
+    values, usual = as_mapping(settings), defaults(CommonSettings)
+    chosen = [key for key in _CUTS if values[key] != usual[key]]
     if chosen and not simulated and context.node_config.get("allow-folds") is not True:
         raise RefusedError(
-            f"the run's {', '.join(map(key_of, chosen))} choose which of this site's samples are "
-            "used, and what is sent of different samples tells of single patients: set "
-            "'allow-folds=true' in the node config if that is wanted"
+            f"the run's {', '.join(chosen)} choose which of this site's samples are used, and "
+            "what is sent of different samples tells of single patients: set 'allow-folds=true' in "
+            "the node config if that is wanted"
         )
     silo = _load(site_name(context, settings), settings, context)
     if settings.clip_norm or settings.noise_multiplier:

@@ -16,9 +16,9 @@ from datasets.io.locations import BACKBONES, find_places
 from datasets.registry import silo_names
 from models.contract.errors import FedsiloError, SettingError, SiteError
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
+from models.contract.settings_schema import build, keys_with
 
-_NODE_KEYS = ("data-dir", "cache-dir", "device", "backbone-weights")
+_NODE_KEYS = keys_with(CommonSettings, "own")
 _FLOOR = "sums-min-count"  # a hospital can raise it, and nobody else lower it
 _CAP, _DELTA = "max-epsilon", "delta"  # the same the other way round
 

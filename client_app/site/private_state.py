@@ -20,7 +20,7 @@ from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError
 from models.contract.messages import Instruction
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import without_groups
+from models.contract.settings_schema import keys_with, without_groups
 
 _DIGEST = "promise"  # its name on disk, from before it had this one: old states must open
 _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
@@ -115,13 +115,7 @@ class SiteState:
 
 
 # Where a site computes and with how much patience; a hospital may change them during a run
-_FREE = frozenset(
-    {
-        *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
-        *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
-        *("rounds", "device", "precision", "threads", "evaluate-every"),
-    }
-)
+_FREE = frozenset(keys_with(CommonSettings, "circumstance", "machine", "own", "course", "floor"))
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:

@@ -24,6 +24,7 @@ from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
 from models.contract.seeding import generator
 from models.contract.settings import CommonSettings
+from models.contract.settings_schema import keys_with
 
 VALIDATION_SHARE = 10  # the last tenth of a silo's training data is its validation part
 
@@ -116,7 +117,7 @@ class ShiftedImages(DataSet):
 
     source: Source
 
-    settings = frozenset({"silos", "pixel-scale", "silo-train-size", "silo-test-size"})
+    settings = frozenset({"pixel-scale", *keys_with(CommonSettings, "silo")})
     headline = ("accuracy", "entropy", "loss", "perplexity")
 
     @property

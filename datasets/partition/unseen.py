@@ -29,9 +29,10 @@ from datasets.silo.cache import cached_silo
 from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
+from models.contract.settings_schema import keys_with
 
 UNSEEN = "unseen"  # the partition, and the distribution of its silos
-KEYS = frozenset({"silos", "silo-train-size", "silo-test-size"})  # read under it by any data set
+KEYS = frozenset(keys_with(CommonSettings, "silo"))  # read under it by any data set
 
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
 

@@ -18,11 +18,12 @@ import numpy.typing as npt
 from models.contract.errors import DataError, SettingError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
+from models.contract.settings_schema import keys_with
 
 Indices = npt.NDArray[Any]
 
 # The settings that decide which rows are test and validation rows
-SPLIT_KEYS = ("test-folds", "test-fold", "val-folds", "val-fold", "fold-seed", "use-test")
+SPLIT_KEYS = keys_with(CommonSettings, "split")
 
 
 @dataclass(frozen=True)

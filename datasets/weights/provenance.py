@@ -11,24 +11,11 @@ from pathlib import Path
 from datasets.registry import data_set
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, as_mapping, build, defaults
+from models.contract.settings_schema import Value, as_mapping, build, defaults, keys_with
 
 # What alters images, or how many of the training ones validate, but not which ones are tested
-_SAME_TEST = frozenset(
-    {
-        "data-dir",
-        "cache-dir",
-        "val-folds",
-        "val-fold",
-        "use-test",
-        "image-size",
-        "colour-constancy",
-        "pixel-scale",
-        "intensity-profiles",
-        "broken-images",
-    }
-)
-PARTITION = frozenset({"silos", "partition", "unseen", "silo-set"})
+_SAME_TEST = frozenset(keys_with(CommonSettings, "files", "validation", "pixels"))
+PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 
 
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:

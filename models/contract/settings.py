@@ -1,4 +1,19 @@
-"""The settings that every method shares: what to run, on which silos, with which budget."""
+"""The settings that every method shares: what to run, on which silos, with which budget.
+
+Each states its roles once, and ``keys_with`` lists the settings of a role:
+
+- training, where none is named: how the method trains and measures, and what it learns;
+- course: how long a run is and how often it measures; step: what an optimiser step is;
+- seed: what random numbers start from; machine: what a site computes on;
+- privacy: how much a site may tell; floor: of that, what a hospital may raise at any time;
+- network: what it is built of; vit: what means nothing without a ViT; shape: a ViT's measures;
+- data: which data set; files: where its files lie; pixels: how its images are read;
+- partition: how images become silos; silo: how many silos, and how large;
+- sampling: which samples are used; split: which of them train, validate and test; folds: how they
+  are shuffled into folds; validation: what of the split leaves the choice of test rows alone;
+- own: where a site's node config goes before the run's config: never what protects the site;
+- circumstance: where a run lies and how it is waited for, which does not change its result.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +27,18 @@ class CommonSettings:
     """Run settings common to all methods; a method's own are in ``models/<method>.py``."""
 
     method: str = setting("uefl", "federated method")
-    dataset: str = setting("digits", "data set that the silos are cut from")
-    seed: int = setting(42, "seed of every random number", minimum=0)
-    rounds: int = setting(30, "communication rounds in all", minimum=1)
-    silos: int = setting(9, "silos that images are cut into; tables have named sites", minimum=1)
-    min_sites: int = setting(0, "sites that must answer a round; 0: all that joined", minimum=0)
+    dataset: str = setting("digits", "data set that the silos are cut from", roles="data")
+    seed: int = setting(42, "seed of every random number", roles="seed", minimum=0)
+    rounds: int = setting(30, "communication rounds in all", roles="course", minimum=1)
+    silos: int = setting(
+        9,
+        "silos that images are cut into; tables have named sites",
+        roles=("partition", "silo"),
+        minimum=1,
+    )
+    min_sites: int = setting(
+        0, "sites that must answer a round; 0: all that joined", roles="circumstance", minimum=0
+    )
 
     local_epochs: int = setting(2, "passes over a site's training data per round", minimum=1)
     local_steps: int = setting(
@@ -29,16 +51,21 @@ class CommonSettings:
         minimum=0,
     )
     pace: int = setting(40, "of those, steps a round: it divides epoch-steps", minimum=1)
-    batch_size: int = setting(32, "samples per optimiser step", minimum=2)
+    batch_size: int = setting(32, "samples per optimiser step", roles="step", minimum=2)
     micro_batch: int = setting(
-        0, "samples computed at once, of which a step adds up gradients; 0: all", minimum=0
+        0,
+        "samples computed at once, of which a step adds up gradients; 0: all",
+        roles="step",
+        minimum=0,
     )
     gradient_checkpointing: bool = setting(
-        False, "resnet22: compute inner values again when going back, to save memory"
+        False,
+        "resnet22: compute inner values again when going back, to save memory",
+        roles="network",
     )
-    learning_rate: float = setting(1e-3, "step size of the optimiser", above=0.0)
+    learning_rate: float = setting(1e-3, "step size of the optimiser", roles="step", above=0.0)
     optimiser: str = setting(
-        "adam", "optimiser of local training", choices=("adam", "adamw", "sgd")
+        "adam", "optimiser of local training", roles="step", choices=("adam", "adamw", "sgd")
     )
     rate_decay: str = setting(
         "none",
@@ -46,20 +73,24 @@ class CommonSettings:
         choices=("none", "inverse-sqrt"),
     )
     weight_decay: float = setting(
-        0.0, "L2 penalty of the optimiser, of adamw decoupled decay", minimum=0.0
+        0.0, "L2 penalty of the optimiser, of adamw decoupled decay", roles="step", minimum=0.0
     )
 
     network: str = setting(
         "auto",
         "auto: conv for images, logistic for tables",
+        roles="network",
         choices=("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
     )
     width: int = setting(
         16,
         "channels of the first stage (128 is UEFL's, 16 resnet22's) or hidden units of mlp",
+        roles="network",
         minimum=1,
     )
-    dropout: float = setting(0.1, "dropout rate of the head", minimum=0.0, below=1.0)
+    dropout: float = setting(
+        0.1, "dropout rate of the head", roles="network", minimum=0.0, below=1.0
+    )
     mc_passes: int = setting(
         20, "Monte Carlo dropout passes of a measurement; 0: one pass without dropout", minimum=0
     )
@@ -76,6 +107,7 @@ class CommonSettings:
     backbone: str = setting(
         "vit_small_patch16_224",
         "timm name of the ViT that vit prompts",
+        roles=("network", "vit", "shape"),
         pattern=r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?",
         wording="a name of timm, without a path or an address",
     )
@@ -83,33 +115,61 @@ class CommonSettings:
         "",
         "its weights: a file (also in data-dir or cache-dir/backbones), timm, or random; of "
         "resnet22 a file, empty: from the seed",
+        roles=("vit", "own"),
     )
-    backbone_width: int = setting(0, "embedding channels of the ViT; 0: as named", minimum=0)
-    backbone_depth: int = setting(0, "blocks of the ViT; 0: as named", minimum=0)
-    backbone_heads: int = setting(0, "attention heads of the ViT; 0: as named", minimum=0)
-    backbone_patch: int = setting(0, "pixels of a patch's side; 0: as named", minimum=0)
+    backbone_width: int = setting(
+        0,
+        "embedding channels of the ViT; 0: as named",
+        roles=("network", "vit", "shape"),
+        minimum=0,
+    )
+    backbone_depth: int = setting(
+        0, "blocks of the ViT; 0: as named", roles=("network", "vit", "shape"), minimum=0
+    )
+    backbone_heads: int = setting(
+        0, "attention heads of the ViT; 0: as named", roles=("network", "vit", "shape"), minimum=0
+    )
+    backbone_patch: int = setting(
+        0, "pixels of a patch's side; 0: as named", roles=("network", "vit", "shape"), minimum=0
+    )
     initial_weights: str = setting(
         "",
         "what the exchanged weights start from: a safetensors file as a run writes it, a ViT's "
         "weights file, or a name of timm with 'timm:' before it; empty: the seed",
     )
-    train_backbone: bool = setting(False, "whether the ViT is trained and exchanged, not frozen")
+    train_backbone: bool = setting(
+        False, "whether the ViT is trained and exchanged, not frozen", roles="vit"
+    )
     prompt_sets: str = setting(
         "b-t",
         "prompts: b in the first layers and t in the rest, one set g, or none",
+        roles=("network", "vit"),
         choices=("b-t", "g", "none"),
     )
-    prompt_length: int = setting(50, "prefix keys and values per layer", minimum=1)
-    basic_layers: int = setting(3, "first layers, which take b-prompts", minimum=1)
-    basic_learning_rate: float = setting(2.5e-4, "step size of b- and g-prompts", above=0.0)
+    prompt_length: int = setting(
+        50, "prefix keys and values per layer", roles=("network", "vit"), minimum=1
+    )
+    basic_layers: int = setting(
+        3, "first layers, which take b-prompts", roles=("network", "vit"), minimum=1
+    )
+    basic_learning_rate: float = setting(
+        2.5e-4, "step size of b- and g-prompts", roles=("step", "vit"), above=0.0
+    )
 
     image_size: int = setting(
-        0, "pixels of an image's side; 0: the data set's own", minimum=0, maximum=4096
+        0,
+        "pixels of an image's side; 0: the data set's own",
+        roles="pixels",
+        minimum=0,
+        maximum=4096,
     )
-    colour_constancy: bool = setting(False, "shades-of-grey colour constancy, power 6")
+    colour_constancy: bool = setting(
+        False, "shades-of-grey colour constancy, power 6", roles="pixels"
+    )
     broken_images: str = setting(
         "refuse",
         "images that are missing or cannot be decoded: stop, or go on without them and say so",
+        roles="pixels",
         choices=("refuse", "skip"),
     )
     target: str = setting(
@@ -118,38 +178,50 @@ class CommonSettings:
         choices=("nevus", "diagnosis"),
     )
     sample_share: float = setting(
-        1.0, "share of each site's samples that is used", above=0.0, maximum=1.0
+        1.0, "share of each site's samples that is used", roles="sampling", above=0.0, maximum=1.0
     )
     public_share: float = setting(
         0.0,
         "share of each site's lesions for pre-training, which no site holds",
+        roles="sampling",
         minimum=0.0,
         below=1.0,
     )
 
     intensity_profiles: bool = setting(
-        True, "whether each site's images get a vendor-like tone curve of its own"
+        True, "whether each site's images get a vendor-like tone curve of its own", roles="pixels"
     )
 
     pixel_scale: str = setting(
-        "standard", "standardised pixels, or raw 0..255", choices=("standard", "raw")
+        "standard",
+        "standardised pixels, or raw 0..255",
+        roles="pixels",
+        choices=("standard", "raw"),
     )
     partition: str = setting(
         "own",
         "how images become silos: as the data set has them, or by labels that others have not seen",
+        roles=("partition", "sampling"),
         choices=("own", "unseen"),
     )
     unseen: float = setting(
         1.0,
         "partition unseen: share of each silo's labels that no other silo has",
+        roles=("partition", "sampling"),
         minimum=0.0,
         maximum=1.0,
     )
     silo_set: str = setting(
-        "", "silos by name with their links: gaia, or a CSV file of edges; empty: numbered"
+        "",
+        "silos by name with their links: gaia, or a CSV file of edges; empty: numbered",
+        roles="partition",
     )
-    silo_train_size: int = setting(0, "training images a silo; 0: the data set's own", minimum=0)
-    silo_test_size: int = setting(0, "test images a silo; 0: the data set's own", minimum=0)
+    silo_train_size: int = setting(
+        0, "training images a silo; 0: the data set's own", roles="silo", minimum=0
+    )
+    silo_test_size: int = setting(
+        0, "test images a silo; 0: the data set's own", roles="silo", minimum=0
+    )
 
     standardise: str = setting(
         "pooled",
@@ -159,56 +231,98 @@ class CommonSettings:
     sums_min_count: int = setting(
         10,
         "samples behind a site's sums, class means and counts per bin; of fewer it sends none",
+        roles=("privacy", "floor"),
         minimum=1,
     )
     test_folds: int = setting(
-        0, "stratified folds of a site's rows, one is test data; 0: the data set's split", minimum=0
+        0,
+        "stratified folds of a site's rows, one is test data; 0: the data set's split",
+        roles=("split", "folds"),
+        minimum=0,
     )
-    test_fold: int = setting(0, "which of the test folds, from 0", minimum=0)
+    test_fold: int = setting(0, "which of the test folds, from 0", roles="split", minimum=0)
     val_folds: int = setting(
-        0, "stratified folds of a site's training rows, one is validation data; 0: none", minimum=0
+        0,
+        "stratified folds of a site's training rows, one is validation data; 0: none",
+        roles=("split", "folds", "validation"),
+        minimum=0,
     )
-    val_fold: int = setting(0, "which of the validation folds, from 0", minimum=0)
-    fold_seed: int = setting(0, "seed of the shuffling into folds", minimum=0)
-    use_test: bool = setting(True, "whether test rows are read; false while settings are chosen")
+    val_fold: int = setting(
+        0, "which of the validation folds, from 0", roles=("split", "validation"), minimum=0
+    )
+    fold_seed: int = setting(
+        0, "seed of the shuffling into folds", roles=("split", "folds", "seed"), minimum=0
+    )
+    use_test: bool = setting(
+        True,
+        "whether test rows are read; false while settings are chosen",
+        roles=("split", "validation"),
+    )
 
     clip_norm: float = setting(
         0.0,
         "differential privacy: largest L2 norm of what a site's arrays tell; 0: none",
+        roles="privacy",
         minimum=0.0,
     )
     noise_multiplier: float = setting(
-        0.0, "standard deviation of the noise on them, in clip-norms", minimum=0.0
+        0.0, "standard deviation of the noise on them, in clip-norms", roles="privacy", minimum=0.0
     )
-    delta: float = setting(1e-5, "delta of (epsilon, delta)", above=0.0, below=1.0)
+    delta: float = setting(1e-5, "delta of (epsilon, delta)", roles="privacy", above=0.0, below=1.0)
     max_epsilon: float = setting(
-        0.0, "the run ends before a site would have spent more; 0: no limit", minimum=0.0
+        0.0,
+        "the run ends before a site would have spent more; 0: no limit",
+        roles="privacy",
+        minimum=0.0,
     )
 
     device: str = setting(
         "auto",
         "where a site computes; auto takes a GPU where there is one",
+        roles=("machine", "own"),
         pattern=r"auto|cpu|cuda(:[0-9]+)?",
         wording="auto, cpu, cuda or cuda:N",
     )
     precision: str = setting(
-        "auto", "auto: bf16 on a GPU, else fp32", choices=("auto", "fp32", "bf16")
+        "auto", "auto: bf16 on a GPU, else fp32", roles="machine", choices=("auto", "fp32", "bf16")
     )
-    threads: int = setting(1, "CPU threads of one client", minimum=1)
+    threads: int = setting(1, "CPU threads of one client", roles="machine", minimum=1)
     evaluate_every: int = setting(
-        1, "rounds between evaluations of the global model; 0: only at the end", minimum=0
+        1,
+        "rounds between evaluations of the global model; 0: only at the end",
+        roles="course",
+        minimum=0,
     )
 
-    data_dir: str = setting("", "folder of the data files; empty: $FEDSILO_DATA")
-    cache_dir: str = setting("", "folder of decoded data; empty: $FEDSILO_CACHE, ~/.cache/fedsilo")
-    out: str = setting("", "folder of run directories; empty: $FEDSILO_RUNS, ~/.fedsilo/runs")
-    run_name: str = setting("", "name of the run directory; empty: made from method and time")
-    resume: bool = setting(False, "go on from the newest whole checkpoint of run-name")
-    reply_timeout: float = setting(3600.0, "seconds to wait for the replies of a phase", above=0.0)
-    away_timeout: float = setting(
-        300.0, "seconds that a site may be disconnected before its reply is given up", minimum=0.0
+    data_dir: str = setting(
+        "", "folder of the data files; empty: $FEDSILO_DATA", roles=("files", "circumstance", "own")
     )
-    join_timeout: float = setting(60.0, "seconds to wait for sites to connect", minimum=0.0)
+    cache_dir: str = setting(
+        "",
+        "folder of decoded data; empty: $FEDSILO_CACHE, ~/.cache/fedsilo",
+        roles=("files", "circumstance", "own"),
+    )
+    out: str = setting(
+        "", "folder of run directories; empty: $FEDSILO_RUNS, ~/.fedsilo/runs", roles="circumstance"
+    )
+    run_name: str = setting(
+        "", "name of the run directory; empty: made from method and time", roles="circumstance"
+    )
+    resume: bool = setting(
+        False, "go on from the newest whole checkpoint of run-name", roles="circumstance"
+    )
+    reply_timeout: float = setting(
+        3600.0, "seconds to wait for the replies of a phase", roles="circumstance", above=0.0
+    )
+    away_timeout: float = setting(
+        300.0,
+        "seconds that a site may be disconnected before its reply is given up",
+        roles="circumstance",
+        minimum=0.0,
+    )
+    join_timeout: float = setting(
+        60.0, "seconds to wait for sites to connect", roles="circumstance", minimum=0.0
+    )
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

@@ -69,9 +69,17 @@ class Rule:
         )
 
 
-def setting(default: Value, help: str, **bounds: Any) -> Any:
-    """Declare a dataclass field with a default, a one-line help and a range (see ``Rule``)."""
-    return dataclasses.field(default=default, metadata={"rule": Rule(help, **bounds)})
+def setting(
+    default: Value, help: str, *, roles: str | tuple[str, ...] = "training", **bounds: Any
+) -> Any:
+    """Declare a dataclass field with a default, a one-line help and a range (see ``Rule``).
+
+    ``roles`` say what it is a setting of, in the words of its class; ``keys_with`` asks for them.
+    """
+    named = (roles,) if isinstance(roles, str) else roles
+    return dataclasses.field(
+        default=default, metadata={"rule": Rule(help, **bounds), "roles": named}
+    )
 
 
 def key_of(field_name: str) -> str:
@@ -95,6 +103,19 @@ def _keys_of(cls: type) -> Mapping[str, str]:
         group, key = _group_of(owner), key_of(field.name)
         keys[field.name] = f"{group}.{key.removeprefix(f'{group}-')}" if group else key
     return keys
+
+
+def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
+    """Return the keys of the fields that have any of ``roles``, in declaration order.
+
+    Raises:
+        ValueError: no field has one of the roles: it is misspelt.
+    """
+    keys = keys_of(cls)
+    roles_by_key = {keys[f.name]: f.metadata.get("roles", ()) for f in dataclasses.fields(cls)}
+    if unknown := set(roles).difference(*roles_by_key.values()):
+        raise ValueError(f"no field of {cls.__name__} has the role '{min(unknown)}'")
+    return tuple(key for key, named in roles_by_key.items() if not set(roles).isdisjoint(named))
 
 
 def _group_of(cls: type) -> str:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, defaults
+from models.contract.settings_schema import as_mapping, defaults, keys_with
 
 _IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # the first is the one that 'auto' means
 _ROW_NETWORKS = ("logistic", "mlp")
+_OF_VIT = frozenset(keys_with(CommonSettings, "vit"))
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ def check_network_settings(settings: CommonSettings) -> None:
         SettingError: such a key has not its default.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
-    of_vit = ("backbone", "train-backbone", "prompt-", "basic-")
     takes_weights = settings.network in ("vit", "resnet22")
     evidential = settings.loss == "evidential" or settings.network == "vit"
     # A key that does nothing is refused, not ignored: who sets it believes that it does something
@@ -61,7 +61,7 @@ def check_network_settings(settings: CommonSettings) -> None:
                 f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
                 "set 'network' to 'resnet22'"
             )
-        if key.startswith(of_vit) and settings.network != "vit":
+        if key in _OF_VIT and settings.network != "vit":
             raise SettingError(
                 f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
                 "set 'network' to 'vit'"

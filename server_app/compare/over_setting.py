@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from models.contract.errors import RunDirectoryError, SettingError
-from models.contract.settings_schema import Value, unknown_key
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, keys_with, unknown_key
 from models.figures.palette import colours
 from server_app.compare.results import chosen_metrics, figure_of, of_split
 from server_app.compare.tables import deviation, mean
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SEED = re.compile(r"-(seed|split)\d+$")  # as `fedsilo compare` names runs
-_SEEDS = ("seed", "fold-seed")  # settings in which the runs of one point may differ
+_SEEDS = keys_with(CommonSettings, "seed")  # settings in which the runs of one point may differ
 _MARKERS = "osD^vP*X<>"
 
 

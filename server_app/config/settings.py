@@ -18,7 +18,14 @@ from datasets.registry import check_data_settings, data_set, silo_count
 from models.contract.errors import SettingError
 from models.contract.methods import METHODS, settings_class
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, as_mapping, build, defaults, unknown_key
+from models.contract.settings_schema import (
+    Value,
+    as_mapping,
+    build,
+    defaults,
+    keys_with,
+    unknown_key,
+)
 from models.maths.pacing import check_pace
 from models.networks.kinds import check_network_settings
 from models.privacy.gaussian_mechanism import check_privacy_settings
@@ -27,18 +34,8 @@ from strategies.methods.registry import strategy_class
 
 _NO_SETTINGS = ("launch", "environment")  # tables of config.toml beside the groups
 
-# Where a run lies and how it is waited for; they do not change its result.
-_CIRCUMSTANCES = (
-    "data-dir",
-    "cache-dir",
-    "out",
-    "run-name",
-    "resume",
-    "min-sites",
-    "reply-timeout",
-    "away-timeout",
-    "join-timeout",
-)
+# They do not change the result of a run
+_CIRCUMSTANCES = frozenset(keys_with(CommonSettings, "circumstance"))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from datasets.silo.silos import Split
 from models.contract.errors import DataError, FedsiloError, SettingError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, setting
+from models.contract.settings_schema import as_mapping, keys_with, setting
 from models.maths.classification_metrics import classification_metrics
 from models.networks.encoders import float_inputs
 from models.networks.kinds import Task
@@ -35,7 +35,7 @@ from server_app.config.experiments import read_section
 from server_app.finetune.request import refuse_target
 from server_app.run.planning import RunSources, planned, simulation_file
 
-_SHAPE = ("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch")
+_SHAPE = keys_with(CommonSettings, "shape")
 _FEWEST = 20  # public images
 _HELD_OUT = 10  # one in so many public images is never trained on: the accuracy told is of those
 

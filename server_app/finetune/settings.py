@@ -12,7 +12,14 @@ from datasets.weights.initial_weights import refuse_seen_start
 from datasets.weights.provenance import PARTITION, refuse_other_provenance
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, as_mapping, build, defaults, unknown_key
+from models.contract.settings_schema import (
+    Value,
+    as_mapping,
+    build,
+    defaults,
+    keys_with,
+    unknown_key,
+)
 from models.networks.kinds import check_network_settings
 from server_app.config.settings import parse_assignment
 from server_app.finetune.request import CLASSIFICATION, SEGMENTATION, FinetuneRequest
@@ -22,36 +29,10 @@ from server_app.finetune.weights import RunModel, Source
 RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": ""}
 _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 
-_OF_NETWORK = frozenset(
-    {
-        "network",
-        "width",
-        "dropout",
-        "gradient-checkpointing",
-        "backbone",
-        "backbone-width",
-        "backbone-depth",
-        "backbone-heads",
-        "backbone-patch",
-        "prompt-sets",
-        "prompt-length",
-        "basic-layers",
-    }
-)
-_OF_DATA = PARTITION | {"dataset", "data-dir", "cache-dir"}
-_OF_TRAINING = frozenset(
-    {
-        "batch-size",
-        "micro-batch",
-        "learning-rate",
-        "optimiser",
-        "weight-decay",
-        "basic-learning-rate",
-        "device",
-        "precision",
-        "threads",
-    }
-)
+_FILES = keys_with(CommonSettings, "files")
+_OF_NETWORK = frozenset(keys_with(CommonSettings, "network"))
+_OF_DATA = frozenset(keys_with(CommonSettings, "data", "files", "partition"))
+_OF_TRAINING = frozenset(keys_with(CommonSettings, "step", "machine"))
 _RECIPE: dict[str, Value] = {
     "batch-size": 16,
     "optimiser": "adamw",
@@ -120,7 +101,7 @@ def settings_of(
         values["device"] = request.device
     if request.data_dir is not None:
         values["data-dir"] = str(request.data_dir)
-    for key in ("data-dir", "cache-dir"):
+    for key in _FILES:
         if values.get(key):
             values[key] = str(Path(str(values[key])).expanduser().resolve())
     settings = build(CommonSettings, values)
@@ -141,7 +122,7 @@ def _starting_values(
     partition: Value,
 ) -> dict[str, Value]:
     """Return the values before any change: what is kept of the first run, then the recipe."""
-    of_run = of_data if dataset == first.get("dataset") else {"data-dir", "cache-dir"}
+    of_run = of_data if dataset == first.get("dataset") else frozenset(_FILES)
     kept = _OF_NETWORK | of_run
     values: dict[str, Value] = {key: value for key, value in first.items() if key in kept}
     values |= _RECIPE | {"dataset": dataset, "network": RUN_NETWORK.get(network, network) or "auto"}

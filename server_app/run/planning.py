@@ -10,7 +10,8 @@ from pathlib import Path
 
 from datasets.registry import silo_names
 from models.contract.errors import RunDirectoryError
-from models.contract.settings_schema import Value
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, keys_with
 from server_app.config.experiments import SIMULATION_FILE, find_experiment
 from server_app.config.old_keys import overlaid
 from server_app.config.settings import (
@@ -24,7 +25,7 @@ from server_app.config.settings import (
 from server_app.records.run_directory import RunDirectory, named, open_run_directory
 from server_app.run.ray_engine import check_resources, run_with_ray
 
-_PATHS = ("data-dir", "cache-dir", "out")
+_PATHS = (*keys_with(CommonSettings, "files"), "out")
 
 
 def simulation_file(given: Path | None) -> Path:

@@ -1,0 +1,151 @@
+"""Each list of settings is a query by role; what it must hold is stated here, key by key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from client_app import opening
+from client_app.site import identity, private_state
+from datasets.digits.shifted import ShiftedImages
+from datasets.partition import unseen
+from datasets.silo import row_splits
+from datasets.weights import provenance
+from models.contract import settings as common_settings
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import defaults, keys_with
+from models.networks import kinds
+from server_app.compare import over_setting
+from server_app.config import settings as config
+from server_app.config.settings import resolve
+from server_app.finetune import pretrain
+from server_app.finetune import settings as finetune
+from server_app.run import planning
+
+_ROLES = (
+    *("training", "course", "step", "seed", "privacy", "floor", "network", "vit", "shape", "data"),
+    *("files", "pixels", "sampling", "partition", "silo", "split", "folds", "validation"),
+    *("machine", "own", "circumstance"),
+)
+
+
+def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
+    assert {
+        *("data-dir", "cache-dir", "out", "run-name", "resume"),
+        *("min-sites", "reply-timeout", "away-timeout", "join-timeout"),
+    } == config._CIRCUMSTANCES
+
+
+def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
+    assert {
+        *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
+        *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
+        *("rounds", "device", "precision", "threads", "evaluate-every"),
+    } == private_state._FREE
+
+
+def test_the_same_images_are_tested_whatever_they_look_like() -> None:
+    assert {
+        *("data-dir", "cache-dir", "val-folds", "val-fold", "use-test"),
+        *("image-size", "colour-constancy", "pixel-scale", "intensity-profiles", "broken-images"),
+    } == provenance._SAME_TEST
+    assert {"silos", "partition", "unseen", "silo-set"} == provenance.PARTITION
+
+
+def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
+    assert {
+        *("network", "width", "dropout", "gradient-checkpointing"),
+        *("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch"),
+        *("prompt-sets", "prompt-length", "basic-layers"),
+    } == finetune._OF_NETWORK
+    assert {
+        *("silos", "partition", "unseen", "silo-set"),
+        *("dataset", "data-dir", "cache-dir"),
+    } == finetune._OF_DATA
+    assert {
+        *("batch-size", "micro-batch", "learning-rate", "optimiser", "weight-decay"),
+        *("basic-learning-rate", "device", "precision", "threads"),
+    } == finetune._OF_TRAINING
+    assert finetune._FILES == ("data-dir", "cache-dir")
+
+
+def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
+    assert (
+        *("test-folds", "val-folds", "fold-seed", "sample-share", "public-share"),
+        *("partition", "unseen"),
+    ) == opening._CUTS
+
+
+def test_a_sites_own_word_goes_before_the_runs() -> None:
+    assert set(identity._NODE_KEYS) == {"data-dir", "cache-dir", "device", "backbone-weights"}
+    assert keys_with(CommonSettings, "floor") == (identity._FLOOR,)
+
+
+def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> None:
+    assert (
+        *("test-folds", "test-fold", "val-folds", "val-fold", "fold-seed", "use-test"),
+    ) == row_splits.SPLIT_KEYS
+
+
+def test_silos_of_a_pool_are_cut_by_number_and_size() -> None:
+    assert {"silos", "silo-train-size", "silo-test-size"} == unseen.KEYS
+    assert ShiftedImages.settings == unseen.KEYS | {"pixel-scale"}
+
+
+def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:
+    assert (
+        *("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch"),
+    ) == pretrain._SHAPE
+
+
+def test_settings_of_a_vit_are_those_that_are_named_so() -> None:
+    prefixes = ("backbone", "train-backbone", "prompt-", "basic-")
+    named = {key for key in defaults(CommonSettings) if key.startswith(prefixes)}
+    assert named == kinds._OF_VIT
+
+
+def test_runs_of_a_point_may_differ_in_their_seeds() -> None:
+    assert over_setting._SEEDS == ("seed", "fold-seed")
+
+
+def test_paths_are_made_absolute() -> None:
+    assert planning._PATHS == ("data-dir", "cache-dir", "out")
+
+
+def test_every_setting_has_roles_and_the_docstring_says_each() -> None:
+    assert set(keys_with(CommonSettings, *_ROLES)) == set(defaults(CommonSettings))
+    words = (common_settings.__doc__ or "").replace("\n", " ")
+    assert all(f" {role}: " in words or f" {role}, " in words for role in _ROLES)
+    for key in defaults(CommonSettings):  # none has a role that is not listed above
+        assert any(key in keys_with(CommonSettings, role) for role in _ROLES)
+
+
+def test_a_misspelt_role_is_told() -> None:
+    with pytest.raises(ValueError, match="no field of CommonSettings has the role 'netwrok'"):
+        keys_with(CommonSettings, "netwrok")
+
+
+@pytest.mark.parametrize(
+    ("method", "decisive", "kept"),
+    [
+        (
+            "uefl",
+            "f1e6d6e1c39d965952513b684c5dddd00daddbbf333ecdd29574cb37a1d94746",
+            "6dc6d54897c8a2a89e761287cd40227a56858cd534021cb283638a1352db4edc",
+        ),
+        (
+            "fedavg",
+            "a754021d81b5022f6b5e4f912c78ee72d925921fd9e4dc190f1ca0ce10a4d9ea",
+            "8c01fa88b45ebeaf6e87ec7ee0321d06be0d6a73fa21f09d0dba39058dd9895d",
+        ),
+    ],
+)
+def test_decisive_settings_and_digests_of_states_are_those_of_before(
+    method: str, decisive: str, kept: str
+) -> None:
+    settings = resolve({"method": method})
+    text = json.dumps(settings.decisive()).encode()
+    assert hashlib.sha256(text).hexdigest() == decisive
+    assert private_state.settings_digest_of(settings.common, settings.own) == kept
