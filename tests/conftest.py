@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from models.contract.settings_schema import Value
+from server_app.config.old_keys import overlaid
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from tests.support.tiny import TINY, TINY_METHOD
@@ -39,7 +40,8 @@ def tiny() -> Callable[..., dict[str, Value]]:
 
     def build(method: str, **changes: Value) -> dict[str, Value]:
         named = {key.replace("_", "-"): value for key, value in changes.items()}
-        return TINY | {"method": method} | TINY_METHOD.get(method, {}) | named
+        small = TINY | {"method": method} | TINY_METHOD.get(method, {})
+        return overlaid(small, named)[0]  # a keyword has no group
 
     return build
 
