@@ -49,7 +49,11 @@ def test_runs_that_differ_in_more_make_no_line() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "told"),
-    [("unsen", "did you mean 'unseen'"), ("dataset", "no number"), ("fedefm.temperature", "none of the")],
+    [
+        ("unsen", "did you mean 'unseen'"),
+        ("dataset", "no number"),
+        ("fedefm.temperature", "none of the"),
+    ],
 )
 def test_a_setting_that_cannot_be_an_axis_is_refused(setting: str, told: str) -> None:
     with pytest.raises(SettingError, match=told):
