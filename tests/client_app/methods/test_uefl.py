@@ -18,7 +18,7 @@ from models.methods.uefl import UEFLNetwork, gaussian_codebook
 Opened = Callable[..., UEFLSite]
 WIDTH = 16  # channels of a width-4 network
 BOOK = gaussian_codebook(4, WIDTH, 7, 0).numpy()
-PERSONAL = {"uefl.codebooks": "personal"}
+PERSONAL = {"codebooks": "personal"}
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def centroids_of(method: UEFLSite) -> tuple[Any, Any]:
 def test_a_single_centroid_is_the_mean_of_the_training_features(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
-    method = opened("uefl", shared, own={"uefl.codes": 1}, phase="centroids", step=2)
+    method = opened("uefl", shared, own={"codes": 1}, phase="centroids", step=2)
     centres, counts = centroids_of(method)
     tokens = tokens_of(method.open_network(), method.silo.train, method.compute)
     np.testing.assert_allclose(

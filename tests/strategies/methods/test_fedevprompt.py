@@ -136,8 +136,8 @@ def test_settings_are_refused_before_a_run(tiny: Callable[..., dict[str, Any]]) 
     with pytest.raises(SettingError, match="prompts a frozen ViT"):
         resolve(tiny("fedevprompt", prompt_sets="none"))
     for key, value in (("buffer-maps", 0), ("distillation-weight", -1.0), ("shared-prompts", "t")):
-        with pytest.raises(SettingError, match=f"'{key}' is "):
-            resolve(tiny("fedevprompt") | {key: value})
+        with pytest.raises(SettingError, match=f"'fedevprompt.{key}' is "):
+            resolve(tiny("fedevprompt", **{key: value}))
 
 
 def test_the_buffer_is_empty_at_the_start(method: Build) -> None:

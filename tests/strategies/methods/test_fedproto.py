@@ -194,7 +194,7 @@ def test_in_a_run_the_second_round_gets_the_count_weighted_means_of_the_first(
     name = "prototype/4"
     total, weights = np.zeros(64), 0
     for site, reply in zip(("s1a", "s2a", "s3a"), grid.replies[3:6], strict=True):
-        count = strategy.participants.facts[site].label_counts["train"][4]
+        count = strategy.method.participants.facts[site].label_counts["train"][4]
         assert (name in reply.content[ARRAYS]) is (count > 0)
         if count:
             total += count * reply.content[ARRAYS][name].numpy().astype(np.float64)

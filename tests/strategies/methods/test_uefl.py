@@ -19,7 +19,7 @@ from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
 ENTROPY = "incoming.val.entropy"
-PERSONAL = {"uefl.codebooks": "personal"}
+PERSONAL = {"codebooks": "personal"}
 GAUSSIAN = {"codeword_start": "gaussian"}
 ALL = ["s1a", "s2a", "s3a"]
 NOTHING = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
