@@ -106,7 +106,7 @@ def test_a_table_of_too_few_rows_for_sums_is_an_error_reply_that_names_the_site(
 def test_a_method_refuses_a_site_before_anything_leaves_it(message: Make, kind: str) -> None:
     node = table_node(2, "picsr")
     assert app(Message(RecordDict(), 1001, HELLO), node).has_content()
-    node.run_config["prototype-min-count"] = 31  # which this server should have refused
+    node.run_config["picsr.prototype-min-count"] = 31  # which this server should have refused
     reason = reason_of(app(message(kind, notes={"stage": "experts"}), node))
     assert "site switzerland sends no prototype: it has 30 training samples" in reason
     assert reason.startswith("switzerland: ") == (kind == HELLO)
