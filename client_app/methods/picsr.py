@@ -68,7 +68,7 @@ class PICSRSite(SiteMethod):
     def admit(cls, silo: Silo, common: CommonSettings, settings: PICSRSettings) -> None:
         """Refuse to take part with too few samples for a prototype."""
         bounds = {
-            "prototype-min-count": settings.prototype_min_count,
+            "picsr.prototype-min-count": settings.prototype_min_count,
             "sums-min-count": common.sums_min_count,  # a hospital's own floor may be behind it
         }
         count, key = len(silo.train), max(bounds, key=lambda name: bounds[name])
