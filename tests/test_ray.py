@@ -17,8 +17,8 @@ import pytest
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
+from server_app.run import ray_engine
 from server_app.run.processes import app_folder, runs, tool
-from server_app.run.runner import ray_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 Tiny = Callable[..., dict[str, Value]]

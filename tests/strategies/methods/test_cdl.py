@@ -74,4 +74,4 @@ def test_no_beta_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
     with pytest.raises(SettingError, match=r"'cdl.divergence-beta' is 0\.0; .*above 0"):
         resolve(tiny("cdl", divergence_beta=0.0))
     with pytest.raises(SettingError, match=r"'cdl\.divergence-beta' is not one of method 'ring'"):
-        resolve(tiny("ring", divergence_beta=0.4))
+        resolve(tiny("ring") | {"cdl.divergence-beta": 0.4})

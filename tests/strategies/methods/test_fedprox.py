@@ -60,4 +60,4 @@ def test_no_mu_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
     with pytest.raises(SettingError, match=r"'fedprox.proximal-mu' is 0\.0; .*above 0"):
         resolve(tiny("fedprox", proximal_mu=0.0))
     with pytest.raises(SettingError, match=r"'fedprox\.proximal-mu' is not one of method 'fedavg'"):
-        resolve(tiny("fedavg", proximal_mu=0.5))
+        resolve(tiny("fedavg") | {"fedprox.proximal-mu": 0.5})

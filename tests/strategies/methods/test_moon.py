@@ -130,4 +130,4 @@ def test_no_mu_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
     with pytest.raises(SettingError, match=r"'moon.contrast-mu' is 0\.0; .*above 0"):
         resolve(tiny("moon", contrast_mu=0.0))
     with pytest.raises(SettingError, match=r"'moon\.contrast-mu' is not one of method 'fedavg'"):
-        resolve(tiny("fedavg", contrast_mu=0.5))
+        resolve(tiny("fedavg") | {"moon.contrast-mu": 0.5})

@@ -264,8 +264,8 @@ def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
     with pytest.raises(SiteError, match=rf"{FEW}.* 2 of 3 can and 3 are needed \('min-sites'\)"):
         spied_run(tiny("picsr"))
     grid, strategy = spied_run(tiny("picsr", min_sites=2))
-    assert strategy.participants.sites() == experts_of(strategy) == ["s1a", "s3a"]
-    (told,) = strategy.participants.refused
+    assert strategy.method.participants.sites() == experts_of(strategy) == ["s1a", "s3a"]
+    (told,) = strategy.method.participants.refused
     assert told.startswith(f"s2a: {FEW}")
     (sent,) = [m for m in grid.sent if m.metadata.dst_node_id == 1002]
     assert sent.metadata.message_type == HELLO
