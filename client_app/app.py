@@ -54,7 +54,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer; what a real site sends is bundled last, when all that leaves has been looked at."""
     reply = _logged(message, context, answer)
     if reply.has_content() and reply.content.array_records:
-        from client_app.site.identity import is_simulated
+        from client_app.site.node import is_simulated
 
         if not is_simulated(context):
             reply.content = bundle(reply.content)
@@ -62,7 +62,13 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 
 
 def _logged(message: Message, context: Context, answer: Answer) -> Message:
-    """Answer, and where the hospital has a site file, under it and with a line in its log."""
+    """Answer, a real site within its bounds; where it has a site file, under it and logged."""
+    from client_app.site.node import is_simulated
+
+    if not is_simulated(context):
+        from client_app.site.bounds import answer_within_bounds
+
+        answer = partial(answer_within_bounds, answer)
     if "site-file" not in context.node_config:
         return _attempt(message, context, answer)[0]
     from client_app.site.audit_log import append_line, entry
@@ -74,7 +80,7 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
     try:
         append_line(audit_log(context), entry(site, message, context, reply, outcome))
     except Exception as error:  # the same boundary: nothing leaves unlogged
-        fault = f"site {site}: {_reason(error)}"
+        fault = f"site {site}: {_reason(error, context)}"
         before = [reply.error.reason] if reply.has_error() else []
         if fault not in before:
             _own_log(context, fault)
@@ -91,16 +97,19 @@ def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Messag
         message.content = unbundle(message.content)
         return Message(answer(message, context), reply_to=message), ANSWERED
     except Exception as error:  # the boundary: a site's failure must reach the server as a reply
-        reason = _reason(error)
-        _own_log(context, reason)
+        reason = _reason(error, context)
+        _own_log(context, str(error) if isinstance(error, FedsiloError) else reason)
         outcome = REFUSED if isinstance(error, RefusedError) else FAILED
         return _failure(message, reason, _code(error)), outcome
 
 
-def _reason(error: Exception) -> str:
-    """Return what the server is told of an error."""
+def _reason(error: Exception, context: Context) -> str:
+    """Return what the server is told of an error; of a real site's paths nothing."""
     if isinstance(error, FedsiloError):
-        return str(error)
+        from client_app.site.bounds import without_paths
+        from client_app.site.node import is_simulated
+
+        return str(error) if is_simulated(context) else without_paths(str(error), context)
     logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
     # A foreign error's text may quote a patient's value, and a file's name may be one
     detail = f": {os.strerror(error.errno)}" if isinstance(error, OSError) and error.errno else ""

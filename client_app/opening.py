@@ -17,10 +17,13 @@ from flwr.app import Context, Message
 from client_app.methods.base import SiteContext, SiteMethod
 from client_app.methods.registry import method_class
 from client_app.privacy.protection import LEDGER
-from client_app.site.identity import is_simulated, node_cap, site_name, site_settings
+from client_app.site.identity import node_cap, site_name, site_settings
+from client_app.site.limits import NO_LIMITS, Limits, limits_of
+from client_app.site.node import is_simulated, own_folder
 from client_app.site.policy import refuse_few
 from client_app.site.private_state import SiteState, settings_digest_of
 from client_app.site.request import OwnCap, Request
+from client_app.site.secret_seed import secret_seed
 from client_app.site.standardised import ready_silo
 from client_app.site_round import SiteRound
 from client_app.training.compute import choose_compute
@@ -41,11 +44,12 @@ _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampli
 
 @dataclass(frozen=True)
 class Site:
-    """A site: settings (node config over run config), silo, and whether it is a simulated one."""
+    """A site: settings (node config over run config), silo, whether it is simulated, its limits."""
 
     settings: CommonSettings
     silo: Silo
     simulated: bool
+    limits: Limits = NO_LIMITS
 
     def backbone(self) -> str:
         """Return the digest of the weights that this site's network starts from, if it has any.
@@ -85,16 +89,21 @@ class Site:
         return sums
 
 
-def own_cap(context: Context, folder: Path) -> OwnCap | None:
-    """Return the hospital's own cap over all its runs; None if its node config has none.
-
-    ``folder`` is the site's of the run, in the 'state-dir': the ledger lies above all runs.
-    """
-    capped = node_cap(context)
-    if not capped.max_epsilon:
+def own_cap(context: Context, site: str) -> OwnCap | None:
+    """Return the hospital's own cap over all its runs; None if its node config has none."""
+    capped, folder = node_cap(context), own_folder(context, site)
+    if not capped.max_epsilon or folder is None:
         return None
-    ledger = folder.parent.parent / f"{folder.name}-{LEDGER}"
-    return OwnCap(ledger, capped.max_epsilon, capped.delta)
+    _bring_old_ledger(folder, site)
+    return OwnCap(folder / LEDGER, capped.max_epsilon, capped.delta)
+
+
+def _bring_old_ledger(folder: Path, site: str) -> None:
+    """Move the ledger from where it was before it had a folder of its own."""
+    old = folder.parent.parent / f"{site}-{LEDGER}"
+    if old.is_file() and not (folder / LEDGER).exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        old.replace(folder / LEDGER)
 
 
 def open_site(context: Context) -> Site:
@@ -115,9 +124,15 @@ def open_site(context: Context) -> Site:
             "the node config if that is wanted"
         )
     silo = _load(site_name(context, settings), settings, context)
+    if node_cap(context).max_epsilon and not settings.clip_norm:
+        raise RefusedError(
+            "the site has a cap on epsilon and the run's 'clip-norm' is 0: without clipping there "
+            "is no epsilon, of arrays or of measurements; set 'clip-norm' and 'noise-multiplier', "
+            "or leave the site out"
+        )
     if settings.clip_norm or settings.noise_multiplier:
         check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
-    return Site(settings, silo, simulated)
+    return Site(settings, silo, simulated, limits_of(context))
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
@@ -158,6 +173,11 @@ def admit(site: Site, context: Context) -> None:
             hospital must agree to, or the hospital's own limits are higher.
     """
     refuse_few(site.silo, context.node_config)
+    if len(site.silo.train) < site.limits.minimum_batch:
+        raise RefusedError(
+            f"site {site.silo.name} has fewer than {site.limits.minimum_batch} training samples "
+            "('minimum-batch'): it takes no part"
+        )
     cls = method_class(site.settings.method)
     method_settings: Any = build(settings_class(site.settings.method), context.run_config)
     consent = None if site.simulated else cls.consent(method_settings)
@@ -191,13 +211,33 @@ def open_method(message: Message, context: Context) -> SiteMethod:
     instruction = Instruction.from_config(message.content[CONFIG])
     method_settings: Any = build(settings_class(site.settings.method), context.run_config)
     folder = state_folder(context, instruction, site.silo.name)
-    request = Request(instruction, message.content, site.simulated, own_cap(context, folder))
+    own = own_cap(context, site.silo.name)
+    request = Request(instruction, message.content, site.simulated, own)
     silo = ready_silo(site.silo, settings, message.content)
     # A hospital may change its own cap during a run: the digest is of the run's settings
     digest = settings_digest_of(build(CommonSettings, context.run_config), method_settings)
     compute = choose_compute(settings.device, settings.precision, settings.threads)
     state = SiteState(folder, digest)
-    return cls(SiteContext(request, silo, settings, method_settings, state, compute))
+    return cls(
+        SiteContext(
+            request,
+            silo,
+            settings,
+            method_settings,
+            state,
+            compute,
+            site.limits,
+            _seed(context, site),
+        )
+    )
+
+
+def _seed(context: Context, site: Site) -> int:
+    """Return what the site draws from: in a simulation the run's seed, else the hospital's own."""
+    folder = own_folder(context, site.silo.name)
+    if site.simulated or folder is None:
+        return site.settings.seed
+    return secret_seed(folder)
 
 
 def state_folder(context: Context, instruction: Instruction, site: str) -> Path:

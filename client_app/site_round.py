@@ -7,6 +7,7 @@ method keeps and packs the reply. What each of these means is the method's own, 
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -18,7 +19,9 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from client_app.methods.base import Answer, MeasuredModel, SiteMethod
-from client_app.privacy.protection import LEDGER, protect
+from client_app.privacy.blur import blurred
+from client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
+from client_app.privacy.protection import LEDGER, protect, spend_measurements
 from client_app.training.evaluation import measure
 from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import train_paced
@@ -125,10 +128,11 @@ class SiteRound:
         values = measure(
             measured.network,
             samples,
-            method.common,
+            method.drawing,
             method.compute,
             (self._instruction.round, method.silo.name, model, split),
             method.probe(measured.network, split),
+            LOSS_BOUND if method.request.own_cap else math.inf,
         )
         return {
             measurement(model, split, names[metric] if names else metric): value
@@ -161,7 +165,7 @@ class SiteRound:
         leaving, counted = self._protected(arrays or {})
         record = MetricRecord(
             {
-                **metrics,
+                **self._told(metrics),
                 **counted,
                 NUM_EXAMPLES: len(self.method.silo.train),
                 SECONDS: time.perf_counter() - self._started,
@@ -192,7 +196,25 @@ class SiteRound:
             method.silo.name,
             method.context.state.folder / LEDGER,
         )
-        return method.presentable(leaving) if noised else leaving, counted
+        if noised:
+            return method.presentable(leaving), counted
+        if blur := method.context.limits.blur:
+            leaving = blurred(leaving, method.clip_reference(), blur)
+        return leaving, counted
+
+    def _told(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return what of the metrics leaves; under a cap of the hospital's own it costs epsilon."""
+        method, limits = self.method, self.method.context.limits
+        sizes = {name: len(split) for name, split in method.silo.splits().items()}
+        metrics = of_enough(metrics, sizes, limits.minimum_measured)
+        own = method.request.own_cap
+        if own is None:
+            return rounded(metrics, limits.metric_digits)
+        noise = method.common.noise_multiplier
+        told, measured = noised(metrics, sizes, method.silo.task.classes, noise)
+        if measured:
+            spend_measurements(own, noise)
+        return told
 
 
 def peak_memory_bytes() -> int:

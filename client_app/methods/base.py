@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from client_app.site.limits import NO_LIMITS, Limits
 from client_app.site.private_state import SiteState
 from client_app.site.request import Request
 from client_app.training.certainty import EvidenceProbe
@@ -49,6 +50,8 @@ class SiteContext:
         settings: the method's own.
         state: what the site keeps for itself in this run.
         compute: device and precision.
+        limits: the hospital's floors; none in a simulation.
+        seed: what the site draws from; None: the run's.
     """
 
     request: Request
@@ -57,6 +60,16 @@ class SiteContext:
     settings: Any
     state: SiteState
     compute: Compute
+    limits: Limits = NO_LIMITS
+    seed: int | None = None
+
+    @cached_property
+    def drawing(self) -> CommonSettings:
+        """The settings by which samples are ordered, chosen and left out: with the site's own seed.
+
+        What all sites must have alike, such as initial weights, is of ``common``.
+        """
+        return self.common if self.seed is None else replace(self.common, seed=self.seed)
 
     @cached_property
     def stored(self) -> dict[str, Tensor]:
@@ -98,8 +111,8 @@ class SiteMethod(ABC):
     A phase of its own is a method ``phase_<name>()`` that returns an ``Answer``.
 
     Attributes:
-        context: all that is at hand; ``request``, ``silo``, ``common``, ``settings`` and
-            ``compute`` are of it.
+        context: all that is at hand; ``request``, ``silo``, ``common``, ``drawing``, ``settings``
+            and ``compute`` are of it.
     """
 
     def __init__(self, context: SiteContext) -> None:
@@ -107,6 +120,7 @@ class SiteMethod(ABC):
         self.request = context.request
         self.silo = context.silo
         self.common = context.common
+        self.drawing = context.drawing
         self.settings = context.settings
         self.compute = context.compute
 
@@ -148,7 +162,7 @@ class SiteMethod(ABC):
 
         A method of its own puts ``dataclasses.replace`` around this one's.
         """
-        return plain_training(self.context, network, self.silo.train, self.common)
+        return plain_training(self.context, network, self.silo.train, self.context.drawing)
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the arrays that the site keeps for itself after training; may be empty."""
@@ -232,13 +246,13 @@ def plain_training(
     It weighs the KL term of evidential learning by the epochs of all rounds so far, and counts the
     steps of the rounds before this one, where each was as long as this one is.
     """
-    round_ = context.request.instruction.round
+    round_, floor = context.request.instruction.round, context.limits.minimum_batch
 
     def pass_begins(number: int) -> None:
         if settings.epoch_steps:
             before = epoch_of(round_, settings)
         else:
-            before = (round_ - 1) * passes_of(len(split), settings)
+            before = (round_ - 1) * passes_of(len(split), settings, floor)
         for evidence in evidences(network):
             evidence.kl_weight = annealing(before + number)
 
@@ -249,14 +263,16 @@ def plain_training(
         context.compute,
         (round_, context.silo.name),
         pass_begins=pass_begins,
-        steps_before=_steps_before(round_ - 1, len(split), settings),
+        steps_before=_steps_before(round_ - 1, len(split), settings, floor),
+        minimum_batch=floor,
+        minimum_steps=context.limits.minimum_steps_per_reply,
     )
 
 
-def _steps_before(rounds: int, samples: int, settings: CommonSettings) -> int:
+def _steps_before(rounds: int, samples: int, settings: CommonSettings, floor: int) -> int:
     if settings.rate_decay == "none":
         return 0  # nobody asks
-    return rounds * (settings.pace if settings.epoch_steps else steps_of(samples, settings))
+    return rounds * (settings.pace if settings.epoch_steps else steps_of(samples, settings, floor))
 
 
 def refuse_row(silo: Silo, split: str, row: int) -> None:

@@ -100,7 +100,7 @@ class FedAlignCLSite(FedAvgSite):
         if not self.settings.curriculum or epoch < self.settings.warmup_epochs:
             return None
         scores = curriculum_scores(local_right, global_right, self.settings.forgotten_weight)
-        rng = generator(self.common.seed, "curriculum", epoch, self.silo.name)
+        rng = generator(self.drawing.seed, "curriculum", epoch, self.silo.name)
         return curriculum_order(scores, rng, self.settings.curriculum_sampling == "replacement")
 
     def _open_aligner(self, module: TokenClassifier) -> Aligner | None:
@@ -119,7 +119,7 @@ class FedAlignCLSite(FedAvgSite):
             weight=self.settings.alignment_weight,
             micro_batch=self.common.micro_batch,
             compute=self.compute,
-            rng=generator(self.common.seed, "others", *self._key()),
+            rng=generator(self.drawing.seed, "others", *self._key()),
         )
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
@@ -188,7 +188,7 @@ class FedAlignCLSite(FedAvgSite):
         inputs = self.silo.train.inputs
         fresh = self.settings.embedding_draw == "round"
         key = self._key() if fresh else (self.silo.name,)
-        rng = generator(self.common.seed, "shared-embeddings", *key)
+        rng = generator(self.drawing.seed, "shared-embeddings", *key)
         chosen = torch.randperm(len(inputs), generator=rng)[:count]
         module.train()
         embeddings = []

@@ -105,10 +105,11 @@ class FedEFMSite(DecentralisedSite):
     def _visitor_training(self, visitor: TokenClassifier, owner: str) -> LocalTraining:
         """Return a visitor's training, in which rates and evidence stand where they do at home."""
         steps, round_ = self.settings.overseas_steps, self.request.instruction.round
-        home = plain_training(self.context, visitor, self.silo.train, self.common)
+        home = plain_training(self.context, visitor, self.silo.train, self.drawing)
         return replace(
             home,
-            settings=replace(self.common, local_steps=steps) if steps else self.common,
+            settings=replace(self.drawing, local_steps=steps) if steps else self.drawing,
             key=(round_, self.silo.name, OVERSEAS, owner),
-            steps_before=(round_ - 1) * steps_of(len(self.silo.train), self.common),
+            steps_before=(round_ - 1)
+            * steps_of(len(self.silo.train), self.common, self.context.limits.minimum_batch),
         )

@@ -145,7 +145,7 @@ class FedEvPromptSite(SiteMethod):
                 chosen = most_certain(vacuities, train.labels, label, count)
             else:
                 key = (self.request.instruction.round, self.silo.name, label)
-                rng = generator(self.common.seed, "buffer", *key)
+                rng = generator(self.drawing.seed, "buffer", *key)
                 chosen = any_of_class(train.labels, label, count, rng)
             parts = over_batches(
                 vit, train.inputs[chosen], self.compute, lambda x: vit.encode_with_rollout(x)[1]

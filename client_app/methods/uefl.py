@@ -98,7 +98,7 @@ class UEFLSite(SiteMethod):
         values = measure(
             network,
             self.silo.val,
-            self.common,
+            self.drawing,
             self.compute,
             (instruction.round, self.silo.name, "uncertainty"),
         )
@@ -130,7 +130,7 @@ class UEFLSite(SiteMethod):
     def _centroids(self, network: UEFLNetwork) -> Centroids:
         dimension = network.codebook().shape[1]
         seed = derive_seed(
-            self.common.seed, "kmeans", self.request.instruction.round, self.silo.name
+            self.drawing.seed, "kmeans", self.request.instruction.round, self.silo.name
         )
         features = tokens_of(network, self.silo.train, self.compute).reshape(-1, dimension)
         return local_centroids(

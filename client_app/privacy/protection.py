@@ -88,6 +88,17 @@ def spend(path: Path, common: CommonSettings, own: OwnCap | None) -> int:
     return releases + 1
 
 
+def spend_measurements(own: OwnCap, noise_multiplier: float) -> None:
+    """Enter the noisy measurements of one message in the hospital's ledger of all runs.
+
+    Raises:
+        SiteError: it would bring the hospital's epsilon above its cap; nothing is entered.
+        CheckpointError: the ledger is damaged.
+    """
+    with locked(own.ledger.with_name(f".{own.ledger.name}.lock")):
+        spend_own(own, noise_multiplier)
+
+
 def spend_own(own: OwnCap, noise_multiplier: float) -> None:
     """Enter a message in the hospital's ledger of all runs.
 

@@ -1,8 +1,9 @@
 """Who this site is: its name, and the run's settings under its own words about its own disk.
 
-Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``data-dir``,
-``cache-dir``, ``device`` and ``backbone-weights``. What a hospital gives away it can only bound
-more tightly than the run: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
+Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``device``
+and ``backbone-weights``. Where a real site's files lie stands in its node config alone, and what it
+gives away it can only bound more tightly than the run: ``sums-min-count``, and ``max-epsilon`` at
+``delta``.
 """
 
 from __future__ import annotations
@@ -12,32 +13,60 @@ from pathlib import Path
 
 from flwr.app import Context
 
+from client_app.site.limits import limits_of
+from client_app.site.node import is_simulated, own_cache
 from datasets.io.locations import BACKBONES, find_places
+from datasets.partition.silo_sets import GAIA
 from datasets.registry import silo_names
-from models.contract.errors import FedsiloError, SettingError, SiteError
+from models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build, keys_with
 
 _NODE_KEYS = keys_with(CommonSettings, "own")
-_FLOOR = "sums-min-count"  # a hospital can raise it, and nobody else lower it
-_CAP, _DELTA = "max-epsilon", "delta"  # the same the other way round
+_CAP, _DELTA = "max-epsilon", "delta"
 
 
 def site_settings(context: Context) -> CommonSettings:
-    """Return the run's settings with this node's own folders and device put over them."""
+    """Return the run's settings with this node's own folders, device and floors put over them.
+
+    Raises:
+        SettingError: a value is of the wrong type or out of range.
+        RefusedError: the run names a file of a real site.
+    """
     settings = build(CommonSettings, context.run_config)
     own = {
         key.replace("-", "_"): str(context.node_config[key])
         for key in _NODE_KEYS
         if key in context.node_config
     }
-    floor = build(CommonSettings, {k: v for k, v in context.node_config.items() if k == _FLOOR})
-    if _FLOOR in context.node_config:
-        min_count = max(settings.sums_min_count, floor.sums_min_count)
-        settings = dataclasses.replace(settings, sums_min_count=min_count)
+    floor = max(settings.sums_min_count, limits_of(context).sums_min_count)
+    settings = dataclasses.replace(settings, sums_min_count=floor)
     settings = dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
     settings = _with_own_cap(settings, context)
-    if is_simulated(context) or "backbone-weights" in context.node_config:
+    return settings if is_simulated(context) else _with_own_places(settings, context)
+
+
+def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
+    """Return the settings without a path that a run has named.
+
+    A server that could name paths would learn by digests and errors what lies at a hospital, and
+    choose where rows are written.
+
+    Raises:
+        RefusedError: 'silo-set' is a file.
+        SettingError: 'backbone-weights' is more than a name.
+    """
+    if settings.silo_set not in ("", GAIA):
+        raise RefusedError(
+            f"the run's 'silo-set' is a file, and no run opens a hospital's files: use '{GAIA}', "
+            "or leave it empty"
+        )
+    settings = dataclasses.replace(
+        settings,
+        data_dir=str(context.node_config.get("data-dir", "")),
+        cache_dir=own_cache(context),
+    )
+    if "backbone-weights" in context.node_config:
         return settings
     return dataclasses.replace(settings, backbone_weights=_weights_by_name(settings))
 
@@ -84,12 +113,6 @@ def _weights_by_name(settings: CommonSettings) -> str:
         )
     cache = find_places(settings.data_dir, settings.cache_dir).cache
     return str((cache / BACKBONES / name).absolute())
-
-
-def is_simulated(context: Context) -> bool:
-    """Tell whether this is a site of a simulation: by its own node config, never by a message."""
-    own = {"site", "state-dir"} & context.node_config.keys()
-    return "partition-id" in context.node_config and not own
 
 
 def who_is(context: Context) -> str:

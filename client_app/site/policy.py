@@ -19,6 +19,8 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.site.audit_log import check_log, grouped, names_in
 from client_app.site.identity import own_name
+from client_app.site.limits import Limits
+from client_app.site.node import own_folder
 from models.contract.errors import RefusedError, SettingError
 from models.contract.messages import CONFIG
 from models.contract.settings import CommonSettings
@@ -34,11 +36,26 @@ def _lower_cap(one: float, other: float) -> float:
     return min(one, other) if one and other else one or other  # 0 is no cap
 
 
+_fewer_digits = _lower_cap  # 0 stands for all
+
+
 # Where the node config has the key too, the stricter of both holds
 _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "minimum-train-samples": max,
     "minimum-per-label": max,
+    "minimum-batch": max,
+    "minimum-measured": max,
+    "minimum-steps-per-reply": max,
     "sums-min-count": max,
+    "metric-digits": _fewer_digits,
+    "blur": max,
+    "max-messages": min,
+    "max-repeats": min,
+    "max-runs-per-day": min,
+    "max-seconds": min,
+    "max-memory": _lower_cap,
+    "max-state": min,
+    "max-cache": min,
     "max-epsilon": _lower_cap,
     "delta": min,
     "allow-folds": min,  # of two, one false is false
@@ -47,8 +64,8 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @dataclass(frozen=True)
-class SiteFile:
-    """What a hospital allows; docs/site-file.md says each key in words.
+class SiteFile(Limits):
+    """What a hospital allows, beside floors and quotas; docs/site-file.md says each key in words.
 
     Texts of the lists may hold ``*``, which stands for any characters. ``given`` holds the file's
     single values as they stand in it: those that it does not name leave the node config's alone.
@@ -62,7 +79,6 @@ class SiteFile:
     max_rounds: int = setting(0, "rounds of a run, at most; 0: any", minimum=0)
     minimum_train_samples: int = setting(0, "training samples, at least", minimum=0)
     minimum_per_label: int = setting(0, "training samples of each label that is there", minimum=0)
-    sums_min_count: int = setting(1, "as the run's; the higher holds", minimum=1)
     clip_norm: float = setting(0.0, "the run's must be at most this; 0: any", minimum=0.0)
     noise_multiplier: float = setting(0.0, "the run's must be at least this", minimum=0.0)
     max_epsilon: float = setting(0.0, "cap over all runs; 0: none", minimum=0.0)
@@ -216,11 +232,10 @@ def audit_log(context: Context) -> Path:
         named = ""
     if named:
         return Path(named)
-    if "state-dir" in context.node_config:
-        home = Path(str(context.node_config["state-dir"]))
+    if home := own_folder(context, own_name(context)):
         with suppress(OSError):  # whoever opens the log will say so
-            home.mkdir(parents=True, exist_ok=True)  # as for the private state
-        return home / f"{own_name(context)}-audit.jsonl"
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return home / "audit.jsonl"
     raise RefusedError(
         "there is no audit log: name an 'audit-log' in the site file or a 'state-dir' in the node "
         "config"

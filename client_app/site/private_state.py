@@ -132,3 +132,29 @@ def _forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}
+
+
+def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
+    """Remove the states of the runs that were asked for longest ago, until ``most`` bytes are left.
+
+    Args:
+        home: the 'state-dir', in which a run's states lie in ``<run>/<site>``.
+        site: whose they are; another site's in the same folder are left alone.
+        current: the run that is asked for now: its states stay.
+        most: bytes of all runs together.
+    """
+    folders = [path / site for path in home.glob("*") if not path.name.startswith(".")]
+    states = {
+        folder: [path for path in folder.glob("*.safetensors") if _NAME.fullmatch(path.name)]
+        for folder in folders
+        if folder.is_dir() and folder.parent.name != current
+    }
+    newest = {folder: max(p.stat().st_mtime for p in own) for folder, own in states.items() if own}
+    sizes = {folder: sum(p.stat().st_size for p in states[folder]) for folder in newest}
+    total = sum(sizes.values())
+    for folder in sorted(newest, key=lambda one: newest[one]):
+        if total <= most:
+            return
+        for path in states[folder]:
+            path.unlink(missing_ok=True)
+        total -= sizes[folder]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -44,13 +45,14 @@ def measure(
     compute: Compute,
     key: tuple[int | str, ...],
     probe: Probe | None = None,
+    loss_bound: float = math.inf,
 ) -> dict[str, float]:
     """Return the measurements of the mean over MC-dropout passes on ``split``.
 
     ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
     those of ``models.maths.classification_metrics``. ``probe`` sees the tokens of every batch and
-    adds its own values.
+    adds its own values. A sample's loss counts as ``loss_bound`` at most.
     """
     probabilities = predict(network, split, settings, compute, key, probe)
     losses = nn.functional.nll_loss(
@@ -59,7 +61,7 @@ def measure(
     right = probabilities.argmax(dim=1) == split.labels
     values = {
         "accuracy": right.double().mean().item(),
-        "loss": losses.mean().item(),
+        "loss": losses.clamp(max=loss_bound).mean().item(),
         "entropy": predictive_entropy(probabilities).mean().item(),
     }
     metrics = classification_metrics(probabilities, split.labels)

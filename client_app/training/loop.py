@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from client_app.training.compute import Compute
+from client_app.training.crowd import Crowd
 from datasets.silo.silos import Split
-from models.contract.errors import SiteError
+from models.contract.errors import RefusedError, SiteError
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
 from models.networks.encoders import float_inputs
@@ -24,40 +25,43 @@ Penalty = Callable[[], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 
-def batches(count: int, size: int, rng: torch.Generator) -> list[Tensor]:
+def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
     """Return a shuffled epoch as index tensors; a last batch of one joins the one before it.
 
-    Batch norm has no variance over a single 1x1 map, hence the joining.
+    Batch norm has no variance over a single 1x1 map, hence the joining. So does a last batch of
+    fewer than ``smallest``, behind which too few patients would stand.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
+    if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
 
 
-def schedule(count: int, settings: CommonSettings, rng: torch.Generator) -> Iterator[list[Tensor]]:
+def schedule(
+    count: int, settings: CommonSettings, rng: torch.Generator, smallest: int = 1
+) -> Iterator[list[Tensor]]:
     """Yield local training as shuffled passes over ``count`` samples, each a list of batches.
 
-    With ``local-steps`` there are as many batches at every site, whatever it holds; the last pass
-    is then cut short.
+    None has fewer than ``smallest`` samples, where there are as many. With ``local-steps`` there
+    are as many batches at every site, whatever it holds; the last pass is then cut short.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
-            yield batches(count, settings.batch_size, rng)
+            yield batches(count, settings.batch_size, rng, smallest)
         return
     remaining = settings.local_steps
     while remaining:
-        chosen = batches(count, settings.batch_size, rng)[:remaining]
+        chosen = batches(count, settings.batch_size, rng, smallest)[:remaining]
         remaining -= len(chosen)
         yield chosen
 
 
-def passes_of(count: int, settings: CommonSettings) -> int:
+def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     """Return how many passes over ``count`` samples, the last perhaps cut short, a round has."""
     if not settings.local_steps:
         return settings.local_epochs
     rng = torch.Generator().manual_seed(0)
-    return -(-settings.local_steps // len(batches(count, settings.batch_size, rng)))
+    return -(-settings.local_steps // len(batches(count, settings.batch_size, rng, smallest)))
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
@@ -137,10 +141,10 @@ def decayed_rates(
     return set_rates
 
 
-def steps_of(count: int, settings: CommonSettings) -> int:
+def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     """Return how many optimiser steps a round takes over ``count`` samples."""
     rng = torch.Generator().manual_seed(0)
-    return sum(map(len, schedule(count, settings, rng)))
+    return sum(map(len, schedule(count, settings, rng, smallest)))
 
 
 def _nothing(*_: object) -> None:
@@ -171,6 +175,8 @@ class LocalTraining:
         ended: is told once the last step is taken.
         steps_before: steps that the site has taken before, for 'rate-decay'.
         only_measured: nothing is trained; the loss on ``split`` of the network as it is will do.
+        minimum_batch: samples that must stand behind each step, and behind a unit's change.
+        minimum_steps: steps that must stand behind what is trained.
         metrics: what the training itself measures while it runs, by MetricRecord key.
     """
 
@@ -189,6 +195,8 @@ class LocalTraining:
     ended: Callable[[], None] = _nothing
     steps_before: int = 0
     only_measured: bool = False
+    minimum_batch: int = 1
+    minimum_steps: int = 1
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -202,21 +210,30 @@ def train_locally(training: LocalTraining) -> float:
 
     Raises:
         SiteError: the loss is not finite.
+        RefusedError: fewer samples or steps stand behind it than the hospital allows.
     """
+    if training.minimum_batch <= 1:
+        return _train(training, Crowd(training.network, 1))
+    crowd = Crowd(training.network, training.minimum_batch)
+    with crowd.watching():
+        return _train(training, crowd)
+
+
+def _train(training: LocalTraining, crowd: Crowd) -> float:
     settings, compute, split = training.settings, training.compute, training.split
     module = training.network
     module.train()
     optimiser = training.optimiser or open_optimiser(module, settings)
     inputs, labels = compute.hold(split.inputs), compute.bring(split.labels)
-    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *training.key))
-    total = torch.zeros((), device=compute.device)
+    total, steps = torch.zeros((), device=compute.device), 0
     set_rates = decayed_rates(optimiser, settings, training.steps_before)
     with seeded(settings.seed, "training", *training.key, device=compute.device):
-        passes = schedule(len(split), settings, rng) if training.plan is None else training.plan
-        for number, chosen_batches in enumerate(passes):
+        for number, chosen_batches in enumerate(_passes(training)):
             training.pass_begins(number)
             total.zero_()
+            crowd.passes += 1
             for indices in chosen_batches:
+                _refuse_few_samples(indices, training.minimum_batch)
                 batch, truth = compute.pick(inputs, indices), labels[compute.bring(indices)]
                 set_rates()
                 optimiser.zero_grad(set_to_none=True)
@@ -226,8 +243,36 @@ def train_locally(training: LocalTraining) -> float:
                 optimiser.step()
                 training.after_step(batch, optimiser)
                 total += loss * len(indices)
+            steps += len(chosen_batches)
     mean = total.item() / sum(map(len, chosen_batches))
     if not torch.isfinite(total):
         raise SiteError(f"training diverged, its loss is {mean}: lower 'learning-rate'")
+    _refuse_few_steps(steps, training.minimum_steps)
     training.ended()
     return mean
+
+
+def _passes(training: LocalTraining) -> Iterable[list[Tensor]]:
+    if training.plan is not None:
+        return training.plan
+    settings = training.settings
+    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *training.key))
+    return schedule(len(training.split), settings, rng, training.minimum_batch)
+
+
+def _refuse_few_samples(indices: Tensor, minimum: int) -> None:
+    """Refuse a step behind which too few different samples stand."""
+    if minimum > 1 and (there := len(set(indices.tolist()))) < minimum:
+        raise RefusedError(
+            f"{there} samples would stand behind an optimiser step, and at least {minimum} must "
+            "('minimum-batch'): ask for larger batches, or leave the site out"
+        )
+
+
+def _refuse_few_steps(steps: int, minimum: int) -> None:
+    if steps < minimum:
+        raise RefusedError(
+            f"{steps} optimiser step(s) would stand behind what leaves, and at least {minimum} "
+            "must ('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', or leave the "
+            "site out"
+        )

@@ -13,7 +13,8 @@ from flwr.app import Context, Message, RecordDict
 from client_app.methods.fedavg import FedAvgSite
 from client_app.methods.uefl import UEFLSite
 from client_app.opening import Site, open_method, open_site, state_folder
-from client_app.site.identity import is_simulated, site_name, site_settings
+from client_app.site.identity import site_name, site_settings
+from client_app.site.node import is_simulated
 from client_app.site.standardised import ready_silo
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo, Split

@@ -23,7 +23,13 @@ from client_app.site.identity import site_settings
 from client_app.site.request import OwnCap
 from client_app.site_round import SiteRound
 from datasets.registry import load_silo
-from models.contract.errors import ERROR_CODES, CheckpointError, SettingError, SiteError
+from models.contract.errors import (
+    ERROR_CODES,
+    CheckpointError,
+    RefusedError,
+    SettingError,
+    SiteError,
+)
 from models.contract.messages import ARRAYS, DP_RELEASES, EVALUATE, METRICS, TRAIN
 from models.contract.settings import CommonSettings
 from models.methods.fedevprompt import map_fault
@@ -221,10 +227,11 @@ def test_a_hospital_with_a_cap_sends_no_arrays_of_a_run_without_clipping(
     context: Node, message: Callable[..., Message], weights: Mapping[str, Any], tmp_path: Path
 ) -> None:
     node = context(real(tmp_path, **{"max-epsilon": 2.0}))
-    with pytest.raises(SiteError, match="site s1a has a cap on epsilon and the run's 'clip-norm'"):
+    with pytest.raises(RefusedError, match="has a cap on epsilon and the run's 'clip-norm' is 0"):
         open_round(message(TRAIN, weights), node).answer()
     alone = context(real(tmp_path, **{"max-epsilon": 2.0}), method="local")
-    assert METRICS in open_round(message(TRAIN), alone).answer()
+    with pytest.raises(RefusedError, match="there is no epsilon, of arrays or of measurements"):
+        open_round(message(TRAIN), alone).answer()
 
 
 def test_a_hospital_with_a_cap_sends_no_exact_sums() -> None:
@@ -273,7 +280,7 @@ def test_a_hospitals_cap_holds_over_all_runs_whatever_their_names(
     assert first[METRICS][DP_RELEASES] == 1
     with pytest.raises(SiteError, match=r"1 noisy messages of all runs .* hospital's own 'max-eps"):
         open_round(message(TRAIN, weights, run_name="two"), node).answer()
-    assert read_own_ledger(tmp_path / "own" / f"s1a-{LEDGER}") == {2.0: 1}
+    assert read_own_ledger(tmp_path / "own" / ".own" / "s1a" / LEDGER) == {2.0: 1}
     assert not (tmp_path / "own" / "two" / "s1a" / LEDGER).exists()
 
 

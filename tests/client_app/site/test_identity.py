@@ -12,16 +12,19 @@ from models.contract.errors import SettingError
 Node = Callable[..., Context]
 
 
-def test_the_hospitals_own_folders_and_device_win(context: Node) -> None:
+def test_the_hospitals_own_folders_and_device_win(
+    context: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSILO_CACHE", raising=False)
     node = context(
-        {"site": "s1a", "data-dir": "/mine", "device": "cuda:1", "seed": 99},
+        {"site": "s1a", "data-dir": "/mine", "device": "cuda:1", "seed": 99, "state-dir": "/own"},
         data_dir="/theirs",
         cache_dir="/their-cache",
     )
     settings = site_settings(node)
     assert settings.data_dir == "/mine"
     assert settings.device == "cuda:1"
-    assert settings.cache_dir == "/their-cache"
+    assert settings.cache_dir == "/own/.own/cache"
     assert settings.seed == 7  # what belongs to the result is the run's alone
 
 

@@ -23,11 +23,14 @@ from models.contract.settings_schema import key_of
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
 from strategies.wire.bundles import record_bytes, unbundle
+from tests.support.tiny import TINY
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]
 
-EVERYTHING: dict[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": ["*"]}
+# What is here of tiny silos is not about floors, which tests/client_app/site/test_limits.py holds
+LOW: dict[str, Any] = {"minimum-batch": 1, "minimum-measured": 1, "metric-digits": 0, "blur": 0.0}
+EVERYTHING: dict[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": ["*"]} | LOW
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "site.yaml"
 
 
@@ -105,7 +108,7 @@ def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
     context: Node, tmp_path: Path
 ) -> None:
     assert app(hello(), context({"site": "s1a", "state-dir": str(tmp_path)})).has_content()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.rglob("*audit*"))
 
 
 def test_each_message_has_one_line_with_its_records_and_bytes(
@@ -126,7 +129,7 @@ def test_each_message_has_one_line_with_its_records_and_bytes(
     head = sum(name.startswith("head.") for name in weights)
     sent = {"arrays/encoder.*": len(weights) - head, "arrays/head.*": head}
     assert {k: n for k, n in found[1]["records"].items() if k.startswith("arrays")} == sent
-    assert audit_log(node).name == "s1a-audit.jsonl"
+    assert audit_log(node).parts[-3:] == (".own", "s1a", "audit.jsonl")
 
 
 def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, message: Make) -> None:
@@ -311,10 +314,11 @@ def test_of_two_caps_on_epsilon_the_lower_holds_at_the_lower_delta(
 def test_the_files_cap_on_epsilon_keeps_arrays_at_home_once_it_is_spent(
     hospital: Hospital, message: Make, weights: dict[str, Any]
 ) -> None:
-    node = hospital({"max-epsilon": 1.0}, clip_norm=1.0, noise_multiplier=6.0)
+    # Measurements cost as much as arrays: a reply with both is two noisy messages
+    node = hospital({"max-epsilon": 1.45}, clip_norm=1.0, noise_multiplier=6.0)
     replies = [app(message(TRAIN, weights, run_name=name), node) for name in ("a", "b", "c", "d")]
     assert [reply.has_content() for reply in replies] == [True, True, False, False]
-    assert "above the hospital's own 'max-epsilon' 1;" in reason_of(replies[2])
+    assert "above the hospital's own 'max-epsilon' 1.45;" in reason_of(replies[2])
     assert [line["outcome"] for line in log_of(node)] == ["answered"] * 2 + ["refused"] * 2
 
 
@@ -502,8 +506,10 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             path = tmp_path / f"{site}.yaml"
             own = rules if site == "s2a" else {}
             path.write_text(yaml.safe_dump(EVERYTHING | {"site": site} | own))
-            home = str(tmp_path / "home" / site)
-            configs.append({"site": site, "state-dir": home, "site-file": str(path)})
+            home = tmp_path / "home" / site
+            (home / ".own" / site).mkdir(parents=True, exist_ok=True)
+            (home / ".own" / site / "seed").write_text(f"{TINY['seed']}\n")  # the simulation's
+            configs.append({"site": site, "state-dir": str(home), "site-file": str(path)})
         monkeypatch.setattr("server_app.run.inline_engine.partition_configs", lambda _: configs)
 
     return give
@@ -518,7 +524,7 @@ def test_a_run_under_site_files_ends_as_one_without_them(
     found = [json.loads((run.path / "summary.json").read_text())["mean"] for run in (plain, under)]
     assert found[0] == found[1]
     for site in ("s1a", "s2a", "s3a"):
-        log = (tmp_path / "home" / site / f"{site}-audit.jsonl").read_text().splitlines()
+        log = (tmp_path / "home" / site / ".own" / site / "audit.jsonl").read_text().splitlines()
         assert [json.loads(line)["phase"] for line in log] == ["", "train", "train", "evaluate"]
         assert json.loads(log[1])["records"]["arrays/prototype/*"] == 10
 
@@ -540,6 +546,7 @@ def test_the_example_is_a_site_file_under_which_a_run_of_its_method_is_answered(
     rules = yaml.safe_load(EXAMPLE.read_text())
     assert {key_of(name) for name in SiteFile.__dataclass_fields__} - {"given"} == rules.keys()
     del rules["audit-log"], rules["site"], rules["minimum-train-samples"]
+    rules |= LOW
     node = hospital(rules | {"datasets": ["digits"]}, clip_norm=1.0, noise_multiplier=6.0)
     assert app(hello(), node).has_content()
     assert app(message(TRAIN, weights), node).has_content()

@@ -21,10 +21,15 @@ def _node(tmp_path: Path, weights: str, **node: str) -> Context:
         "dataset": "dermoscopy-phantom",
         "network": "vit",
         "backbone-weights": weights,
+        "cache-dir": "/etc",
+        "data-dir": "/etc",
+    }
+    real = {
+        "site": "vienna_dias",
+        "state-dir": str(tmp_path / "state"),
         "cache-dir": str(tmp_path / "cache"),
         "data-dir": str(tmp_path / "data"),
     }
-    real = {"site": "vienna_dias", "state-dir": str(tmp_path / "state")}
     return Context(1, 1001, {**real, **node}, RecordDict(), resolve(values).as_mapping())
 
 

@@ -1,0 +1,61 @@
+"""Which measurements leave a site, and how exactly: of whole splits of enough samples, rounded.
+
+Under a cap of the hospital's own exact figures have no place: means of bounded numbers leave with
+Gaussian noise, and are entered in the hospital's ledger as one noisy message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from models.contract.messages import INCOMING, measurements
+from models.privacy.gaussian_noise import normals
+
+LOSS_BOUND = 3.0  # nats; under a cap a sample's loss counts as this much at most
+
+
+def of_enough(
+    metrics: Mapping[str, float], sizes: Mapping[str, int], minimum: int
+) -> dict[str, float]:
+    """Return the metrics without measurements of splits of fewer than ``minimum`` samples."""
+    few = {
+        f"{model}.{split}.{metric}"
+        for model, split, metric, _ in measurements(metrics)
+        if sizes.get(split, 0) < minimum
+    }
+    return {key: value for key, value in metrics.items() if key not in few}
+
+
+def rounded(metrics: Mapping[str, float], digits: int) -> dict[str, float]:
+    """Return the metrics with so many significant digits; 0: as they are."""
+    if not digits:
+        return dict(metrics)
+    return {key: float(f"{value:.{digits}g}") for key, value in metrics.items()}
+
+
+def noised(
+    metrics: Mapping[str, float], sizes: Mapping[str, int], classes: int, noise_multiplier: float
+) -> tuple[dict[str, float], bool]:
+    """Return what may be told under a cap, and whether any of it is a measurement.
+
+    Of the model that came: ``accuracy``, ``loss`` (each sample's at most ``LOSS_BOUND``) and
+    ``entropy`` of validation and test data. One patient's change moves the mean over n samples of a
+    number in [0, R] by at most R/n; of m such means, each in units of R √m / n, the whole vector by
+    at most 1. Each gets noise of ``noise_multiplier`` in that unit. Other measurements stay.
+    """
+    ranges = {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(classes)}
+    told = {
+        f"{model}.{split}.{metric}": (value, ranges[metric], sizes[split])
+        for model, split, metric, value in measurements(metrics)
+        if model == INCOMING and split in ("val", "test") and metric in ranges
+    }
+    kinds = {f"{m}.{s}.{k}" for m, s, k, _ in measurements(metrics)}
+    others = {key: value for key, value in metrics.items() if key not in kinds}
+    noise = normals(torch.Size([len(told)]), None).tolist()
+    for (key, (value, range_, samples)), draw in zip(told.items(), noise, strict=True):
+        unit = range_ * math.sqrt(len(told)) / samples
+        others[key] = min(max(value + noise_multiplier * unit * draw, 0.0), range_)
+    return others, bool(told)

@@ -1,0 +1,82 @@
+"""A real site answers within its own bounds: paths, floors, quotas and its own seed.
+
+They hold with or without a site file, before the method sees the message.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flwr.app import Context, Message, RecordDict
+
+from client_app.site.identity import own_name
+from client_app.site.limits import MEGABYTE, limits_of
+from client_app.site.node import own_folder
+from client_app.site.private_state import drop_old_states
+from client_app.site.run_book import RunBook
+from client_app.site.watch import watched
+from models.contract.errors import RefusedError, SettingError
+from models.contract.messages import CONFIG, HELLO, Instruction
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import build
+
+Answer = Callable[[Message, Context], RecordDict]
+
+_PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")  # an address has ':' or a word before its '/'
+_PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
+
+
+def answer_within_bounds(answer: Answer, message: Message, context: Context) -> RecordDict:
+    """Answer a message as far as the hospital's floors and quotas allow.
+
+    Raises:
+        RefusedError: they do not; names the key, and the mend.
+        FedsiloError: as ``answer`` does.
+    """
+    site = own_name(context)
+    with _named(site):
+        limits = limits_of(context)
+        settings = build(CommonSettings, context.run_config)
+        limits.refuse_settings(settings)
+    folder = own_folder(context, site)
+    if folder is None or CONFIG not in message.content.config_records:
+        return answer(message, context)  # which refuses both before anything is trained
+    book = RunBook(folder)
+    if message.metadata.message_type == HELLO:
+        with _named(site):
+            book.hello(limits)
+        with watched(limits.max_seconds, limits.max_memory):
+            return answer(message, context)
+    asked = Instruction.from_config(message.content.config_records[CONFIG])
+    with _named(site):
+        seconds = book.enter(asked, settings.rounds, limits)
+    drop_old_states(folder.parent.parent, site, asked.run_name, limits.max_state * MEGABYTE)
+    began = time.monotonic()
+    try:
+        with watched(seconds, limits.max_memory):
+            return answer(message, context)
+    finally:
+        book.add_seconds(asked.run_name, time.monotonic() - began)
+
+
+@contextmanager
+def _named(site: str) -> Iterator[None]:
+    """Let a refusal name the site: at the hello the server does not know it yet."""
+    try:
+        yield
+    except (RefusedError, SettingError) as error:
+        raise RefusedError(f"site {site}: {error}") from None
+
+
+def without_paths(text: str, context: Context) -> str:
+    """Return an error's text as a server may read it: where a hospital's files lie stays there.
+
+    Of a path below a folder of the node config the server is told the folder's key and the rest.
+    """
+    for key in _PLACES:
+        if folder := str(context.node_config.get(key, "")).rstrip("/"):
+            text = text.replace(folder, f"({key})")
+    return _PATH.sub("(a path of the site)", text)

@@ -1,0 +1,88 @@
+"""What a hospital gives away at most, whoever asks: floors and quotas, with safe defaults.
+
+They hold at every real site, also without a site file. Only the hospital's own words, its node
+config and its site file, change them: no run and no message can. A simulated site has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Context
+
+from client_app.site.node import is_simulated
+from models.contract.errors import RefusedError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping, build, defaults, setting
+
+MEGABYTE = 10**6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Floors and quotas of one hospital; docs/site-file.md says each key in words."""
+
+    minimum_batch: int = setting(8, "samples behind a step and a unit's change", minimum=1)
+    minimum_measured: int = setting(20, "samples behind a measurement", minimum=1)
+    minimum_steps_per_reply: int = setting(2, "optimiser steps behind a reply", minimum=1)
+    sums_min_count: int = setting(
+        10, "samples behind sums and means; the run's may be higher", minimum=1
+    )
+    metric_digits: int = setting(
+        3, "digits of a measurement that leave; 0: all", minimum=0, maximum=17
+    )
+    blur: float = setting(
+        0.5, "noise on a unit's change, in root mean squares of it; 0: none", minimum=0.0
+    )
+    max_messages: int = setting(400, "messages of one run that are answered", minimum=1)
+    max_repeats: int = setting(3, "answers to one phase of one round", minimum=1)
+    max_runs_per_day: int = setting(20, "new runs in 24 hours", minimum=1)
+    max_seconds: float = setting(86400.0, "of work for one run", above=0.0)
+    max_memory: int = setting(
+        0, "megabytes of a message's process; 0: nine tenths of the machine's", minimum=0
+    )
+    max_state: int = setting(20_000, "megabytes of runs' private states", minimum=0)
+    max_cache: int = setting(100_000, "megabytes of decoded data", minimum=0)
+
+    def refuse_settings(self, settings: CommonSettings) -> None:
+        """Refuse a run whose settings alone put too few samples behind a step.
+
+        Raises:
+            RefusedError: names the run's key, its value, and the floor.
+        """
+        sizes = {"batch-size": settings.batch_size, "micro-batch": settings.micro_batch}
+        for key, size in sizes.items():
+            if size and size < self.minimum_batch:
+                raise RefusedError(
+                    f"the run's '{key}' is {size}, and {self.minimum_batch} samples at least must "
+                    "stand behind a step ('minimum-batch'): raise it, or leave the site out"
+                )
+        if settings.rounds >= self.max_messages:
+            raise RefusedError(
+                f"the run has {settings.rounds} rounds, and only {self.max_messages} messages of a "
+                "run are answered ('max-messages'): ask for fewer, or leave the site out"
+            )
+
+
+NO_LIMITS = Limits(
+    minimum_batch=1,
+    minimum_measured=1,
+    minimum_steps_per_reply=1,
+    sums_min_count=1,
+    metric_digits=0,
+    blur=0.0,
+)
+
+
+def limits_of(context: Context) -> Limits:
+    """Return the limits of a site: its own words, else the defaults; of a simulated one none.
+
+    Raises:
+        SettingError: a value of the node config has the wrong type or is out of range.
+    """
+    own: dict[str, Any] = {
+        key: context.node_config[key] for key in defaults(Limits) if key in context.node_config
+    }
+    usual = as_mapping(NO_LIMITS) if is_simulated(context) else {}
+    return build(Limits, usual | own)

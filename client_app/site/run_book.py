@@ -1,0 +1,183 @@
+"""What a hospital has answered so far: of each run the messages, the rounds and the seconds.
+
+A run is known by its name, which a server chooses: a name that has gone further is not begun anew,
+so that no run can wipe another's state, and the same round is answered a few times only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from client_app.site.limits import Limits
+from datasets.io.atomic_files import write_atomically
+from models.contract.errors import CheckpointError, RefusedError
+from models.contract.messages import Instruction
+
+MOST_STEPS = 16  # phases of a round; methods have up to four
+_KNOWN_RUNS = 1000
+_DAY = 86400.0  # seconds
+
+
+@dataclass
+class RunRecord:
+    """What is known of one run.
+
+    Attributes:
+        began: when its first message came, seconds since 1970.
+        messages: answered so far, with those that failed.
+        seconds: of work.
+        round: the furthest that was asked for.
+        asked: how often each phase of the last two rounds was, by ``<round>-<step>``.
+    """
+
+    began: float
+    messages: int = 0
+    seconds: float = 0.0
+    round: int = 0
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def refuse(self, asked: Instruction, rounds: int, limits: Limits) -> None:
+        """Refuse a message that goes back, repeats itself, or is one too many.
+
+        Raises:
+            RefusedError: names the quota.
+        """
+        name, round_ = asked.run_name, asked.round
+        if not 1 <= round_ <= rounds + 1 or not 0 <= asked.step < MOST_STEPS:
+            raise RefusedError(
+                f"round {round_}, step {asked.step} is asked for: run '{name}' has {rounds} rounds"
+            )
+        if round_ < self.round - 1:
+            raise RefusedError(
+                f"run '{name}' asks for round {round_} and was in round {self.round} here: rounds "
+                "only go up; resume it from its newest checkpoint, or choose another 'run-name'"
+            )
+        if self.asked.get(_key(asked), 0) >= limits.max_repeats:
+            raise RefusedError(
+                f"run '{name}' has had round {round_}, step {asked.step} answered "
+                f"{limits.max_repeats} times ('max-repeats'): go on, or choose another 'run-name'"
+            )
+        if self.messages >= limits.max_messages:
+            raise RefusedError(
+                f"run '{name}' has had {self.messages} messages answered, all that the hospital "
+                "gives a run ('max-messages')"
+            )
+        if self.seconds >= limits.max_seconds:
+            raise RefusedError(
+                f"run '{name}' has taken {self.seconds:.0f} seconds, all that the hospital gives a "
+                "run ('max-seconds')"
+            )
+
+    def enter(self, asked: Instruction) -> None:
+        """Count a message."""
+        self.messages += 1
+        self.round = max(self.round, asked.round)
+        self.asked[_key(asked)] = self.asked.get(_key(asked), 0) + 1
+        last = (self.round, self.round - 1)
+        self.asked = {k: n for k, n in self.asked.items() if int(k.partition("-")[0]) in last}
+
+
+class RunBook:
+    """The book of one site, in ``folder``; every change is on the disk before work begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "runs.json"
+
+    def enter(self, asked: Instruction, rounds: int, limits: Limits) -> float:
+        """Count a message and return the seconds that its run has left.
+
+        Args:
+            asked: the message.
+            rounds: of the run, by its settings.
+            limits: the hospital's quotas.
+
+        Raises:
+            RefusedError: it is one too many, or goes back.
+            CheckpointError: the book is damaged.
+        """
+        with self._changed() as runs:
+            record = runs.get(asked.run_name)
+            if record is None:
+                record = RunRecord(time.time())
+                self._refuse_many(runs, limits)
+            record.refuse(asked, rounds, limits)
+            record.enter(asked)
+            runs[asked.run_name] = record
+            return limits.max_seconds - record.seconds
+
+    def add_seconds(self, run_name: str, seconds: float) -> None:
+        """Count the work of a message that was entered."""
+        with self._changed() as runs:
+            runs[run_name].seconds += seconds
+
+    def hello(self, limits: Limits) -> None:
+        """Count a question who this site is: three are answered for each run of a day, and ten.
+
+        Raises:
+            RefusedError: there were more in 24 hours.
+        """
+        most = 3 * limits.max_runs_per_day + 10
+        with self._changed() as runs:
+            day = runs.get("", RunRecord(time.time()))
+            if time.time() - day.began > _DAY:
+                day = RunRecord(time.time())
+            if day.messages >= most:
+                raise RefusedError(
+                    f"the site has said {most} times in 24 hours who it is "
+                    "('max-runs-per-day'): ask again tomorrow"
+                )
+            day.messages += 1
+            runs[""] = day
+
+    def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
+        today = [name for name, run in runs.items() if name and time.time() - run.began < _DAY]
+        if len(today) >= limits.max_runs_per_day:
+            raise RefusedError(
+                f"{len(today)} runs have begun here in 24 hours, all that the hospital allows "
+                "('max-runs-per-day'): ask again tomorrow"
+            )
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, RunRecord]]:
+        """Give the runs by name and write them back; messages side by side wait for each other."""
+        import fcntl  # of Linux and macOS, where hospitals' containers run
+
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.path.with_name(".runs.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            runs = self._read()
+            yield runs
+            newest = sorted(runs, key=lambda name: runs[name].began)[-_KNOWN_RUNS:]
+            content = {name: asdict(runs[name]) for name in newest}
+            write_atomically(self.path, json.dumps(content) + "\n", mode=0o600)
+
+    def _read(self) -> dict[str, RunRecord]:
+        if not self.path.exists():
+            return {}
+        try:
+            known: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            return {name: _checked(RunRecord(**record)) for name, record in known.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"the hospital's run book {self.path.name} is damaged ({type(error).__name__}): "
+                "bring it back; what was answered in each run is known by nothing else"
+            ) from None
+
+
+def _checked(record: RunRecord) -> RunRecord:
+    counts = [record.messages, record.round, *record.asked.values()]
+    if any(type(count) is not int or count < 0 for count in counts) or not record.seconds >= 0:
+        raise ValueError("a count")
+    if not all(key.partition("-")[0].isdecimal() for key in record.asked):
+        raise ValueError("a round")
+    return record
+
+
+def _key(asked: Instruction) -> str:
+    return f"{asked.round}-{asked.step}"

@@ -1,0 +1,57 @@
+"""Work that ends when it has taken the hospital's time or memory, wherever it is."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import psutil
+
+from client_app.site.limits import MEGABYTE
+from models.contract.errors import RefusedError
+
+_LOOK = 0.5  # seconds between looks
+_SHARE = 0.9  # of the machine's memory, where no other bound is named
+
+
+@contextmanager
+def watched(seconds: float, megabytes: int) -> Iterator[None]:
+    """Run a block that is stopped once it has taken ``seconds``, or the process ``megabytes``.
+
+    A timer's signal looks, so that decoding, training and measuring need not. Python gives signals
+    to the main thread only, which is where a SuperNode's process answers: in another thread
+    nothing is watched. ``megabytes`` 0 stands for nine tenths of the machine's memory.
+
+    Raises:
+        RefusedError: says which bound it was.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    until = time.monotonic() + seconds
+    most = megabytes * MEGABYTE or int(_SHARE * psutil.virtual_memory().total)
+    process = psutil.Process()
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() > until:
+            raise RefusedError(
+                "the run has taken the time that the hospital gives it ('max-seconds'): ask for "
+                "less work, or leave the site out"
+            )
+        if process.memory_info().rss > most:
+            raise RefusedError(
+                f"the message takes more than the {most // MEGABYTE} megabytes that the hospital "
+                "gives it ('max-memory'): ask for smaller images, batches or networks"
+            )
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, min(_LOOK, max(seconds, 0.001)), _LOOK)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
