@@ -49,6 +49,17 @@ class FedEvPromptSite(SiteMethod):
     settings: FedEvPromptSettings
     _optimiser: Optimizer | None = None
 
+    @classmethod
+    def consent(cls, settings: FedEvPromptSettings) -> tuple[str, str] | None:
+        """Ask a hospital before attention maps of single images leave it."""
+        if not settings.distillation_weight:
+            return None
+        return (
+            "allow-embeddings",
+            "the run sends attention maps, each of one training image, to all other sites; "
+            "'fedevprompt.distillation-weight' 0 goes without",
+        )
+
     def open_network(self) -> PromptedViT:
         """Build the network from the seed's start, the site's own state and what came."""
         network = cast(PromptedViT, initial_classifier(self.common, self.silo))

@@ -132,9 +132,16 @@ class UEFLSite(SiteMethod):
         seed = derive_seed(
             self.drawing.seed, "kmeans", self.request.instruction.round, self.silo.name
         )
-        features = tokens_of(network, self.silo.train, self.compute).reshape(-1, dimension)
+        tokens = tokens_of(network, self.silo.train, self.compute)
+        features = tokens.reshape(-1, dimension)
+        real = not self.request.simulated
         return local_centroids(
-            features.numpy(), self.settings.codes, seed, self.settings.centroid_min_count
+            features.numpy(),
+            self.settings.codes,
+            seed,
+            self.settings.centroid_min_count,
+            each=len(features) // len(tokens),
+            min_samples=self.common.sums_min_count if real else 1,
         )
 
     def _personal(self) -> bool:

@@ -28,12 +28,47 @@ class Centroids:
     counts: npt.NDArray[np.int64]
 
 
-def local_centroids(features: FloatArray, clusters: int, seed: int, min_count: int) -> Centroids:
-    """Cluster a silo's ``features`` (n, d); centres of fewer than ``min_count`` are left out."""
+def local_centroids(
+    features: FloatArray,
+    clusters: int,
+    seed: int,
+    min_count: int,
+    each: int = 1,
+    min_samples: int = 1,
+) -> Centroids:
+    """Cluster a silo's features.
+
+    Args:
+        features: (n, d), in the order of the samples that they are of.
+        clusters: centres, at most.
+        seed: of K-means' first centres.
+        min_count: centres of fewer features are left out.
+        each: features of a sample.
+        min_samples: centres of fewer samples, or whose numbers fewer samples stand behind, are
+            left out: with features that are 0 but for one patient, a mean over all is that one's.
+    """
     fitted = _kmeans(features, None, clusters, seed)
-    counts = np.bincount(fitted.labels_, minlength=len(fitted.cluster_centers_))
+    centres, labels = fitted.cluster_centers_, fitted.labels_
+    counts = np.bincount(labels, minlength=len(centres))
     keep = counts >= min_count
-    return Centroids(fitted.cluster_centers_[keep].astype(np.float32), counts[keep])
+    if min_samples > 1:
+        samples = np.arange(len(features)) // each
+        crowds = [_crowd(features[labels == c], samples[labels == c]) for c in range(len(centres))]
+        keep &= np.array(crowds) >= min_samples
+    return Centroids(centres[keep].astype(np.float32), counts[keep])
+
+
+def _crowd(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
+    """Return how many samples stand behind the mean of ``features`` (n, d), at its weakest number.
+
+    Of each number that is (Σ_i |f_i|)² / Σ_i |f_i|² over samples; a number that is 0 tells nothing.
+    """
+    owners, where = np.unique(samples, return_inverse=True)
+    each = np.zeros((len(owners), features.shape[1]))
+    np.add.at(each, where, np.abs(features.astype(np.float64)))
+    squares = (each**2).sum(axis=0)
+    crowds = each.sum(axis=0)[squares > 0] ** 2 / squares[squares > 0]
+    return float(min([len(owners), *crowds]))
 
 
 def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatArray:

@@ -31,7 +31,8 @@ Make = Callable[..., Message]
 # What is here of tiny silos is not about floors, which tests/client_app/site/test_limits.py holds
 LOW: dict[str, Any] = {
     **dict.fromkeys(("minimum-batch", "minimum-measured", "sums-min-count"), 1),
-    **{"metric-digits": 0, "blur": 0.0},
+    "metric-digits": 0,
+    "blur": 0.0,
 }
 EVERYTHING: dict[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": ["*"]} | LOW
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "site.yaml"

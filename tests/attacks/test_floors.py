@@ -1,0 +1,92 @@
+"""Sums and means: behind each stand enough patients, whatever a run says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.contract.messages import ARRAYS, CONFIG, HELLO, TRAIN
+from tests.support.hospital import Hospital
+
+Make = Callable[..., Hospital]
+FEATURES = 13
+
+
+def test_the_single_healthy_patient_is_no_prototype(hospital: Make) -> None:
+    """On 'logistic' a prototype is a mean of rows; Switzerland has one healthy patient."""
+    site = hospital("switzerland", method="fedproto", sums_min_count=1, fedproto__class_min_count=1)
+    reply = site.send(TRAIN)
+    found = [a.numpy() for a in reply[ARRAYS].values()] if reply and ARRAYS in reply else []
+    assert site.recovered(found) == 0
+
+
+def test_no_sums_of_few_leave_a_hospital(hospital: Make) -> None:
+    site = hospital("switzerland", {"sums-min-count": 31}, standardise="pooled", sums_min_count=1)
+    assert site.send(HELLO) is None
+    assert "sends no sums" in site.refusals[0]
+
+
+def test_the_floor_that_a_server_reads_is_the_hospitals(hospital: Make) -> None:
+    reply = hospital(sums_min_count=1).send(HELLO)
+    assert reply is not None
+    assert reply[CONFIG]["floor"] == 10
+    lowered = hospital(node={"sums-min-count": 2}, sums_min_count=1).send(HELLO)
+    assert lowered is not None
+    assert lowered[CONFIG]["floor"] == 2
+
+
+@pytest.mark.parametrize("codes", [1, 2, 4])
+def test_no_centroid_is_one_patients(hospital: Make, codes: int) -> None:
+    """An encoder that answers to one patient makes the mean over all that patient's features."""
+    width = FEATURES + 1
+    site = hospital(
+        method="uefl",
+        network="mlp",
+        width=width,
+        uefl__codes=codes,
+        uefl__centroid_min_count=1,
+        mc_passes=1,
+    )
+    found: list[np.ndarray[Any, Any]] = []
+    for round_, away in enumerate((1.5, 2.0, 2.5), start=1):
+        # Each unit sees one feature, raised above 0 only for who is far out in the first
+        weight = np.zeros((width, FEATURES))
+        weight[:, 0] = 1e3
+        weight[:FEATURES] += np.eye(FEATURES)
+        arrays = {
+            "encoder.layers.0.weight": weight,
+            "encoder.layers.0.bias": np.full(width, -1e3 * away),
+            "head.1.weight": np.zeros((2, width)),
+            "head.1.bias": np.zeros(2),
+            "codebook.0": np.zeros((codes, width)),
+        }
+        reply = site.send(TRAIN, arrays, phase="centroids", round=round_)
+        if reply is None or ARRAYS not in reply:
+            continue
+        centroids, counts = (reply[ARRAYS][name].numpy() for name in ("centroids", "counts"))
+        for centre in centroids:
+            for n in range(1, 200):
+                raw = centre * n
+                found.append(raw[:FEATURES] - raw[FEATURES])
+        assert (counts >= 10).all()
+    assert site.recovered(found) == 0
+
+
+def test_single_images_need_a_yes(hospital: Make) -> None:
+    site = hospital(
+        "vienna_dias",
+        method="fedevprompt",
+        dataset="dermoscopy-phantom",
+        network="vit",
+        backbone_weights="random",
+        standardise="pooled",
+        backbone_width=16,
+        backbone_depth=2,
+        backbone_heads=2,
+        basic_layers=1,
+    )
+    assert site.send(HELLO) is None
+    assert "'allow-embeddings=true'" in site.refusals[0]
