@@ -16,44 +16,64 @@ from models.contract.errors import DataError
 Bytes = npt.NDArray[np.uint8]
 
 _UNSIGNED_BYTE = 8
+_MOST_BYTES = 2**31  # 40 times MNIST
+_PART = 2**24  # bytes
 
 
 def read_idx(path: Path) -> Bytes:
     """Return the unsigned bytes of an IDX file, shaped as its header says.
 
+    Of what follows the header no more is unpacked than it says, so that no small file takes all
+    memory.
+
     Raises:
-        DataError: the file is not gzip, is cut short, or is no IDX file of unsigned bytes.
+        DataError: the file is not gzip, is cut short, holds more than its header says, or is no IDX
+            file of unsigned bytes.
     """
     try:
         with gzip.open(path) as file:
-            content = file.read()
+            shape = _shape(file, path)
+            content = _read(file, math.prod(shape) + 1)
     except (EOFError, zlib.error):
         raise DataError(f"{path} is cut short: download it again") from None
     except gzip.BadGzipFile:
         raise DataError(f"{path} is damaged or no gzip file: download it again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    return _parse(content, path)
-
-
-def _parse(content: bytes, path: Path) -> Bytes:
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
-        raise DataError(f"{path} is no IDX file of unsigned bytes (first bytes {content[:4]!r})")
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
-    if dimensions not in (1, 2, 3, 4) or len(content) < start:
-        raise DataError(f"{path} is no IDX file of images or labels: bad or cut header")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    expected = math.prod(shape)
-    if len(content) - start != expected:
+    if len(content) != math.prod(shape):
+        held = "more" if len(content) > math.prod(shape) else f"{len(content)} bytes"
         raise DataError(
-            f"{path} holds {len(content) - start} bytes where its header {shape} says {expected}: "
-            "download it again"
+            f"{path} holds {held} where its header {shape} says {math.prod(shape)} bytes: download "
+            "it again"
         )
     try:
-        return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        return np.frombuffer(content, np.uint8).reshape(shape)
     except ValueError:  # a zero length beside lengths that no array can have
         raise DataError(f"{path} is no IDX file: its header says {shape}") from None
+
+
+def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
+    """Read the header and return the shape that it says."""
+    start = file.read(4)
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] != _UNSIGNED_BYTE:
+        raise DataError(f"{path} is no IDX file of unsigned bytes")
+    dimensions = start[3]
+    lengths = file.read(4 * dimensions)
+    if dimensions not in (1, 2, 3, 4) or len(lengths) < 4 * dimensions:
+        raise DataError(f"{path} is no IDX file of images or labels: bad or cut header")
+    shape: tuple[int, ...] = struct.unpack(f">{dimensions}I", lengths)
+    if math.prod(shape) > _MOST_BYTES:
+        raise DataError(f"{path} is no IDX file that can be used: its header says {shape}")
+    return shape
+
+
+def _read(file: gzip.GzipFile, most: int) -> bytes:
+    """Read up to ``most`` bytes, in parts, so that memory is taken for what there is only."""
+    parts: list[bytes] = []
+    while most and (part := file.read(min(most, _PART))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Bytes, Bytes]:

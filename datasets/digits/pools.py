@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from datasets.digits.idx import read_labelled_images
-from datasets.io.atomic_files import build_folder
 from datasets.io.digests import json_digest
 from datasets.io.locations import Places, RemoteFile, find_files
+from datasets.io.sealed_folders import open_sealed
 from models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]
@@ -149,12 +149,13 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
         for name in names:
             np.save(work / f"{name}.npy", getattr(pool, name))
 
-    if not target.is_dir():
-        build_folder(target, fill)
-    try:
-        return Pool(*(np.load(target / f"{name}.npy", mmap_mode="r") for name in names)), key
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(
-            f"the decoded data in {target} are damaged ({error}): remove that folder, it is made "
-            "again"
-        ) from None
+    def read(found: Path) -> Pool:
+        try:
+            return Pool(*(np.load(found / f"{name}.npy", mmap_mode="r") for name in names))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f"the decoded data in {found} are damaged ({error}): remove that folder, it is "
+                "made again"
+            ) from None
+
+    return open_sealed(target, fill, read), key

@@ -7,6 +7,7 @@ Trezzi 2004), and the image is divided by it, so that the illuminant becomes gre
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ Pixels = npt.NDArray[np.uint8]
 
 # Not all that Pillow knows: for some formats it starts other programs
 _FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
+MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 million
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
+_TOO_LARGE = f"has more than {MOST_PIXELS} pixels, by its header: save it smaller"
 _GREY_POWER = 6
 _NAMED_FAULTS = 5
 
@@ -76,19 +79,24 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """Open an image file of one of Pillow's ``formats``, to be decoded in the block.
 
     Raises:
-        BrokenImageError: the file is missing, cut short or none of the formats.
+        BrokenImageError: the file is missing, cut short, none of the formats, or has too many
+            pixels.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=formats) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
+            opened = Image.open(path, formats=formats)
+        with opened as image:
+            check_pixels(image.height, image.width)
             yield image
     except UnidentifiedImageError:
         raise BrokenImageError(f"is no image of {', '.join(formats)}") from None
     except FileNotFoundError:
         raise BrokenImageError("is missing") from None
     except Image.DecompressionBombError:
-        raise BrokenImageError("has more pixels than Pillow decodes") from None
+        raise BrokenImageError(_TOO_LARGE) from None
     except (BrokenImageError, MemoryError):
         raise
     except OSError as error:  # with a number it is the system's, without one the decoder's
@@ -97,6 +105,18 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
         ) from None
     except Exception:  # decoders raise nearly anything on damaged files
         raise BrokenImageError("is cut short or damaged") from None
+
+
+def check_pixels(height: int, width: int) -> None:
+    """Refuse an image by the size that its header says, before memory is taken for it.
+
+    Raises:
+        BrokenImageError: it has no pixels, or more than ``MOST_PIXELS``.
+    """
+    if height < 1 or width < 1:
+        raise BrokenImageError("has no pixels, by its header")
+    if height * width > MOST_PIXELS:
+        raise BrokenImageError(_TOO_LARGE)
 
 
 def _central_square(image: Image, size: int) -> Pixels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -25,13 +26,22 @@ def write_atomically(path: Path, content: bytes | str, mode: int = 0o644) -> Non
         raise
 
 
-def build_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Let ``fill`` write a new folder, then move it to ``target``; a rival's copy is kept."""
+def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
+    """Let ``fill`` write a new folder, then move it to ``target``.
+
+    Args:
+        target: where it is to be.
+        fill: writes into a folder.
+        replace: whether a folder that is there goes; else it, a rival's copy, is kept.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         work = Path(scratch) / "folder"
         work.mkdir()
         fill(work)
+        if replace:
+            with suppress(FileNotFoundError):  # a rival moved it
+                target.rename(Path(scratch) / "before")
         try:
             work.rename(target)
         except OSError:

@@ -114,17 +114,22 @@ def _read(path: Path) -> SiloSet:
     for number, row in read_rows(path, _EDGE, _VALUES):
         where = f"{path}, line {number}"
         ends = [row[column] for column in _EDGE]
-        if fault := site_name_fault(ends[0]) or site_name_fault(ends[1]):
-            raise DataError(f"{where}: {fault}")
+        if any(
+            map(site_name_fault, ends)
+        ):  # said in words: a cell is never quoted, whose file it be
+            raise DataError(
+                f"{where}: a silo's name is no plain name of letters, digits, '.', '_' and '-', or "
+                "is 'all', which stands for the mean over sites"
+            )
         for name in ends:
             names.setdefault(name, len(names))
         pair = min(ends, key=names.__getitem__), max(ends, key=names.__getitem__)
         if pair[0] == pair[1]:
-            raise DataError(f"{where}: an edge joins silo '{pair[0]}' with itself: remove it")
+            raise DataError(f"{where}: an edge joins a silo with itself: remove it")
         if pair in links:
             raise DataError(
-                f"{where}: the edge between '{pair[0]}' and '{pair[1]}' is in line {lines[pair]}, "
-                "and edges go both ways; keep one"
+                f"{where}: the edge between these two silos is in line {lines[pair]}, and edges go "
+                "both ways; keep one"
             )
         latency = _number(row, "latency-ms", where, zero=True)
         links[pair] = Link(latency, _number(row, "gbps", where, zero=False))
@@ -145,7 +150,7 @@ def _number(row: Mapping[str, str], column: str, where: str, zero: bool) -> floa
         value = math.nan
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise DataError(
-            f"{where}, column '{column}': '{text}' is no number {'from 0' if zero else 'above 0'}; "
-            "leave it empty for the run's default"
+            f"{where}, column '{column}': it is no number {'from 0' if zero else 'above 0'}; leave "
+            "it empty for the run's default"
         )
     return value

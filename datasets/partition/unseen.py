@@ -108,6 +108,8 @@ def load_unseen(data: DataSet, name: str, settings: CommonSettings, places: Plac
     _refuse_table(data)
     names = unseen_names(settings)
     if name not in names:
+        if settings.silo_set:  # its file's cells are not quoted
+            raise DataError(f"there is no silo '{name}' in the silo set of {len(names)} silos")
         raise no_such_silo(name, names)
     pool = _open(data, settings, places)
     sets = label_sets(pool.classes, len(names), settings.unseen)

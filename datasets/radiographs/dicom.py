@@ -6,13 +6,16 @@ the patient's data.
 
 from __future__ import annotations
 
+import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.decoding import BrokenImageError
+from datasets.images.decoding import BrokenImageError, check_pixels
+from datasets.radiographs.codestreams import declared_shape
 from datasets.radiographs.decoding import check_depth
 from datasets.radiographs.vendor_profiles import Grey
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 _PREAMBLE, _MAGIC = 128, b"DICM"
 _GREY = ("MONOCHROME1", "MONOCHROME2")  # of the first 0 is white
+_DAMAGED = "has pixel data that are cut short or damaged"
+_OTHER_SIZE = "has pixel data of another size than its header says"
+_SURPLUS = "The decoded RLE segment contains"  # more than the header says, which pydicom cuts off
 _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentation")
 
 
@@ -44,7 +50,8 @@ def read_dicom(path: Path, bits: int) -> Grey:
 
     Raises:
         BrokenImageError: the file is missing, damaged, not grey, of several frames or another
-            depth, or in a compression that cannot be decoded here.
+            depth, of more or fewer pixels than its header says, or in a compression that cannot be
+            decoded here.
     """
     try:
         return _read(path, bits)
@@ -73,9 +80,16 @@ def _read(path: Path, bits: int) -> Grey:
 def _header(path: Path) -> FileDataset:
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
+    from pydicom.filereader import read_file_meta_info
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
 
     try:
+        # A small file of that kind can hold any number of bytes, which pydicom inflates at once
+        if read_file_meta_info(path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+            raise BrokenImageError("is compressed as a whole (deflated): save it uncompressed")
         return dcmread(path)
+    except BrokenImageError:
+        raise
     except InvalidDicomError:
         raise BrokenImageError("is no DICOM file") from None
     except FileNotFoundError:
@@ -100,6 +114,7 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
     if frames != 1:
         raise BrokenImageError(f"has {frames} frames: save one image a file")
     check_depth(dataset.BitsAllocated, 2**dataset.BitsStored - 1, bits)
+    check_pixels(dataset.Rows, dataset.Columns)
 
 
 def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
@@ -120,11 +135,37 @@ def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
             f"is compressed ({syntax.name}), which cannot be decoded here: save it uncompressed, "
             "or install pydicom's plugin for it"
         )
+    shape = (dataset.Rows, dataset.Columns)
     try:
-        raw: npt.NDArray[Any] = dataset.pixel_array
+        _check_amount(dataset, shape)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", _SURPLUS, UserWarning)
+            raw: npt.NDArray[Any] = dataset.pixel_array
+    except BrokenImageError:
+        raise
     except Exception:  # decoders raise nearly anything on damaged files
-        raise BrokenImageError("has pixel data that are cut short or damaged") from None
+        raise BrokenImageError(_DAMAGED) from None
+    if raw.shape != shape:
+        raise BrokenImageError(_OTHER_SIZE)
     return raw
+
+
+def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
+    """Refuse pixel data that are not as many as the header says, before any is decoded."""
+    from pydicom.encaps import generate_frames
+    from pydicom.uid import RLELossless
+
+    content, syntax = dataset.PixelData, dataset.file_meta.TransferSyntaxUID
+    if not syntax.is_encapsulated:
+        expected = math.prod(shape) * dataset.BitsAllocated // 8
+        if len(content) < expected:
+            raise BrokenImageError(_DAMAGED)
+        if len(content) > expected + expected % 2:  # an element has an even length
+            raise BrokenImageError(_OTHER_SIZE)
+    elif syntax != RLELossless:  # which does not say its size: see where it is decoded
+        frame = next(generate_frames(content, number_of_frames=1))
+        if declared_shape(frame) != shape:
+            raise BrokenImageError(_OTHER_SIZE)
 
 
 def _displayed(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:

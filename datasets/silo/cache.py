@@ -1,4 +1,7 @@
-"""Silos in the cache: each in a folder named after all that decides its content, made once."""
+"""Silos in the cache: each in a folder named after all that decides its content, made once.
+
+At each opening the folder is held against its seal (datasets/io/sealed_folders.py).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.io.atomic_files import build_folder
 from datasets.io.digests import json_digest
+from datasets.io.sealed_folders import open_sealed
 from datasets.silo.silos import Silo, open_silo
 
 _KEY_LENGTH = 16  # hexadecimal digits
@@ -20,7 +23,7 @@ def cached_silo(
     classes: int,
     fill: Callable[[Path], None],
 ) -> Silo:
-    """Return a silo from the cache; it is made first where there is none.
+    """Return a silo from the cache; it is made first where there is none, or an altered one.
 
     Args:
         folder: the cache's folder of the data set's silos.
@@ -30,9 +33,7 @@ def cached_silo(
         fill: writes the silo into a new folder by ``save_silo``.
 
     Raises:
-        DataError: the cached files are damaged, or what ``fill`` raises.
+        DataError: the cached files were altered and cannot be made anew, or what ``fill`` raises.
     """
     target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
-    if not target.is_dir():
-        build_folder(target, fill)
-    return open_silo(target, classes)
+    return open_sealed(target, fill, lambda found: open_silo(found, classes))

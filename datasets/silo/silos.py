@@ -57,6 +57,7 @@ class Silo:
         declared: figures to standardise by that the data's schema gives.
         schema: a digest of a table's schema, or of images' classes and size, which all sites of a
             run must share.
+        folder: where it lies in the cache, if it does.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Silo:
     dropped: int = 0
     declared: FeatureStatistics | None = None
     schema: str = ""
+    folder: Path | None = None
 
     def splits(self) -> dict[str, Split]:
         """Return the splits by name."""
@@ -188,6 +190,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
         classes=tuple(facts.get("classes", ())),
         dropped=facts.get("dropped", 0),
         schema=facts.get("schema", ""),
+        folder=folder,
         declared=FeatureStatistics(**{k: np.array(v) for k, v in declared.items()})
         if declared
         else None,

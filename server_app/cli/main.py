@@ -12,6 +12,7 @@ import typer.main
 
 from models.contract.errors import FedsiloError
 from server_app.cli import compare, data, deploy, figures, finetune, runs, settings, sweep
+from server_app.run.processes import end_if_bound
 
 _LISTED = (
     *("simulate", "resume", "compare", "tune", "crossvalidate", "fetch", "pretrain", "plot"),
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: the arguments cannot be used (2), or only help was asked for (0).
     """
     words = sys.argv[1:] if arguments is None else arguments
+    end_if_bound()
     try:
         return _invoke(list(words))
     except FedsiloError as error:

@@ -40,6 +40,7 @@ from server_app.config.settings import RunSettings, differences
 from server_app.records.finished_run import FinishedRun, has_begun, has_ended
 from server_app.records.run_directory import RunDirectory
 from server_app.run.planning import RunSources, planned
+from server_app.run.processes import bound_environment
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -157,7 +158,13 @@ class Job:
             FedsiloError: it failed; with the run's own error line.
         """
         resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
-        done = subprocess.run([*self.command, *resume], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*self.command, *resume],
+            env=bound_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise FedsiloError(

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -31,6 +32,7 @@ from models.contract.settings_schema import Value
 from server_app.config.settings import RunSettings
 from server_app.records.finished_run import FinishedRun
 from server_app.records.run_directory import git_revision
+from server_app.run.processes import end_with
 from server_app.run.progress_bars import make_console
 
 Missing = TypeVar("Missing")
@@ -113,7 +115,9 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[st
     console = make_console()
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
-        ProcessPoolExecutor(parallel, mp_context=context, initializer=_leave_interrupts) as pool,
+        ProcessPoolExecutor(
+            parallel, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),)
+        ) as pool,
     ):
         task = bar.add_task("runs", total=len(missing))
 
@@ -134,13 +138,26 @@ class _Work:
     path: str
 
 
-def _leave_interrupts() -> None:
-    """Let Ctrl-C reach the command only, which ends its workers."""
+def _begin_worker(command: int) -> None:
+    """Let Ctrl-C reach the command only, which ends its workers; they also end when it is killed.
+
+    Not by SIGTERM, with which a pool ends its workers, and which they must not survive.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+    end_with(command, signal.SIGUSR1)
 
 
 def _run(work: _Work) -> str:
-    """Run a trial quietly and write the summary; return what went wrong, empty if nothing."""
+    """Run a trial as ``_run_quietly`` does; where the command has ended, end without another."""
+    try:
+        return _run_quietly(work)
+    except SystemExit:
+        os._exit(1)  # the pool's own loop would take it for the trial's failure and go on
+
+
+def _run_quietly(work: _Work) -> str:
+    """Run a trial and write the summary; return what went wrong, empty if nothing."""
     from server_app.run.inline_engine import run_inline
 
     with (

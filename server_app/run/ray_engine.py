@@ -1,7 +1,8 @@
 """The Ray engine: ``flwr run`` on a SuperLink of its own, ended with the run.
 
 Flower's own local SuperLink is machine-wide and stays; two runs would meet in it. So each run
-here gets its own ports and FLWR_HOME, in the environment this process runs in.
+here gets its own ports and FLWR_HOME, in the environment this process runs in. A guard
+(server_app/run/guard.py) ends all that it started, also where this process is killed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import tomli_w
 from rich.console import Console
 from rich.text import Text
@@ -28,7 +28,14 @@ from models.contract.errors import SettingError
 from models.contract.settings_schema import Value, unknown_key
 from server_app.config.settings import RunSettings, grouped
 from server_app.records.run_directory import RunDirectory, git_revision, runs_folder
-from server_app.run.processes import ProcessError, app_folder, end_trees, free_ports, tool
+from server_app.run.processes import (
+    RUN_MARK,
+    ProcessError,
+    app_folder,
+    end_run,
+    free_ports,
+    tool,
+)
 from server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
 
 RESOURCES: dict[str, Value] = {
@@ -40,6 +47,7 @@ RESOURCES: dict[str, Value] = {
 }
 LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
 _START_LIMIT = 60.0  # seconds
+_END_LIMIT = 30.0  # seconds
 
 # What Flower and Ray say at every start; warnings, errors and the app's own lines pass.
 _NOISE = re.compile(
@@ -102,7 +110,8 @@ def _superlink(home: Path, variables: Mapping[str, str] | None = None) -> Iterat
         os.environ
         | dict(variables or {})
         | {
-            "FLWR_HOME": str(home),
+            RUN_MARK: str(home),
+            "SPT_NOENV": "1",  # else Ray's own titles of processes are written over that mark
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
             "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -131,14 +140,28 @@ def _superlink(home: Path, variables: Mapping[str, str] | None = None) -> Iterat
     ]
     with (home / "superlink.out").open("wb") as log:
         process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, "-m", "server_app.run.guard", str(home), *command],
+            env=environment,
+            stdin=subprocess.PIPE,  # ends with this process
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         _wait_until_healthy(process, http_port, home / "superlink.out")
         yield environment
     finally:
-        end_trees([psutil.Process(process.pid)] if process.poll() is None else [])
-        process.wait()
+        _end(process, home)
+
+
+def _end(guard: subprocess.Popen[bytes], home: Path) -> None:
+    """Let the guard end the run; where it does not, or was killed, end the run from here."""
+    assert guard.stdin is not None  # PIPE was asked for
+    guard.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        guard.wait(_END_LIMIT)
+    end_run(home)
+    guard.wait()
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def test_a_file_cut_anywhere_is_refused_by_its_path(path: Path, data: st.DataObj
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (CONTENT + b"\0", r"holds 7 bytes where its header \(2, 3\) says 6"),
+        (CONTENT + b"\0", r"holds more where its header \(2, 3\) says 6 bytes"),
+        (CONTENT[:-1], r"holds 5 bytes where its header \(2, 3\) says 6 bytes"),
         (b"\0\0\x0d" + CONTENT[3:], "no IDX file of unsigned bytes"),  # 0x0d: float32
         (b"PK\x08" + CONTENT[3:], "no IDX file of unsigned bytes"),
         (b"\0\0\x08\0", "no IDX file"),
@@ -66,6 +68,30 @@ def test_a_header_of_an_impossible_shape_is_refused(
     header = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
     path.write_bytes(gzip.compress(header + body))
     with pytest.raises(DataError, match=str(path)):
+        read_idx(path)
+
+
+def test_no_more_is_unpacked_than_the_header_says(path: Path) -> None:
+    # A gigabyte of zeros in a megabyte of gzip, behind a header of six bytes
+    zeros = gzip.compress(bytes(2**26))
+    path.write_bytes(gzip.compress(CONTENT) + zeros * 16)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"holds more where its header \(2, 3\) says 6 bytes"):
+        read_idx(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+
+
+def test_no_memory_is_taken_for_bytes_that_are_only_declared(path: Path) -> None:
+    header = b"\0\0\x08\x02" + struct.pack(">2I", 2**15, 2**16)
+    path.write_bytes(gzip.compress(header + bytes(100)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="holds 100 bytes where"):
+        read_idx(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+    path.write_bytes(gzip.compress(header[:4] + struct.pack(">2I", 2**16, 2**16) + bytes(100)))
+    with pytest.raises(DataError, match=r"can be used: its header says \(65536, 65536\)"):
         read_idx(path)
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from datasets.images.dataset import Classes, ImageDataSet
+from datasets.images.decoding import Decoded
 from datasets.images.index import ImageIndex, in_public, joined, take_share
 from datasets.io.locations import Places
 from datasets.registry import check_data_settings
-from datasets.silo.silos import Silo, Split, no_such_silo
+from datasets.silo.silos import Silo, Split, fingerprint, no_such_silo
 from datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
@@ -201,10 +202,10 @@ def test_other_settings_cut_or_decode_otherwise_and_a_second_load_reads_the_cach
     for change in changes:
         other = load(places, **{"test_folds": 2, "val_folds": 2, **change})
         assert held(other) != held(first)
-    made = {path: path.stat().st_mtime_ns for path in places.cache.rglob("*")}
+    made = {path: path.stat().st_mtime_ns for path in places.cache.rglob("*.*")}
     again = load(places, test_folds=2, val_folds=2, seed=99)
     assert again.fingerprints == first.fingerprints
-    assert {path: path.stat().st_mtime_ns for path in places.cache.rglob("*")} == made
+    assert {path: path.stat().st_mtime_ns for path in places.cache.rglob("*.*")} == made
 
 
 def test_without_test_data_the_others_are_the_same_and_broken_test_images_do_not_matter(
@@ -328,12 +329,21 @@ def test_a_given_split_with_one_content_on_two_sides_is_refused(places: Places) 
     assert load(places).dropped == 0  # where we split, nothing was promised
 
 
-def test_a_damaged_cache_is_told_by_its_folder(places: Places) -> None:
-    load(places)
+def test_a_damaged_cache_is_made_anew_or_told_by_its_folder(places: Places) -> None:
+    before = load(places)
     target = next(places.cache.rglob("train-inputs.npy"))
     target.write_bytes(target.read_bytes()[:50])
-    with pytest.raises(DataError, match=r"cached silo .*/flat-silos/a-silo-.* is damaged"):
-        load(places)
+
+    class Gone(Flat):
+        def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
+            raise DataError("the images are gone")
+
+    said = r"cached data in .*/flat-silos/a-silo-\w* were altered and cannot be made anew \(the ima"
+    with pytest.raises(DataError, match=said):
+        load(places, data=Gone())
+    silo = load(places)
+    assert silo.fingerprints == before.fingerprints
+    assert fingerprint(silo.train) == before.fingerprints["train"]
 
 
 def test_sites_of_other_classes_or_sizes_have_another_schema(places: Places) -> None:

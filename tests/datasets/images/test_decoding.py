@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -125,12 +128,21 @@ def test_an_image_of_more_than_8_bits_is_refused_not_clipped(tmp_path: Path, kin
     assert reason(tmp_path / "a.tiff") == "has more than 8 bits a channel: save it with 8"
 
 
-def test_an_image_of_too_many_pixels_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [(30000, 2983), (2**16, 2**16)])
+def test_an_image_of_too_many_pixels_is_refused_by_its_header(
+    tmp_path: Path, shape: tuple[int, int]
 ) -> None:
-    saved(tmp_path / "a.png", noise(16, 16))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    assert reason(tmp_path / "a.png") == "has more pixels than Pillow decodes"
+    # One row more than Pillow's bound, which only warns up to twice as many; nothing is decoded
+    path = saved(tmp_path / "a.png", noise(16, 16))
+    content = bytearray(path.read_bytes())
+    content[16:24] = struct.pack(">2I", shape[1], shape[0])
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    path.write_bytes(content)
+    tracemalloc.start()
+    assert reason(path) == "has more than 89478485 pixels, by its header: save it smaller"
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 def test_shades_of_grey_by_hand() -> None:
@@ -239,5 +251,5 @@ def test_a_damaged_png_chunk_is_no_crash(tmp_path: Path) -> None:
     assert reasons <= {
         "is cut short or damaged",
         "is no image of JPEG, PNG, TIFF, BMP, WEBP",
-        "has more pixels than Pillow decodes",
+        "has more than 89478485 pixels, by its header: save it smaller",
     }

@@ -4,6 +4,9 @@ import itertools
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
 
 from datasets.partition.silo_sets import Link, SiloSet, great_circle_km, open_silo_set
 from models.contract.errors import DataError
@@ -76,18 +79,21 @@ def test_a_file_of_edges_only_is_enough_and_a_link_is_found_from_both_ends(tmp_p
         ("site,other\na,b\n", r"line 1: the columns must be site, neighbour, latency-ms \(opt"),
         ("site,neighbour,speed\na,b,1\n", "1 unknown"),
         ("site,neighbour\na,b,c\n", "line 2: 3 values, and line 1 names 2 columns"),
-        ("site,neighbour\na,b\nc,c\n", "line 3: an edge joins silo 'c' with itself: remove it"),
-        ("site,neighbour\na,b\nb,c\nb,a\n", "line 4: the edge between 'a' and 'b' is in line 2"),
+        ("site,neighbour\na,b\nc,c\n", "line 3: an edge joins a silo with itself: remove it"),
+        (
+            "site,neighbour\na,b\nb,c\nb,a\n",
+            "line 4: the edge between these two silos is in line 2",
+        ),
         ("site,neighbour\n", "has no edge: a silo set has at least 2 silos"),
         ("", "line 1: the columns must be"),
-        ("site,neighbour\na,all\n", "line 2: site 'all' is no plain name"),
-        ("site,neighbour\na,../b\n", r"line 2: site '../b' is no plain name"),
-        ("site,neighbour\n,b\n", "line 2: site '' is no plain name"),
+        ("site,neighbour\na,all\n", "line 2: a silo's name is no plain name"),
+        ("site,neighbour\na,../b\n", r"line 2: a silo's name is no plain name"),
+        ("site,neighbour\n,b\n", "line 2: a silo's name is no plain name"),
         *(
-            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", f"line 3, column 'gbps': '{bad}' is no nu")
+            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", "line 3, column 'gbps': it is no nu")
             for bad in ("fast", "nan", "inf", "0", "-1")
         ),
-        ("site,neighbour,latency-ms\na,b,-0.5\n", "column 'latency-ms': '-0.5' is no number from"),
+        ("site,neighbour,latency-ms\na,b,-0.5\n", "column 'latency-ms': it is no number from"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_with_its_line(
@@ -106,3 +112,17 @@ def test_what_is_neither_a_known_set_nor_a_file_is_refused(text: str) -> None:
 def test_a_folder_is_no_silo_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nor a file"):
         open_silo_set(str(tmp_path))
+
+
+@budget(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 7), cell=st.sampled_from(["..", "all", "-7.5", "", "Anna/Meier"]))
+def test_no_error_quotes_a_cell(tmp_path: Path, place: int, cell: str) -> None:
+    cells = ["Meier", "Schmidt", "63", "1", "Meier", "Huber", "71", "2"]
+    cells[place] = cell
+    file = tmp_path / "patients.csv"
+    rows = (",".join(cells[:4]), ",".join(cells[4:]), *["Weber,Lang,1,1"] * 2)  # stands twice
+    file.write_text("\n".join(["site,neighbour,latency-ms,gbps", *rows]))
+    with pytest.raises(DataError) as caught:
+        open_silo_set(str(file))
+    said = str(caught.value).replace(str(tmp_path), "").replace("'all', which stands", "")
+    assert not any(cell in said for cell in cells if len(cell) > 2), said

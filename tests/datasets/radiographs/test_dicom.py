@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
+from PIL import Image
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.pixels.decoders.base import Decoder
 from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
     ExplicitVRLittleEndian,
+    JPEG2000Lossless,
+    JPEGBaseline8Bit,
     JPEGLosslessSV1,
     RLELossless,
     SecondaryCaptureImageStorage,
@@ -218,6 +227,105 @@ def test_a_compression_that_cannot_be_decoded_is_refused_by_its_name(
 def test_compressed_pixels_that_are_damaged_are_refused(write: Callable[..., Path]) -> None:
     path = write(syntax=RLELossless, PixelData=encapsulate([b"abcd"]))
     assert reason(path) == "has pixel data that are cut short or damaged"
+
+
+OTHER_SIZE = "has pixel data of another size than its header says"
+TOO_LARGE = "has more than 89478485 pixels, by its header: save it smaller"
+
+
+@budget(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    itemsize=st.sampled_from([1, 2]),
+    held=st.integers(0, 9 * 9 * 2 * 3),
+)
+def test_pixels_are_held_against_the_header(
+    write: Callable[..., Path], shape: tuple[int, int], itemsize: int, held: int
+) -> None:
+    declared = shape[0] * shape[1] * itemsize
+    depth = {"BitsAllocated": 8 * itemsize, "BitsStored": 8 * itemsize}
+    held += held % 2  # as every element's length is even
+    sizes = {"Rows": shape[0], "Columns": shape[1], "PixelData": bytes(held)}
+    path = write(**sizes, **depth)
+    if held == declared + declared % 2:
+        assert read_dicom(path, 8 * itemsize).shape == shape
+    else:
+        damaged = "has pixel data that are cut short or damaged"
+        assert reason(path, 8 * itemsize) == (damaged if held < declared else OTHER_SIZE)
+
+
+@pytest.mark.parametrize("frames", [2, 3, 10])
+def test_whole_frames_beyond_the_header_are_refused(
+    write: Callable[..., Path], frames: int
+) -> None:
+    assert reason(write(PixelData=LEVELS.tobytes() * frames)) == OTHER_SIZE
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "said"),
+    [
+        (0, 2, "has no pixels, by its header"),
+        (2, 0, "has no pixels, by its header"),
+        (1, 2, OTHER_SIZE),
+        (65535, 65535, TOO_LARGE),
+        (65535, 1366, TOO_LARGE),
+        (65535, 1365, "has pixel data that are cut short or damaged"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_memory_is_taken(
+    write: Callable[..., Path], rows: int, columns: int, said: str
+) -> None:
+    path = write(Rows=rows, Columns=columns)
+    reason(write(Rows=1, Columns=1))  # imports what it needs
+    path = write(Rows=rows, Columns=columns)
+    tracemalloc.start()
+    assert reason(path) == said
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("syntax", "form"), [(JPEGBaseline8Bit, "JPEG"), (JPEG2000Lossless, "JPEG2000")]
+)
+def test_a_compressed_picture_of_another_size_than_the_header_is_refused(
+    write: Callable[..., Path], syntax: str, form: str
+) -> None:
+    def compressed(height: int, width: int) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(np.zeros((height, width), np.uint8)).save(file, form, no_jp2=True)
+        return encapsulate([file.getvalue()])
+
+    low = np.zeros((20, 30), np.uint8)
+    found = read_dicom(write(low, syntax, PixelData=compressed(20, 30)), 8)
+    assert found.shape == (20, 30)
+    for height, width in ((30, 20), (20, 31), (40, 30), (4000, 4000)):
+        path = write(low, syntax, PixelData=compressed(height, width))
+        assert reason(path, 8) == OTHER_SIZE
+
+
+def test_run_lengths_of_another_size_than_the_header_are_refused(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    from pydicom import dcmread
+
+    dataset = dcmread(write(np.zeros((8, 8), np.uint16)))
+    dataset.compress(RLELossless)
+    for rows in (1, 4, 9, 16):
+        dataset.Rows = rows
+        dataset.save_as(tmp_path / "rle.dcm")
+        assert reason(tmp_path / "rle.dcm") == "has pixel data that are cut short or damaged"
+
+
+def test_a_file_that_is_deflated_as_a_whole_is_refused_before_it_is_inflated(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    from pydicom import dcmread
+
+    dataset = dcmread(write())
+    dataset.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    dataset.save_as(tmp_path / "deflated.dcm")
+    said = "is compressed as a whole (deflated): save it uncompressed"
+    assert reason(tmp_path / "deflated.dcm") == said
 
 
 def test_files_that_are_no_dicom_are_told_without_their_name(

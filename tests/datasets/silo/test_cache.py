@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
 
 from datasets.io.locations import Places
+from datasets.io.sealed_folders import seal
 from datasets.registry import load_silo
 from datasets.silo.cache import cached_silo
-from datasets.silo.silos import SPLITS, Split, save_silo
+from datasets.silo.silos import SPLITS, Split, fingerprint, save_silo
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
 
@@ -78,6 +82,7 @@ def test_the_folder_of_an_earlier_version_is_used(
     old = tmp_path / folder / f"{site}-{key}"
     old.mkdir(parents=True)
     write_silo(old, samples=5)
+    seal(old, old.name)  # such as have none are made anew, in the same folder
     silo = load_silo(site, CommonSettings(**values), Places(None, tmp_path))
     assert len(silo.train) == 5
     assert [path.name for path in old.parent.iterdir()] == [old.name]
@@ -100,7 +105,50 @@ def test_pneumoniamnists_folder_of_an_earlier_version_is_used(tmp_path: Path) ->
     old = tmp_path / "cache" / "pneumoniamnist-silos" / f"vendor-b-{key}"
     old.mkdir(parents=True)
     write_silo(old, samples=5)
+    seal(old, old.name)  # such as have none are made anew, in the same folder
     settings = CommonSettings(dataset="pneumoniamnist")
     settings = dataclasses.replace(settings, sample_share=0.5, intensity_profiles=False)
     silo = load_silo("vendor-b", settings, Places(tmp_path / "data", tmp_path / "cache"))
     assert len(silo.train) == 5
+
+
+def _write_drawn(folder: Path) -> None:
+    draw = torch.Generator().manual_seed(3)
+    splits = {
+        part: Split(torch.randn(n, 4, generator=draw), torch.arange(n) % 2)
+        for part, n in zip(SPLITS, (6, 0, 2), strict=True)
+    }
+    save_silo(folder, splits, {"name": "site", "distribution": "site", "classes": ["well", "ill"]})
+
+
+@budget(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_altered_data_never_come_under_the_old_fingerprint(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    before = cached_silo(tmp_path, "site", FACTS, 2, _write_drawn)
+    assert before.folder is not None
+    files = sorted(path.name for path in before.folder.iterdir())
+    path = before.folder / data.draw(st.sampled_from(files))
+    content = bytearray(path.read_bytes())
+    match data.draw(st.sampled_from(["bit", "byte", "cut", "exchange"])):
+        case "bit":
+            content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(
+                st.integers(0, 7)
+            )
+        case "byte":
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        case "cut":
+            del content[data.draw(st.integers(0, len(content) - 1)) :]
+        case _:
+            other = before.folder / data.draw(st.sampled_from(files))
+            content, theirs = bytearray(other.read_bytes()), content
+            other.write_bytes(theirs)
+    path.write_bytes(content)
+    after = cached_silo(tmp_path, "site", FACTS, 2, _write_drawn)
+    assert (after.name, after.classes, after.task) == ("site", ("well", "ill"), before.task)
+    assert after.fingerprints == before.fingerprints
+    assert {name: fingerprint(split) for name, split in after.splits().items()} == (
+        before.fingerprints
+    )
+    assert [split.inputs.shape for split in after.splits().values()] == [(6, 4), (0, 4), (2, 4)]

@@ -1,0 +1,146 @@
+"""Folders of derived files under a seal: what was altered is made anew, and never used.
+
+The seal holds a SHA-256 of each file, and the folder's name, so that another folder's files do not
+pass for its own. It is written when the folder is made and held against the files at each opening.
+Of a large folder the files are read whole only if one of them changed since they last were: a stamp
+says size, times and inode of each. A disk that loses bits by itself changes none of those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from datasets.io.atomic_files import build_folder, write_atomically
+from models.contract.errors import DataError
+
+SEAL = "seal.json"
+STAMP = "checked.json"
+
+_ATTEMPTS = 3
+_LARGE = 64 * 2**20  # bytes of a folder; less is hashed in a tenth of a second
+_SETTLED = 2 * 10**9  # ns: files changed within a tick of the clock have the same times
+
+Read = TypeVar("Read")
+Stamps = dict[str, list[int]]
+
+
+def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
+    """Return what ``read`` makes of a sealed folder; ``fill`` makes it first where there is none.
+
+    The folder's time of change is set: it is its last use, by which a cache is kept to its bound.
+
+    Raises:
+        DataError: the folder was altered and cannot be made anew, or what the two raise.
+    """
+    for _ in range(_ATTEMPTS):
+        _ensure_sealed(target, fill)
+        with suppress(OSError):  # a cache that is mounted read-only
+            os.utime(target)
+        try:
+            return read(target)
+        except DataError:
+            if target.is_dir():  # else another process removed it for the bound's sake
+                raise
+    raise DataError(f"the cached data in {target} are removed as soon as they are made")
+
+
+def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
+    """Make sure that ``target`` is there and holds what ``fill`` wrote into it when it was made.
+
+    An altered folder is made anew, with a line in this machine's own log: it only holds what comes
+    out of data that are there. One without a seal (of an earlier version) is made anew too; were it
+    taken, a lost seal would be a way round.
+    """
+
+    def make(work: Path) -> None:
+        fill(work)
+        seal(work, target.name)
+
+    if not target.is_dir():
+        build_folder(target, make)
+    elif reason := fault(target):
+        log = logging.getLogger("flwr")
+        log.warning("fedsilo: the cached data in %s %s: they are made anew", target, reason)
+        try:
+            build_folder(target, make, replace=True)
+        except (DataError, OSError) as error:
+            raise DataError(
+                f"the cached data in {target} {reason} and cannot be made anew ({error}): remove "
+                "that folder, and see to the data that it is made from"
+            ) from None
+
+
+def seal(folder: Path, name: str) -> None:
+    """Write the seal of a folder's files, which is to be called ``name``."""
+    files = {file: _sha256(folder / file) for file in sorted(_files(folder))}
+    write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
+
+
+def fault(folder: Path) -> str:
+    """Say what is wrong with a sealed folder ('have no seal'); empty: it is as it was made."""
+    try:
+        sealed = _sealed_files(folder)
+        if sealed.keys() != _files(folder):
+            return "lack files of their seal, or hold others"
+        stamps = _stamps(folder, [*sealed, SEAL])
+        if _is_large(stamps) and _stamp(folder) == stamps:
+            return ""
+        began = time.time_ns()
+        if any(_sha256(folder / name) != digest for name, digest in sealed.items()):
+            return "were altered"
+        if _is_large(stamps) and all(
+            max(facts[1:3]) < began - _SETTLED for facts in stamps.values()
+        ):
+            with suppress(OSError):  # a cache that is mounted read-only
+                write_atomically(folder / STAMP, json.dumps(stamps), 0o600)
+    except FileNotFoundError:
+        return "have no seal"
+    except (OSError, ValueError):
+        return "cannot be read, or their seal is damaged"
+    return ""
+
+
+def _sealed_files(folder: Path) -> dict[str, str]:
+    """Return the digests of a folder's files; a ``ValueError`` if the seal is damaged."""
+    content = json.loads((folder / SEAL).read_text())
+    if not isinstance(content, dict) or content.get("folder") != folder.name:
+        raise ValueError("the seal of another folder")
+    files = content.get("files")
+    if not isinstance(files, dict) or not files:
+        raise ValueError("a seal of no files")
+    return files
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the names of a folder's own files; hidden ones are being written, or were."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    return names - {SEAL, STAMP}
+
+
+def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
+    facts = {name: (folder / name).stat() for name in names}
+    return {n: [f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino] for n, f in facts.items()}
+
+
+def _stamp(folder: Path) -> Any:
+    """Return the stamps of the last check; None: there was none."""
+    with suppress(OSError, ValueError):
+        return json.loads((folder / STAMP).read_text())
+    return None
+
+
+def _is_large(stamps: Stamps) -> bool:
+    return sum(facts[0] for facts in stamps.values()) > _LARGE
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,66 @@
+"""The guard of a run by Flower's engines: ``python -m server_app.run.guard HOME COMMAND ...``.
+
+It starts the command (SuperLink) and reads from a pipe that only fedsilo's own process can write
+to. At its end, that process has ended or wants the run to end, even if it was killed and could say
+nothing. Then all processes of the run end, those too that have sessions and parents of their own,
+and the run's folder HOME is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from server_app.run.processes import end_run
+
+_LOOK = 0.5  # seconds from one look at the command to the next
+_ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def guard(home: Path, command: Sequence[str], pipe: int) -> int:
+    """Run ``command`` until it ends or ``pipe`` does; then end all that belongs to ``home``.
+
+    Args:
+        home: the run's folder, by which its processes are known.
+        command: what to start.
+        pipe: a file descriptor to read from; nothing is ever written to it.
+
+    Returns:
+        The command's exit code, 0 if it was ended from here.
+    """
+    for number in _ENDINGS:
+        signal.signal(number, _leave)
+    left_alone = False
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        left_alone = _pipe_ended_before(process, pipe)
+        return 0 if left_alone else process.returncode
+    finally:
+        for number in _ENDINGS:
+            signal.signal(number, signal.SIG_IGN)
+        end_run(home)
+        if left_alone:  # else fedsilo reads in it why SuperLink ended, and removes it
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _pipe_ended_before(process: subprocess.Popen[bytes], pipe: int) -> bool:
+    while process.poll() is None:
+        ready, _, _ = select.select([pipe], [], [], _LOOK)
+        if ready and not os.read(pipe, 1024):
+            return True
+    return False
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(guard(Path(sys.argv[1]), sys.argv[2:], sys.stdin.fileno()))

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server_app.run import processes
+from server_app.run.processes import bound_environment, end_if_bound, runs
+
+ENDS_WITH = "FEDSILO_ENDS_WITH"
+
+
+def ended_within(pid: int, seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and runs(psutil.Process(pid)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not psutil.pid_exists(pid) or not runs(psutil.Process(pid))
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])
+def test_a_bound_process_ends_with_its_killed_parent_and_cleans_up_if_the_signal_lets_it(
+    tmp_path: Path, number: str
+) -> None:
+    child = (
+        "import os, signal, sys, time\n"
+        "from server_app.run.processes import end_with\n"
+        f"open({str(tmp_path / 'file')!r}, 'w')\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))\n"
+        f"end_with(os.getppid(), signal.{number})\n"
+        "try:\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "finally:\n"
+        f"    os.unlink({str(tmp_path / 'file')!r})\n"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert not ended_within(pid, 1.5), "its parent is there"
+    process.kill()
+    process.wait()
+    assert ended_within(pid, 15)
+    assert (tmp_path / "file").exists() == (number == "SIGTERM")
+
+
+def test_a_process_that_does_not_heed_the_signal_is_ended_all_the_same() -> None:
+    child = (
+        "import os, signal, time\n"
+        "from server_app.run import processes\n"
+        "processes._UNWINDING = 0.2\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "processes.end_with(os.getppid())\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    assert ended_within(pid, 15)
+
+
+def test_a_command_is_bound_by_its_environment_which_it_does_not_hand_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound: list[int] = []
+    monkeypatch.setattr(processes, "end_with", bound.append)
+    end_if_bound()
+    assert bound == []
+    monkeypatch.setenv(ENDS_WITH, bound_environment()[ENDS_WITH])
+    end_if_bound()
+    assert bound == [os.getpid()]
+    assert ENDS_WITH not in os.environ
+    monkeypatch.setenv(ENDS_WITH, "not a number")
+    end_if_bound()
+    assert bound == [os.getpid()]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
