@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -18,6 +19,7 @@ from datasets.registry import data_set, silo_count, silo_names
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
+from server_app.config.operator_files import operator_terms
 from server_app.config.settings import RunSettings, differences, resolve, run_values
 from server_app.figures.calibration import evidence_document, without_bins
 from server_app.figures.learning_curves import draw_curves, draw_pictures
@@ -44,8 +46,11 @@ from server_app.run.progress_bars import make_console
 from strategies.loop.method import Method
 from strategies.loop.participants import Participants, meet_sites
 from strategies.loop.round_loop import RoundLoop
+from strategies.loop.terms import Terms
 from strategies.methods.registry import strategy_class
 from strategies.wire.records import to_record
+
+_NEARLY_ALL = 0.9  # of all training samples
 
 
 def run(
@@ -74,7 +79,7 @@ def run(
         console.print(f"{directory.path} holds a finished run: nothing to resume")
         return directory
     began = time.monotonic()
-    participants = meet_sites(grid, common, silo_count(common))
+    participants = meet_sites(grid, common, silo_count(common), _terms(settings))
     _say_who_is_missing(participants, common, console)
     _say_what_is_odd(participants, console)
     new = not common.resume
@@ -96,6 +101,14 @@ def run(
             draw_pictures(directory, loop.method.pictures)
     _show(directory, loop, recorders, console)
     return directory
+
+
+def _terms(settings: RunSettings) -> Terms:
+    """Return on what terms sites take part: the operator's and the method's."""
+    common, own = settings.common, settings.own
+    cls = strategy_class(common.method)
+    unfit = partial(cls.why_unfit, common, own)
+    return dataclasses.replace(operator_terms(common), unfit=unfit)
 
 
 @contextmanager
@@ -160,6 +173,8 @@ def _say_what_is_odd(participants: Participants, console: Console) -> None:
     measured = any(facts.sizes()["test"] for facts in participants.facts.values())
     if not measured:
         _warn(console, "no site has test samples: there will be no test figures")
+    if heaviest := _heaviest(participants):
+        _warn(console, heaviest)
     for site, facts in participants.facts.items():
         if sum(1 for count in facts.label_counts["train"] if count) == 1:
             _warn(console, f"site {site}: all training samples are of one class")
@@ -167,6 +182,18 @@ def _say_what_is_odd(participants: Participants, console: Console) -> None:
             _warn(console, f"site {site}: it has no test samples and no test figures")
         if facts.dropped:
             _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
+
+
+def _heaviest(participants: Participants) -> str:
+    """Name a site that by its own word alone decides nearly every average; empty: there is none."""
+    sizes = {site: facts.sizes()["train"] for site, facts in participants.facts.items()}
+    site, everybody = max(sizes, key=sizes.__getitem__), sum(sizes.values())
+    if participants.agreed() or len(sizes) < 3 or sizes[site] <= _NEARLY_ALL * everybody:
+        return ""
+    return (
+        f"site {site} says that it has {sizes[site]} of {everybody} training samples, and averages "
+        "weigh by them: if that is not so, agree on counts beforehand ('site-weights')"
+    )
 
 
 def _why(facts: SiteFacts) -> str:
@@ -184,7 +211,7 @@ def _assemble(
         metrics,
         TrafficHook(directory),
         FailureHook(),
-        PrivacyHook(common),
+        PrivacyHook(common, directory.path / "privacy-asked.json"),
         ProgressHook(metrics, console, cls, f"{cls.title} on {common.dataset}, seed {common.seed}"),
     )
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
@@ -219,6 +246,12 @@ def _refuse_other_data(
     before, now = directory.read_json("silos.json"), silos_document(participants)
     if late_join:
         now = {site: facts for site, facts in now.items() if site in before}
+    for site in before.keys() & now.keys():
+        if (was := before[site].get("agreed")) != (is_now := now[site].get("agreed")):
+            raise RunDirectoryError(
+                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
+                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
+            )
     if before != now:
         raise RunDirectoryError(
             f"the sites or their data are not those of {path}: resume with the same sites and "
@@ -321,7 +354,7 @@ def _show(
     values = recorders.metrics.values(state.round, "test")
     common = method.common
     if why := _why_it_ended(loop):
-        console.print(why, highlight=False, soft_wrap=True)
+        console.print(why, highlight=False, soft_wrap=True, markup=False)
     title = f"{method.title} on {common.dataset}, round {state.round}, seed {common.seed}"
     published = method.published()
     shown = data_set(common.dataset).headline
