@@ -18,7 +18,7 @@ from datasets.io.state_files import save_state
 from datasets.registry import data_set, silo_count, silo_names
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError
 from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
+from models.contract.site_facts import SPLITS, SiteFacts
 from server_app.config.operator_files import operator_terms
 from server_app.config.settings import RunSettings, differences, resolve, run_values
 from server_app.figures.calibration import evidence_document, without_bins
@@ -170,7 +170,7 @@ def _say_what_is_odd(participants: Participants, console: Console) -> None:
     for reason in participants.refused:
         _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
     # Without any test sample one line says so; only otherwise is a site without some odd
-    measured = any(facts.sizes()["test"] for facts in participants.facts.values())
+    measured = any(facts.sizes().get("test") for facts in participants.facts.values())
     if not measured:
         _warn(console, "no site has test samples: there will be no test figures")
     if heaviest := _heaviest(participants):
@@ -178,8 +178,10 @@ def _say_what_is_odd(participants: Participants, console: Console) -> None:
     for site, facts in participants.facts.items():
         if sum(1 for count in facts.label_counts["train"] if count) == 1:
             _warn(console, f"site {site}: all training samples are of one class")
-        if measured and not facts.sizes()["test"]:
+        if measured and not facts.sizes().get("test"):
             _warn(console, f"site {site}: it has no test samples and no test figures")
+        if withheld := [split for split in SPLITS if split not in facts.measured]:
+            _warn(console, f"site {site}: it withholds its measurements on {', '.join(withheld)}")
         if facts.dropped:
             _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
 

@@ -28,7 +28,7 @@ _CLASSES = 10_000
 _MOST = 10**9  # samples of a class
 _LENGTH, _NUMBERS = 2**20, 2**28  # of one dimension of an input, and of all together
 _SUM = 1e18  # no sum of measurements is larger, and its square is still a finite number
-_ROUNDING = 1e-9  # relative, of sums over rows
+_ROUNDING, _TINY = 1e-9, 1e-300  # relative, of sums over rows; and of squares too small to be told
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -132,6 +132,6 @@ def sums_fault(facts: SiteFacts, sums: Sums) -> str:
     if (abs(sums.total) > _SUM).any() or (sums.squares > _SUM**2).any():
         return f"'sums-total' are beyond {_SUM:g}"
     known = sums.count * sums.squares
-    if (known * (1 + _ROUNDING) < sums.total**2 * (1 - _ROUNDING)).any():
+    if (known * (1 + _ROUNDING) + _TINY < sums.total**2 * (1 - _ROUNDING)).any():
         return "'sums-squares' are too small for 'sums-total': no values have such sums"
     return ""
