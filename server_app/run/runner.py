@@ -15,10 +15,8 @@ from rich.console import Console
 
 from datasets.io.atomic_files import write_atomically
 from datasets.io.state_files import save_state
-from datasets.registry import data_set, silo_count, silo_names
-from models.contract.errors import DataError, FedsiloError, RunDirectoryError
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SPLITS, SiteFacts
+from datasets.registry import data_set, silo_count
+from models.contract.errors import FedsiloError, RunDirectoryError
 from server_app.config.operator_files import operator_terms
 from server_app.config.settings import RunSettings, differences, resolve, run_values
 from server_app.figures.calibration import evidence_document, without_bins
@@ -41,6 +39,7 @@ from server_app.records.summary import (
     privacy_document,
     result_table,
 )
+from server_app.run.notices import say_what_is_odd, say_who_is_missing
 from server_app.run.progress import ProgressHook
 from server_app.run.progress_bars import make_console
 from strategies.loop.method import Method
@@ -49,8 +48,6 @@ from strategies.loop.round_loop import RoundLoop
 from strategies.loop.terms import Terms
 from strategies.methods.registry import strategy_class
 from strategies.wire.records import to_record
-
-_NEARLY_ALL = 0.9  # of all training samples
 
 
 def run(
@@ -80,8 +77,8 @@ def run(
         return directory
     began = time.monotonic()
     participants = meet_sites(grid, common, silo_count(common), _terms(settings))
-    _say_who_is_missing(participants, common, console)
-    _say_what_is_odd(participants, console)
+    say_who_is_missing(participants, common, console)
+    say_what_is_odd(participants, console)
     new = not common.resume
     with only_writer(directory, new), _nothing_left_of_nothing(directory, new):
         loop, recorders = _assemble(settings, participants, directory, console)
@@ -129,77 +126,6 @@ class _Recorders:
     failures: FailureHook
     privacy: PrivacyHook
     progress: ProgressHook
-
-
-def _warn(console: Console, line: str) -> None:
-    console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
-
-
-def _say_who_is_missing(
-    participants: Participants, common: CommonSettings, console: Console
-) -> None:
-    simulated = all(facts.simulated for facts in participants.facts.values())
-    for notice in data_set(common.dataset).notices(common) if simulated else []:
-        _warn(console, notice)
-    names = _known_silos(common, simulated)
-    absent = [site for site in names if site not in participants.facts]
-    if absent:
-        _warn(
-            console,
-            f"{len(participants.facts)} of {len(names)} silos take part: "
-            f"{', '.join(participants.sites())}; "
-            f"{'not' if participants.refused else 'no SuperNode for'} {', '.join(absent)}",
-        )
-
-
-def _known_silos(common: CommonSettings, simulated: bool) -> list[str]:
-    """Return the silos that there are, empty where only the sites know.
-
-    The files of a simulation's machine are the sites' own, those of another server are not.
-    """
-    if silo_count(common) is None and not simulated:
-        return []
-    try:
-        return silo_names(common)
-    except DataError:
-        return []
-
-
-def _say_what_is_odd(participants: Participants, console: Console) -> None:
-    """Name who is left out, and what a site's data cannot give: it takes part all the same."""
-    for reason in participants.refused:
-        _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
-    # Without any test sample one line says so; only otherwise is a site without some odd
-    measured = any(facts.sizes().get("test") for facts in participants.facts.values())
-    if not measured:
-        _warn(console, "no site has test samples: there will be no test figures")
-    if heaviest := _heaviest(participants):
-        _warn(console, heaviest)
-    for site, facts in participants.facts.items():
-        if sum(1 for count in facts.label_counts["train"] if count) == 1:
-            _warn(console, f"site {site}: all training samples are of one class")
-        if measured and not facts.sizes().get("test"):
-            _warn(console, f"site {site}: it has no test samples and no test figures")
-        if withheld := [split for split in SPLITS if split not in facts.measured]:
-            _warn(console, f"site {site}: it withholds its measurements on {', '.join(withheld)}")
-        if facts.dropped:
-            _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
-
-
-def _heaviest(participants: Participants) -> str:
-    """Name a site that by its own word alone decides nearly every average; empty: there is none."""
-    sizes = {site: facts.sizes()["train"] for site, facts in participants.facts.items()}
-    site, everybody = max(sizes, key=sizes.__getitem__), sum(sizes.values())
-    if participants.agreed() or len(sizes) < 3 or sizes[site] <= _NEARLY_ALL * everybody:
-        return ""
-    return (
-        f"site {site} says that it has {sizes[site]} of {everybody} training samples, and averages "
-        "weigh by them: if that is not so, agree on counts beforehand ('site-weights')"
-    )
-
-
-def _why(facts: SiteFacts) -> str:
-    return "a value is missing" if facts.features else "they are missing or cannot be decoded"
 
 
 def _assemble(

@@ -27,6 +27,9 @@ _ROUNDING = 1e-6
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _KEYS = 50_000  # figures per site and bin are thousands where sites are many
 _LARGEST, _LARGEST_LOSS, _LARGEST_COUNT = 1e12, 1e9, 1e12
+_DIVERGED = (
+    1e30  # under much noise an honest site's training loss is 1e17, and nothing weighs by it
+)
 _LARGEST_WEIGHT, _LARGEST_STATISTIC = 1e6, 1e12
 _STATISTICS = {"running_mean", "running_var", "counts"}
 _NEVER_BELOW = {"running_var": "variance", "counts": "count"}
@@ -66,7 +69,7 @@ _SHARES = (
 )
 _RANGES = dict.fromkeys(_SHARES, _SHARE) | {
     "perplexity": Range(0, _LARGEST),
-    "codeword-distance": Range(0, _LARGEST),
+    "codeword-distance": Range(0, _DIVERGED),
     "closeness": Range(-1, 1),
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),
@@ -88,7 +91,7 @@ def metric_range(key: str, classes: int) -> Range:
     if name == "entropy":
         return Range(0, math.log(classes))
     if name == "loss":  # of training: what a method adds to it may be below 0
-        return Range(-_LARGEST_LOSS if split == "train" else 0, _LARGEST_LOSS)
+        return Range(-_DIVERGED, _DIVERGED) if split == "train" else Range(0, _LARGEST_LOSS)
     return _RANGES.get(name, _ANY)
 
 

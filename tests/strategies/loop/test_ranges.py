@@ -22,7 +22,7 @@ from strategies.loop.ranges import array_fault, metric_fault, metric_range, too_
         ("incoming.test.reliability.3.count", 0, 1e12),
         ("incoming.test.entropy", 0, math.log(10)),
         ("incoming.test.loss", 0, 1e9),
-        ("trained.train.loss", -1e9, 1e9),
+        ("trained.train.loss", -1e30, 1e30),
         ("trained.train.closeness-from-s1a", -1, 1),
         ("incoming.test.never-heard-of", -1e12, 1e12),
         ("seconds", 0, 1e9),
