@@ -1,12 +1,15 @@
 """Register, revoke and list hospitals; run inside the server's container, which alone may do so.
 
 ``register NAME`` reads the hospital's public key from standard input. Flower's own list knows node
-numbers only, so the state volume keeps a file per hospital: its node number and its key.
+numbers only, so the state volume keeps a file per hospital: its node number and its key; and of all
+of them ``registry.json``, by which the server refuses a hello that says another's name.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -17,7 +20,7 @@ from typing import Any
 
 import checks
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # as datasets/silo/site_names.py has it
 
 
 def register(folder: Path, name: str, public_key: str) -> str:
@@ -30,10 +33,14 @@ def register(folder: Path, name: str, public_key: str) -> str:
     if not public_key.startswith("ecdsa-sha2-nistp384 "):
         raise checks.Refused(f"{name}: standard input holds no EC P-384 public key of OpenSSH form")
     key = " ".join(public_key.split()[:2])
+    _fingerprint(key)
     if card.exists():
         if _known(folder, name)["key"] != key:
             raise checks.Refused(f"{name} is registered with another key: revoke it first")
         return f"{name} is registered already"
+    for other in _cards(folder):
+        if _known(folder, other)["key"] == key:
+            raise checks.Refused(f"{name}: its key is {other}'s: each hospital needs its own")
     folder.mkdir(mode=0o700, exist_ok=True)
     file = folder / f"{name}.pub"
     file.write_text(key + "\n", encoding="ascii")
@@ -69,10 +76,40 @@ def listing(folder: Path) -> str:
     said = _flwr("list")
     found = {node["node-id"]: node["status"] for node in said["nodes"]}
     states = {node: status for node, status in found.items() if status != "unregistered"}
-    nodes = {card.stem: _known(folder, card.stem)["node"] for card in folder.glob("*.json")}
+    nodes = {name: _known(folder, name)["node"] for name in _cards(folder)}
     nodes |= {f"(no name, {node})": node for node in states.keys() - set(nodes.values())}
     lines = (f"{name} {nodes[name]} {states.get(nodes[name], 'unknown')}" for name in sorted(nodes))
     return "\n".join(lines)
+
+
+def write_registry(state: Path) -> None:
+    """Write which site each registered key is, where the server's runs read it.
+
+    Raises:
+        checks.Refused: what is kept of a hospital is damaged.
+    """
+    folder = state / "hospitals"
+    cards = {name: _known(folder, name) for name in sorted(_cards(folder))}
+    entries = {
+        name: {"node-id": card["node"], "key": _fingerprint(card["key"])}
+        for name, card in cards.items()
+    }
+    draft = state / "registry.draft"
+    draft.write_text(json.dumps(entries, indent=2) + "\n", encoding="ascii")
+    draft.rename(state / "registry.json")
+
+
+def _cards(folder: Path) -> list[str]:
+    return [card.stem for card in folder.glob("*.json")]
+
+
+def _fingerprint(key: str) -> str:
+    """Return a public key's fingerprint, as ``ssh-keygen -l`` says it."""
+    try:
+        blob = base64.b64decode(key.split()[1], validate=True)
+    except (ValueError, IndexError) as error:
+        raise checks.Refused("a public key is damaged: it is no base64") from error
+    return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 
 def _known(folder: Path, name: str) -> dict[str, str]:
@@ -80,6 +117,9 @@ def _known(folder: Path, name: str) -> dict[str, str]:
         found: dict[str, str] = json.loads((folder / f"{name}.json").read_text(encoding="ascii"))
     except FileNotFoundError as error:
         raise checks.Refused(f"{name} is not registered") from error
+    except ValueError as error:
+        told = f"{folder / name}.json is damaged: remove it, and revoke its node by 'flwr'"
+        raise checks.Refused(told) from error
     return found
 
 
@@ -115,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(register(folder, given.name, sys.stdin.read()))
         else:
             print(revoke(folder, given.name))
+        write_registry(given.state_dir)
     except checks.Refused as error:
         print(f"hospitals: {error}", file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import checks
+import hospitals
 
 _CONNECTION = """[superlink]
 default = "federation"
@@ -32,6 +33,7 @@ def superlink_command(secrets: Path, state: Path) -> list[str]:
     certificate = checks.certificate(secrets / "server.crt")
     key = checks.matching_key(secrets / "server.key", certificate)
     home = checks.writable_folder(state, "state directory") / "flwr"
+    hospitals.write_registry(state)  # also for keys that an earlier version registered
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "config.toml").write_text(_CONNECTION.format(authority=authority), encoding="utf-8")
     return [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
+LONGEST = 64
+_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
 
 def site_name_fault(name: str) -> str:
     """Say what is wrong with a site's name, which names folders and columns; empty: nothing."""
-    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) and name != "all":
+    if _PATTERN.fullmatch(name) and name != "all" and len(name) <= LONGEST:
         return ""
     return (
-        f"site '{name}' is no plain name of letters, digits, '.', '_' and '-', or is "
-        "'all', which stands for the mean over sites"
+        f"site '{name}' is no plain name of letters, digits, '.', '_' and '-' of at most "
+        f"{LONGEST} characters, or is 'all', which stands for the mean over sites"
     )

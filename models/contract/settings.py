@@ -323,6 +323,12 @@ class CommonSettings:
     join_timeout: float = setting(
         60.0, "seconds to wait for sites to connect", roles="circumstance", minimum=0.0
     )
+    site_weights: str = setting(
+        "",
+        "file at the server of the training samples agreed for each site, which averages weigh "
+        "by; empty: what sites say",
+        roles="circumstance",
+    )
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from models.contract.feature_statistics import Sums
+
+T = TypeVar("T")
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class SiteFacts:
         class_names: names of the classes, empty where there are none.
         floor: the site's 'sums-min-count', which its hospital may have raised: of fewer samples no
             mean leaves it.
+        measured: the splits of which the site sends measurements; a hospital may withhold those of
+            too few samples, or all of them.
     """
 
     site: str
@@ -49,10 +54,15 @@ class SiteFacts:
     backbone: str = ""
     class_names: tuple[str, ...] = ()
     floor: int = 1
+    measured: tuple[str, ...] = SPLITS
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""
         return {split: sum(counts) for split, counts in self.label_counts.items()}
+
+    def held(self) -> list[str]:
+        """Return the splits of which the site has samples and sends measurements."""
+        return [split for split, size in self.sizes().items() if size and split in self.measured]
 
     def to_config(self) -> dict[str, Any]:
         """Return the facts as keys and values of a ConfigRecord."""
@@ -70,6 +80,7 @@ class SiteFacts:
             "backbone": self.backbone,
             "class-names": json.dumps(self.class_names),
             "floor": self.floor,
+            "measured": json.dumps(self.measured),
         }
         if self.sums is not None:
             config |= {f"sums-{part}": values.tolist() for part, values in vars(self.sums).items()}
@@ -84,25 +95,39 @@ class SiteFacts:
                 cannot be; server and site then run different versions.
         """
         features = tuple(str(feature) for feature in json.loads(config["features"]))
-        classes = int(config["classes"])
+        classes = _of(int, config, "classes")
         facts = cls(
-            site=str(config["site"]),
-            distribution=str(config["distribution"]),
+            site=_of(str, config, "site"),
+            distribution=_of(str, config, "distribution"),
             input_shape=tuple(int(length) for length in config["input-shape"]),
             classes=classes,
             label_counts=_label_counts(json.loads(config["label-counts"]), classes),
             fingerprints=json.loads(config["fingerprints"]),
-            simulated=bool(config["simulated"]),
+            simulated=_of(bool, config, "simulated"),
             features=features,
             sums=_sums(config, len(features)),
-            dropped=int(config["dropped"]),
-            schema=str(config["schema"]),
-            backbone=str(config["backbone"]),
+            dropped=_of(int, config, "dropped"),
+            schema=_of(str, config, "schema"),
+            backbone=_of(str, config, "backbone"),
             class_names=tuple(str(name) for name in json.loads(config["class-names"])),
-            floor=int(config["floor"]),
+            floor=_of(int, config, "floor"),
+            measured=_measured(json.loads(config["measured"])),
         )
         facts.sizes()["train"]  # what every reply's weight is held against
         return facts
+
+
+def _of(kind: type[T], config: Mapping[str, Any], key: str) -> T:
+    value = config[key]
+    if type(value) is not kind:
+        raise TypeError(f"'{key}' is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _measured(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or any(split not in SPLITS for split in given):
+        raise ValueError(f"'measured' names other splits than {', '.join(SPLITS)}")
+    return tuple(split for split in SPLITS if split in given)
 
 
 def _label_counts(given: Mapping[str, list[int]], classes: int) -> dict[str, list[int]]:

@@ -150,7 +150,7 @@ def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
 
 
 def _registered(deployment: Deployment, say: Say) -> Deployment:
-    """Make the server know the keys that it does not know yet."""
+    """Make the server know the keys that it does not know yet, and which site each is."""
     for site in deployment.sites:
         if site not in deployment.nodes:
             command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
@@ -164,4 +164,5 @@ def _registered(deployment: Deployment, say: Say) -> Deployment:
                     f"{deployment.secrets} --add-hospital {site}, and repeat 'fedsilo deploy up'"
                 ) from None
             deployment = deployment.with_node(site, str(answer["node-id"]))
+    deployment.write_registry()
     return deployment

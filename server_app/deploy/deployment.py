@@ -6,9 +6,10 @@ writes; ``server/`` and ``sites/<site>/`` hold what a machine of their own would
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,15 +20,16 @@ import psutil
 import tomli_w
 
 from datasets.io.atomic_files import write_atomically
+from datasets.silo.site_names import LONGEST, site_name_fault
 from models.contract.errors import FedsiloError, SettingError
 from models.contract.settings_schema import Value, unknown_name
+from server_app.config.operator_files import REGISTRY
 from server_app.records.run_directory import git_revision
 from server_app.run.processes import process_of, tool
 
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
 _FILE = "deployment.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
@@ -86,6 +88,11 @@ class Deployment:
         """The run directories, at the server."""
         return self.folder / SERVER / "runs"
 
+    @property
+    def registry(self) -> Path:
+        """Which site each registered key is, at the server."""
+        return self.folder / SERVER / "registry.json"
+
     def home(self, member: str) -> Path:
         """Return the folder of the server or of a site."""
         return self.folder / SERVER if member == SERVER else self.folder / "sites" / member
@@ -126,6 +133,18 @@ class Deployment:
         """Write deployment.json."""
         content = asdict(self) | {"folder": str(self.folder)}
         write_atomically(self.folder / _FILE, json.dumps(content, indent=2) + "\n")
+
+    def write_registry(self) -> None:
+        """Write which site each registered key is: a hello of another name is refused.
+
+        Raises:
+            DeploymentError: a public key is missing or is none.
+        """
+        entries = {
+            site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
+            for site, node in sorted(self.nodes.items())
+        }
+        write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
 
     def superlink_command(self) -> list[str]:
         """Return the command that starts the server."""
@@ -169,7 +188,11 @@ class Deployment:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         if member == SERVER:
-            variables |= {"FEDSILO_RUNS": str(self.runs), "FEDSILO_REVISION": git_revision()}
+            variables |= {
+                "FEDSILO_RUNS": str(self.runs),
+                REGISTRY: str(self.registry),
+                "FEDSILO_REVISION": git_revision(),
+            }
         return inherited | variables
 
     def write_connection(self) -> None:
@@ -180,6 +203,22 @@ class Deployment:
         }
         content = {"superlink": {"default": FEDERATION, FEDERATION: connection}}
         write_atomically(self.home(SERVER) / "flwr" / "config.toml", tomli_w.dumps(content))
+
+
+def key_fingerprint(public_key: Path) -> str:
+    """Return the fingerprint of a public key of OpenSSH form, as ``ssh-keygen -l`` says it.
+
+    Raises:
+        DeploymentError: it cannot be read, or is none.
+    """
+    try:
+        blob = base64.b64decode(public_key.read_text(encoding="ascii").split()[1], validate=True)
+    except (OSError, ValueError, IndexError):
+        raise DeploymentError(
+            f"{public_key} is no public key of OpenSSH form, or cannot be read: bring it back from "
+            "where the keys were made"
+        ) from None
+    return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 
 def plan(
@@ -198,10 +237,10 @@ def plan(
             says what is each site's alone.
     """
     for site in sites:
-        if not _NAME.fullmatch(site) or site in _TAKEN:
+        if site_name_fault(site) or site in _TAKEN:
             raise SettingError(
-                f"site '{site}' cannot be a name: letters, digits, '.', '_' and '-', the first a "
-                f"letter or digit, and not {', '.join(sorted(_TAKEN))}"
+                f"site '{site}' cannot be a name: at most {LONGEST} letters, digits, '.', '_' and "
+                f"'-', the first no '.' or '-', and not {', '.join(sorted({'all', *_TAKEN}))}"
             )
     if alone := sorted({"site", "state-dir"} & shared.keys()):
         raise SettingError(f"node config '{alone[0]}' is each site's own: leave it out")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from datasets.io.atomic_files import write_atomically
 from models.contract.errors import EpsilonSpentError, SettingError, SiteError
 from models.contract.messages import ARRAYS, DP_RELEASES
 from models.contract.settings import CommonSettings
@@ -23,35 +26,61 @@ _OF = (
     "the arrays only: label counts, measurements, seconds, fingerprints and errors, which 'leaves "
     "each site' names, leave without noise and are not bounded"
 )
+_NO_NOISE = (
+    f"arrays came without '{DP_RELEASES}', so perhaps without noise; server and site run different "
+    "versions of fedsilo"
+)
+_LOST = 6  # messages of two rounds, of which none has more than three
 _SIMULATED = "; this is a simulation, whose noise is drawn from the seed: who knows it sees through"
 
 
 class PrivacyHook(Hook):
-    """Counts each site's noisy messages and ends the run before one has spent too much."""
+    """Counts each site's noisy messages and ends the run before one has spent too much.
+
+    A site counts in its ledger also what was lost on its way, so its word is taken where it is
+    higher, but never above what the server has asked it for: one site's word could end the run.
+    ``asked`` is therefore written before messages go out, as a server that is killed asks again for
+    what its checkpoint does not know.
+    """
 
     name = "privacy"
 
-    def __init__(self, common: CommonSettings) -> None:
+    def __init__(self, common: CommonSettings, journal: Path | None = None) -> None:
         self.common = common
+        self.journal = journal
         self.releases: dict[str, int] = {}
+        self.asked = self._written()  # of a new run there is nothing yet
+
+    def arrays_asked(self, round_: int, phase: str, sites: list[str]) -> None:
+        """Count what each site is asked for, and write it down."""
+        if not (self.common.clip_norm and sites):
+            return
+        self.asked |= {site: self.asked.get(site, 0) + 1 for site in sites}
+        if self.journal:
+            write_atomically(self.journal, json.dumps(self.asked, indent=2) + "\n")
+
+    def objection(self, round_: int, phase: str, reply: SiteReply) -> str:
+        """Refuse arrays without a word of noise, and a count above what was asked for."""
+        if not self.common.clip_norm:
+            return ""
+        reported = reply.metrics().get(DP_RELEASES)
+        if reported is None:
+            return _NO_NOISE if ARRAYS in reply.content.array_records else ""
+        if reported <= (asked := self.asked.get(reply.site, 0)):
+            return ""
+        return (
+            f"metric '{DP_RELEASES}' is {reported:g}, and the server has asked for {asked} noisy "
+            "messages: if the site's ledger is of an earlier run of this name, choose another "
+            "'run-name'"
+        )
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
-        """Take what each site counts; a ledger that was lost does not make it less.
-
-        Raises:
-            SiteError: a site sent arrays and tells of no noise.
-        """
+        """Take what each site counts; a ledger that was lost does not make it less."""
         if not self.common.clip_norm:
             return
         for site, reply in replies.items():
             reported, known = reply.metrics().get(DP_RELEASES), self.releases.get(site, 0)
             sent = ARRAYS in reply.content.array_records
-            if reported is None and sent:
-                raise SiteError(
-                    f"site {site}, round {round_}, phase {phase}: arrays came without "
-                    f"'{DP_RELEASES}', so perhaps without noise; server and site run different "
-                    "versions of fedsilo"
-                )
             self.releases[site] = max(int(reported or 0), known + sent)
 
     def why_stop(self, state: RoundState, ahead: Callable[[], Mapping[str, int]]) -> str:
@@ -91,11 +120,27 @@ class PrivacyHook(Hook):
 
     def state(self) -> Any:
         """Return the counts."""
-        return self.releases
+        return {"releases": self.releases, "asked": self.asked}
 
     def restore(self, state: Any) -> None:
-        """Take them back; a checkpoint of before there was this hook has none."""
-        self.releases = dict(state or {})
+        """Take them back; a checkpoint of before there was this hook has none.
+
+        One of before the server counted what it asks for has releases alone: the site may know of
+        two more rounds, as many as there are checkpoints.
+        """
+        known = dict(state or {})
+        self.releases = dict(known.get("releases", known))
+        self.asked = dict(known.get("asked", {s: n + _LOST for s, n in self.releases.items()}))
+        for site, count in self._written().items():
+            self.asked[site] = max(count, self.asked.get(site, 0))
+
+    def _written(self) -> dict[str, int]:
+        """Return what the journal says that was asked for; damaged or missing it says nothing."""
+        try:
+            found = json.loads(self.journal.read_text()) if self.journal else {}
+            return {str(site): int(count) for site, count in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
 
     def guarantee(self, participants: Participants) -> str | dict[str, Any]:
         """Return what privacy.json guarantees: of the site that spent most, and of each."""

@@ -149,6 +149,11 @@ class FailureHook(Hook):
     def __init__(self) -> None:
         self.failures: list[dict[str, Any]] = []
 
+    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
+        """Take note of who was left out before the run."""
+        for reason in participants.refused:
+            self.site_failed(state.round, "hello", "unknown", reason)
+
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Take note."""
         self.failures.append({"round": round_, "phase": phase, "site": site, "reason": reason})

@@ -152,7 +152,11 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 
 
 def silos_document(participants: Participants) -> dict[str, Any]:
-    """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out."""
+    """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out.
+
+    By 'site-weights' also the training samples that were agreed.
+    """
+    agreed = participants.agreed()
     return {
         site: {
             "distribution": facts.distribution,
@@ -163,6 +167,7 @@ def silos_document(participants: Participants) -> dict[str, Any]:
             "schema": facts.schema,
             "classes": list(facts.class_names),
             "backbone": facts.backbone,
+            **({"agreed": agreed[site]} if site in agreed else {}),
         }
         for site, facts in participants.facts.items()
     }

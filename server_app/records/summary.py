@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Values = Mapping[str, Mapping[str, float]]
@@ -105,12 +106,14 @@ def result_table(
     for site, row in values.items():
         if distribution_of[site] != site:
             table.add_row(
-                f"{site} ({distribution_of[site]})", *_cells(row, metrics), *[""] * len(compared)
+                escape(f"{site} ({distribution_of[site]})"),
+                *_cells(row, metrics),
+                *[""] * len(compared),
             )
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
         paper = (published or {}).get(name, {})
-        table.add_row(name, *_cells(row, metrics), *_cells(paper, compared), style="bold")
+        table.add_row(escape(name), *_cells(row, metrics), *_cells(paper, compared), style="bold")
     return table
 
 

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 
-from models.contract.messages import EVALUATE, TRAINING
+from models.contract.messages import EVALUATE, TRAINED, TRAINING, measurement
 from server_app.records.recorders import MetricsHook
 from server_app.run.progress_bars import choose_bars
 from strategies.loop.hooks import Hook
 from strategies.loop.method import Method
 from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
+
+_LOSS = measurement(TRAINED, "train", "loss")  # which a site may withhold
 
 
 class ProgressHook(Hook):
@@ -56,9 +58,8 @@ class ProgressHook(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Keep the training losses for the round's line."""
         if phase in TRAINING:
-            self.loss = {
-                site: reply.metric("trained.train.loss") for site, reply in replies.items()
-            }
+            told = {site: reply.metrics().get(_LOSS) for site, reply in replies.items()}
+            self.loss = {site: loss for site, loss in told.items() if loss is not None}
         if phase == EVALUATE:
             self.close()
 
@@ -78,7 +79,7 @@ class ProgressHook(Hook):
         left = (time.monotonic() - self.started) / done * (self.total - state.round)
         parts = [
             f"round {state.round:>{len(str(self.total))}}/{self.total}",
-            f"train loss {_mean(self.loss.values()):.3f}",
+            *([f"train loss {_mean(self.loss.values()):.3f}"] if self.loss else []),
             *self._incoming(state.round - 1),
         ]
         if mark := self.method.marks(state).get(state.round):

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -14,10 +15,9 @@ from rich.console import Console
 
 from datasets.io.atomic_files import write_atomically
 from datasets.io.state_files import save_state
-from datasets.registry import data_set, silo_count, silo_names
-from models.contract.errors import DataError, FedsiloError, RunDirectoryError
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
+from datasets.registry import data_set, silo_count
+from models.contract.errors import FedsiloError, RunDirectoryError
+from server_app.config.operator_files import operator_terms
 from server_app.config.settings import RunSettings, differences, resolve, run_values
 from server_app.figures.calibration import evidence_document, without_bins
 from server_app.figures.learning_curves import draw_curves, draw_pictures
@@ -39,11 +39,13 @@ from server_app.records.summary import (
     privacy_document,
     result_table,
 )
+from server_app.run.notices import say_what_is_odd, say_who_is_missing
 from server_app.run.progress import ProgressHook
 from server_app.run.progress_bars import make_console
 from strategies.loop.method import Method
 from strategies.loop.participants import Participants, meet_sites
 from strategies.loop.round_loop import RoundLoop
+from strategies.loop.terms import Terms
 from strategies.methods.registry import strategy_class
 from strategies.wire.records import to_record
 
@@ -74,9 +76,9 @@ def run(
         console.print(f"{directory.path} holds a finished run: nothing to resume")
         return directory
     began = time.monotonic()
-    participants = meet_sites(grid, common, silo_count(common))
-    _say_who_is_missing(participants, common, console)
-    _say_what_is_odd(participants, console)
+    participants = meet_sites(grid, common, silo_count(common), _terms(settings))
+    say_who_is_missing(participants, common, console)
+    say_what_is_odd(participants, console)
     new = not common.resume
     with only_writer(directory, new), _nothing_left_of_nothing(directory, new):
         loop, recorders = _assemble(settings, participants, directory, console)
@@ -96,6 +98,14 @@ def run(
             draw_pictures(directory, loop.method.pictures)
     _show(directory, loop, recorders, console)
     return directory
+
+
+def _terms(settings: RunSettings) -> Terms:
+    """Return on what terms sites take part: the operator's and the method's."""
+    common, own = settings.common, settings.own
+    cls = strategy_class(common.method)
+    unfit = partial(cls.why_unfit, common, own)
+    return dataclasses.replace(operator_terms(common), unfit=unfit)
 
 
 @contextmanager
@@ -118,61 +128,6 @@ class _Recorders:
     progress: ProgressHook
 
 
-def _warn(console: Console, line: str) -> None:
-    console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
-
-
-def _say_who_is_missing(
-    participants: Participants, common: CommonSettings, console: Console
-) -> None:
-    simulated = all(facts.simulated for facts in participants.facts.values())
-    for notice in data_set(common.dataset).notices(common) if simulated else []:
-        _warn(console, notice)
-    names = _known_silos(common, simulated)
-    absent = [site for site in names if site not in participants.facts]
-    if absent:
-        _warn(
-            console,
-            f"{len(participants.facts)} of {len(names)} silos take part: "
-            f"{', '.join(participants.sites())}; "
-            f"{'not' if participants.refused else 'no SuperNode for'} {', '.join(absent)}",
-        )
-
-
-def _known_silos(common: CommonSettings, simulated: bool) -> list[str]:
-    """Return the silos that there are, empty where only the sites know.
-
-    The files of a simulation's machine are the sites' own, those of another server are not.
-    """
-    if silo_count(common) is None and not simulated:
-        return []
-    try:
-        return silo_names(common)
-    except DataError:
-        return []
-
-
-def _say_what_is_odd(participants: Participants, console: Console) -> None:
-    """Name who is left out, and what a site's data cannot give: it takes part all the same."""
-    for reason in participants.refused:
-        _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
-    # Without any test sample one line says so; only otherwise is a site without some odd
-    measured = any(facts.sizes()["test"] for facts in participants.facts.values())
-    if not measured:
-        _warn(console, "no site has test samples: there will be no test figures")
-    for site, facts in participants.facts.items():
-        if sum(1 for count in facts.label_counts["train"] if count) == 1:
-            _warn(console, f"site {site}: all training samples are of one class")
-        if measured and not facts.sizes()["test"]:
-            _warn(console, f"site {site}: it has no test samples and no test figures")
-        if facts.dropped:
-            _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
-
-
-def _why(facts: SiteFacts) -> str:
-    return "a value is missing" if facts.features else "they are missing or cannot be decoded"
-
-
 def _assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, _Recorders]:
@@ -184,7 +139,7 @@ def _assemble(
         metrics,
         TrafficHook(directory),
         FailureHook(),
-        PrivacyHook(common),
+        PrivacyHook(common, directory.path / "privacy-asked.json"),
         ProgressHook(metrics, console, cls, f"{cls.title} on {common.dataset}, seed {common.seed}"),
     )
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
@@ -219,6 +174,12 @@ def _refuse_other_data(
     before, now = directory.read_json("silos.json"), silos_document(participants)
     if late_join:
         now = {site: facts for site, facts in now.items() if site in before}
+    for site in before.keys() & now.keys():
+        if (was := before[site].get("agreed")) != (is_now := now[site].get("agreed")):
+            raise RunDirectoryError(
+                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
+                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
+            )
     if before != now:
         raise RunDirectoryError(
             f"the sites or their data are not those of {path}: resume with the same sites and "
@@ -321,7 +282,7 @@ def _show(
     values = recorders.metrics.values(state.round, "test")
     common = method.common
     if why := _why_it_ended(loop):
-        console.print(why, highlight=False, soft_wrap=True)
+        console.print(why, highlight=False, soft_wrap=True, markup=False)
     title = f"{method.title} on {common.dataset}, round {state.round}, seed {common.seed}"
     published = method.published()
     shown = data_set(common.dataset).headline

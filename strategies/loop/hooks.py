@@ -30,8 +30,15 @@ class Hook:
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
         """Take note that messages go to ``sites``."""
 
+    def arrays_asked(self, round_: int, phase: str, sites: list[str]) -> None:
+        """Take note, before messages go out, that those to ``sites`` ask for arrays."""
+
     def reply_came(self, round_: int, phase: str, site: str) -> None:
         """Take note that ``site`` has answered, well or badly."""
+
+    def objection(self, round_: int, phase: str, reply: SiteReply) -> str:
+        """Say in one line why a reply of the right form cannot be used; empty: it can."""
+        return ""
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Take note of a phase's good replies, sorted by site."""

@@ -9,7 +9,6 @@ from contextlib import suppress
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from models.contract.errors import SiteError
 from strategies.wire.bundles import Bundles, bundle, unbundle
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
@@ -54,7 +53,8 @@ def exchange(
             waiting.discard(reply.metadata.reply_to_message_id)
             node = node_of[reply.metadata.reply_to_message_id]
             if reply.has_content():
-                with suppress(SiteError):  # what cannot be opened is refused for what it lacks
+                # What cannot be opened, in whatever way, is refused for what it lacks
+                with suppress(Exception):
                     reply.content = unbundle(reply.content)
             replies[node] = reply
             arrived(node, reply)

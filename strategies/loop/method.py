@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from models.contract.messages import TRAIN
 from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.participants import Participants
@@ -43,6 +44,14 @@ class Method(MethodReport, ABC):
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: Any) -> None:
         """Refuse settings that contradict each other, by a ``SettingError``."""
+
+    @classmethod
+    def why_unfit(cls, common: CommonSettings, settings: Any, facts: SiteFacts) -> str:
+        """Say why a site of these facts is of no use to the method, in one line; empty: it is.
+
+        It is left out before anything is trained; 'min-sites' says whether the run goes on.
+        """
+        return ""
 
     @abstractmethod
     def initial_state(self, task: Task) -> RoundState:

@@ -1,4 +1,10 @@
-"""The participants: which site is behind which node. Node ids are random, site names are not."""
+"""The participants: which site is behind which node. Node ids are random, site names are not.
+
+Whatever a node says of itself, it costs the run that node alone: it is named and left out, and the
+run goes on if 'min-sites' allows. What a hello may hold is in ``strategies.loop.hello``, what sites
+must have alike in ``strategies.loop.likeness``, whom the operator lets in in
+``strategies.loop.terms``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,11 @@ from models.contract.site_facts import SiteFacts
 from models.contract.versions import own_versions
 from models.maths.standardisation import pooled_statistics
 from models.networks.kinds import Task
+from strategies.loop.hello import read_hello
+from strategies.loop.likeness import Refused, odd_sums, other_tasks, shared_data, task_of, unlike
 from strategies.loop.messaging import exchange
+from strategies.loop.one_line import one_line
+from strategies.loop.terms import Terms
 from strategies.wire.bundles import record_bytes
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
@@ -32,7 +42,8 @@ class Participants:
     """Sites by name, sorted: what they said of themselves, and their node ids.
 
     ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
-    nodes that are left out could not take part; ``asked`` are the nodes not to be asked again.
+    nodes that are left out could not take part; ``asked`` are the nodes not to be asked again;
+    ``terms`` are those on which sites take part.
     """
 
     facts: Mapping[str, SiteFacts]
@@ -40,10 +51,20 @@ class Participants:
     traffic: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     asked: frozenset[int] = frozenset()
+    terms: Terms = field(default_factory=Terms)
 
     def sites(self) -> list[str]:
         """Return the site names, sorted."""
         return sorted(self.facts)
+
+    def simulated(self) -> bool:
+        """Tell whether all sites are simulated: a run of one process or machine."""
+        return all(facts.simulated for facts in self.facts.values())
+
+    def agreed(self) -> dict[str, int]:
+        """Return the training samples that each site counts for by 'site-weights', if there are."""
+        weights = self.terms.weights
+        return {site: weights.samples[site] for site in self.sites()} if weights else {}
 
     def leaves(self) -> list[str]:
         """Return what else the sites said of themselves, in words."""
@@ -63,36 +84,10 @@ class Participants:
             SiteError: two sites hold data of different shape, classes or features.
         """
         first, *others = self.sites()
-        tasks = {
-            site: Task(self.facts[site].input_shape, self.facts[site].classes)
-            for site in self.facts
-        }
         for site in others:
-            if tasks[site] != tasks[first]:
-                raise SiteError(
-                    f"site {site} holds {tasks[site]}, site {first} {tasks[first]}: "
-                    "all sites of a run need the same input shape and classes"
-                )
-            features, first_features = self.facts[site].features, self.facts[first].features
-            if features != first_features:
-                unlike = sorted(set(features) ^ set(first_features)) or "the same in another order"
-                raise SiteError(
-                    f"the features of sites {site} and {first} differ ({unlike}): give all sites "
-                    "the same schema"
-                )
-            if self.facts[site].schema != self.facts[first].schema:
-                raise SiteError(
-                    f"the schemas of sites {site} and {first} differ (levels, classes and their "
-                    "order, marks of missing values, policy or declared figures): give all sites "
-                    "the same schema"
-                )
-            if self.facts[site].backbone != self.facts[first].backbone:
-                raise SiteError(
-                    f"the backbones of sites {site} and {first} differ "
-                    f"({self.facts[site].backbone}; {self.facts[first].backbone}): give all sites "
-                    "the same 'backbone-weights'"
-                )
-        return tasks[first]
+            if difference := unlike(site, self.facts[site], first, self.facts[first]):
+                raise SiteError(difference)
+        return task_of(self.facts[first])
 
     def figures(self) -> FeatureStatistics | None:
         """Return the figures pooled from the sites' sums, None where none were sent.
@@ -109,24 +104,6 @@ class Participants:
                 "'standardise'"
             )
         return pooled_statistics([sent for sent in sums.values() if sent is not None])
-
-
-def refuse_shared_data(facts: Mapping[str, SiteFacts]) -> None:
-    """Refuse two sites that train on the very same samples, which would count them twice.
-
-    Raises:
-        SiteError: the fingerprints of two training splits that are not empty agree.
-    """
-    owner: dict[str, str] = {}
-    for site, site_facts in sorted(facts.items()):
-        if not site_facts.sizes()["train"]:
-            continue
-        first = owner.setdefault(site_facts.fingerprints.get("train", site), site)
-        if first != site:
-            raise SiteError(
-                f"sites {first} and {site} hold the same training samples: one of them was given "
-                "the other's data directory or volume, or its 'site' is not its own"
-            )
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
@@ -154,38 +131,71 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     return nodes
 
 
-def meet_sites(grid: Grid, settings: CommonSettings, silos: int | None = None) -> Participants:
+def meet_sites(
+    grid: Grid,
+    settings: CommonSettings,
+    silos: int | None = None,
+    terms: Terms | None = None,
+) -> Participants:
     """Ask every connected node who it is; there cannot be more of them than ``silos``.
 
+    Who cannot take part, alone or beside the others, is left out and named in ``refused``.
+
     Raises:
-        SiteError: fewer than ``min-sites`` (all) can take part, two nodes claim one site, or two
-            sites train on the same samples.
+        SiteError: fewer than ``min-sites`` (all) can take part; it names all that cannot.
     """
-    nodes = wait_for_nodes(grid, settings, silos)
-    facts_by_site: dict[str, SiteFacts] = {}
-    nodes_by_site: dict[str, int] = {}
-    traffic: dict[str, tuple[int, int]] = {}
+    nodes, terms = wait_for_nodes(grid, settings, silos), terms or Terms()
     answers = _ask(grid, nodes)
-    if answers.unreadable:
-        raise SiteError(answers.unreadable[0])
-    refused = answers.refused
-    for node, facts, weight in answers.heard:
-        if facts.site in facts_by_site:
-            raise SiteError(
-                f"two SuperNodes say that they are site '{facts.site}': give each its "
-                "own 'site' in its node config"
-            )
-        facts_by_site[facts.site] = facts
-        nodes_by_site[facts.site], traffic[facts.site] = node, weight
-    if refused and len(facts_by_site) < (settings.min_sites or len(nodes)):
+    simulated = all(facts.simulated for _, facts, _ in answers.heard)
+    heard, refused = _admitted(answers, terms, simulated)
+    heard = _unlike_left_out(heard, settings, refused)
+    needed = settings.min_sites or len(nodes)
+    if refused and len(heard) < needed:
         raise SiteError(
-            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(facts_by_site)} of "
-            f"{len(nodes)} can and {settings.min_sites or len(nodes)} are needed ('min-sites')"
+            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(heard)} of {len(nodes)} "
+            f"can and {needed} are needed ('min-sites')"
         )
-    refuse_shared_data(facts_by_site)
-    facts_by_site = dict(sorted(facts_by_site.items()))
-    nodes_by_site = dict(sorted(nodes_by_site.items()))
-    return Participants(facts_by_site, nodes_by_site, traffic, tuple(refused), frozenset(nodes))
+    by_site = sorted(heard, key=lambda one: one[1].site)
+    return Participants(
+        {facts.site: facts for _, facts, _ in by_site},
+        {facts.site: node for node, facts, _ in by_site},
+        {facts.site: weight for _, facts, weight in by_site},
+        tuple(refused),
+        frozenset(nodes),
+        terms,
+    )
+
+
+def _admitted(
+    answers: _Answers, terms: Terms, simulated: bool = False
+) -> tuple[list[Heard], list[str]]:
+    """Return who fulfils the operator's terms and the method's, and why the others are refused."""
+    faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in answers.heard}
+    told = [one_line(fault) for fault in faults.values() if fault]
+    return [one for one in answers.heard if not faults[one[0]]], [*answers.refused, *told]
+
+
+def _unlike_left_out(
+    heard: list[Heard], settings: CommonSettings, refused: list[str]
+) -> list[Heard]:
+    """Return the sites that can take part together; the reasons of the others go to ``refused``."""
+    names = [facts.site for _, facts, _ in heard]
+    for site in sorted({name for name in names if names.count(name) > 1}):
+        refused.append(
+            f"{_number(names.count(site))} SuperNodes say that they are site '{site}': give each "
+            "its own 'site' in its node config"
+        )
+    heard = [one for one in heard if names.count(one[1].site) == 1]
+    pooled = settings.standardise == "pooled"
+    for left_out in (shared_data, other_tasks, lambda facts: odd_sums(facts, pooled)):
+        reasons: Refused = left_out({facts.site: facts for _, facts, _ in heard})
+        refused += dict.fromkeys(map(one_line, reasons.values()))  # that of a pair is told once
+        heard = [one for one in heard if one[1].site not in reasons]
+    return heard
+
+
+def _number(count: int) -> str:
+    return "two" if count == 2 else str(count)
 
 
 def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
@@ -198,9 +208,9 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
     if not new_nodes:
         return participants, []
-    answers = _ask(grid, new_nodes)
-    refused, asked = answers.refused + answers.unreadable, participants.asked | set(new_nodes)
-    for node, facts, weight in answers.heard:
+    heard, refused = _admitted(_ask(grid, new_nodes), participants.terms, participants.simulated())
+    asked = participants.asked | set(new_nodes)
+    for node, facts, weight in heard:
         if participants.nodes.get(facts.site) in connected:
             asked -= {node}
             if (refusal := f"{facts.site}: {_TAKEN}") not in (*participants.refused, *refused):
@@ -224,12 +234,12 @@ def _why_not(facts: SiteFacts, participants: Participants, joined: Participants)
     known = participants.facts.get(facts.site)
     if known is not None and known.fingerprints != facts.fingerprints:
         return "it comes back with other data: start a new run"
-    try:
-        joined.task()
-        refuse_shared_data(joined.facts)
-    except SiteError as error:
-        return str(error)
-    return None
+    first = participants.sites()[0]
+    if difference := unlike(facts.site, facts, first, participants.facts[first]):
+        return difference
+    if (facts.sums is None) != (participants.facts[first].sums is None):
+        return "it sent sums and the others none, or none where they did: see 'standardise'"
+    return shared_data(joined.facts).get(facts.site)
 
 
 Heard = tuple[int, SiteFacts, tuple[int, int]]
@@ -237,14 +247,13 @@ Heard = tuple[int, SiteFacts, tuple[int, int]]
 
 @dataclass(frozen=True)
 class _Answers:
-    """What nodes said of themselves, why others cannot take part, and what of an unreadable answer.
+    """What nodes said of themselves, and why others cannot take part.
 
     ``heard`` has of each node its id, what it said, and the bytes of asking, down and up.
     """
 
     heard: list[Heard] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
 
 
 def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
@@ -255,21 +264,12 @@ def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
     for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
         if reply is None or reply.has_error():
             reason = "no answer" if reply is None else reply.error.reason or "an error"
-            answers.refused.append(reason)
+            answers.refused.append(one_line(reason))
             continue
         try:
-            facts = SiteFacts.from_config(reply.content.config_records[CONFIG])
-        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            answers.unreadable.append(
-                f"a SuperNode's hello cannot be read ({type(error).__name__}: {error}): server "
-                "and site run different versions of fedsilo"
-            )
-            continue
-        if "/" in facts.site:
-            answers.refused.append(
-                f"a site is called '{facts.site}': names of arrays end a site's name at '/', so "
-                "choose a 'site' without one in its node config"
-            )
+            facts = read_hello(reply.content)
+        except SiteError as error:
+            answers.refused.append(f"node {node}: {error}")
             continue
         answers.heard.append((node, facts, (record_bytes(content), record_bytes(reply.content))))
     return answers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
@@ -22,7 +21,9 @@ from models.contract.messages import (
     measurement,
 )
 from strategies.loop.method import Method
+from strategies.loop.one_line import one_line
 from strategies.loop.phase import Phase
+from strategies.loop.ranges import array_fault, metric_fault, too_many
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 
 _ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
@@ -50,24 +51,30 @@ def code_of(number: int) -> str:
 def why_unusable(reply: SiteReply, phase: Phase, method: Method, state: RoundState) -> str | None:
     """Return why a reply cannot be used, None if it can: its form, its numbers, then the method."""
     expected = {} if phase.name == EVALUATE else method.expected(phase.name, reply.site, state)
-    sizes = method.participants.facts[reply.site].sizes()
-    held = [split for split, size in sizes.items() if size]
-    if reason := refusal(reply.content, expected, needed_metrics(phase, held)):
+    facts = method.participants.facts[reply.site]
+    needed = needed_metrics(phase, facts.held())
+    if reason := refusal(reply.content, expected, needed, facts.classes):
         return reason
-    if (samples := reply.metric(NUM_EXAMPLES)) != sizes["train"]:
-        return f"metric '{NUM_EXAMPLES}' is {samples:g}; the site has {sizes['train']} samples"
+    held = facts.sizes()["train"]
+    if (samples := reply.metric(NUM_EXAMPLES)) != held:
+        return f"metric '{NUM_EXAMPLES}' is {samples:g}; the site has {held} samples"
     return method.rejection_reason(phase.name, reply, state)
 
 
 def refusal(
-    content: RecordDict, expected: Mapping[str, ArraySpec], metrics: Iterable[str] = ()
+    content: RecordDict,
+    expected: Mapping[str, ArraySpec],
+    metrics: Iterable[str] = (),
+    classes: int = 2,
 ) -> str | None:
-    """Return why a reply cannot be used, None if it can.
+    """Return why a reply cannot be used, in one line, None if it can.
 
-    Checks that ``metrics`` and those of every reply are there and finite, and that the arrays
-    have exactly the expected names, float32, the expected shapes and finite values.
+    Checks that ``metrics`` and those of every reply are there and can be (``ranges``), of a site
+    with so many ``classes``, and that the arrays have exactly the expected names, float32, the
+    expected shapes and values that can be.
     """
-    return _bad_metrics(content, metrics) or _bad_arrays(content, expected)
+    reason = _bad_metrics(content, metrics, classes) or _bad_arrays(content, expected)
+    return one_line(reason) if reason else None
 
 
 def needed_metrics(phase: Phase, held: Collection[str]) -> list[str]:
@@ -75,7 +82,7 @@ def needed_metrics(phase: Phase, held: Collection[str]) -> list[str]:
 
     Args:
         phase: the phase asked for.
-        held: the splits of which the site has samples; of others it has no measurement.
+        held: the splits of which the site has samples and sends measurements.
     """
     incoming = [
         measurement(INCOMING, split, metric)
@@ -83,7 +90,8 @@ def needed_metrics(phase: Phase, held: Collection[str]) -> list[str]:
         if split in held
         for metric in ("accuracy", "entropy", "loss")
     ]
-    trained = [measurement(TRAINED, "train", "loss")] if phase.name in TRAINING else []
+    trains = phase.name in TRAINING and "train" in held
+    trained = [measurement(TRAINED, "train", "loss")] if trains else []
     return [*trained, *incoming] if phase.evaluates else trained
 
 
@@ -114,16 +122,18 @@ def refuse_too_few(phase: Phase, answered: int, failed: Mapping[str, str], min_s
     )
 
 
-def _bad_metrics(content: RecordDict, wanted: Iterable[str]) -> str | None:
+def _bad_metrics(content: RecordDict, wanted: Iterable[str], classes: int) -> str | None:
     if METRICS not in content.metric_records:
         return "the reply has no metrics"
     metrics = content.metric_records[METRICS]
     for key in (*_ALWAYS, *wanted):
         if key not in metrics:
             return f"metric '{key}' is missing"
-    for key, value in metrics.items():
-        if isinstance(value, list) or not math.isfinite(value):
-            return f"metric '{key}' is {value}, not a finite number"
+    if reason := too_many(len(metrics)):
+        return reason
+    faults = (metric_fault(key, value, classes) for key, value in metrics.items())
+    if fault := next((fault for fault in faults if fault), None):
+        return fault
     if float(str(metrics[NUM_EXAMPLES])) < 1:
         return f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]}, less than 1"
     return None
@@ -134,7 +144,8 @@ def _bad_arrays(content: RecordDict, expected: Mapping[str, ArraySpec]) -> str |
     missing = sorted(expected.keys() - record.keys())
     surplus = sorted(record.keys() - expected.keys())
     if missing or surplus:
-        return f"arrays do not match: missing {missing}, surplus {surplus}"
+        told = f"missing {one_line(missing, 120)}, surplus {one_line(surplus, 120)}"
+        return f"arrays do not match: {told}"
     faults = (_bad_array(name, record[name], spec) for name, spec in expected.items())
     return next((fault for fault in faults if fault), None)
 
@@ -154,4 +165,4 @@ def _bad_array(name: str, packed: Array, spec: ArraySpec) -> str | None:
         return f"array '{name}' is {array.dtype} {array.shape}, expected float32 {shape}"
     if not np.isfinite(array).all():
         return f"array '{name}' holds values that are not finite"
-    return None
+    return array_fault(name, array) or None

@@ -25,6 +25,7 @@ from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruct
 from strategies.loop.hooks import Hook
 from strategies.loop.messaging import exchange
 from strategies.loop.method import Method
+from strategies.loop.one_line import one_line
 from strategies.loop.participants import meet_latecomers
 from strategies.loop.phase import Phase
 from strategies.loop.reply_checks import code_of, refuse_too_few, why_unusable
@@ -32,6 +33,8 @@ from strategies.loop.state import RoundState, SiteReply
 from strategies.loop.stopping import Stop
 from strategies.wire.bundles import record_bytes
 from strategies.wire.records import NDArray, Packed, from_record, to_record
+
+_REASON = 1000  # characters of a site's own words
 
 
 @final
@@ -196,8 +199,12 @@ class RoundLoop(Strategy):
         phase, participants, sent = self._phase, self.method.participants, list(messages)
         site_of = {node: site for site, node in participants.nodes.items()}
         phase.sent = {site_of[m.metadata.dst_node_id]: record_bytes(m.content) for m in sent}
+        returning = [m for m in sent if m.content.config_records[CONFIG]["returns"]]
         for hook in self.hooks:
             hook.phase_started(phase.round, phase.name, sorted(phase.sent))
+            hook.arrays_asked(
+                phase.round, phase.name, sorted(site_of[m.metadata.dst_node_id] for m in returning)
+            )
 
         def arrived(node: int, reply: Message) -> None:
             for hook in self.hooks:
@@ -211,13 +218,15 @@ class RoundLoop(Strategy):
         came = [(node, reply) for node, reply in sorted(replies.items()) if reply is not None]
         for node, reply in came:
             if reply.has_error():
-                phase.errors[site_of[node]] = reply.error.reason or f"error {reply.error.code}"
+                reason = reply.error.reason or f"error {reply.error.code}"
+                phase.errors[site_of[node]] = one_line(reason, _REASON)
                 phase.codes[site_of[node]] = code_of(reply.error.code)
         return [reply for _, reply in came if not reply.has_error()]
 
     def _checked(self, replies: Iterable[Message]) -> dict[str, SiteReply]:
         """Return the usable replies by site; apply the failure policy to the others."""
         phase, nodes = self._phase, self.method.participants.nodes
+        agreed = self.method.participants.agreed()
         by_node = {reply.metadata.src_node_id: reply.content for reply in replies}
         usable: dict[str, SiteReply] = {}
         failed: dict[str, str] = {}
@@ -226,8 +235,9 @@ class RoundLoop(Strategy):
             if content is None:
                 failed[site] = phase.errors.get(site, "no answer in time")
                 continue
-            reply = SiteReply(site, content, phase.sent[site], record_bytes(content))
-            if reason := why_unusable(reply, phase, self.method, self.current()):
+            came = record_bytes(content)
+            reply = SiteReply(site, content, phase.sent[site], came, agreed.get(site))
+            if reason := self._why_unusable(reply):
                 failed[site] = reason
             else:
                 usable[site] = reply
@@ -236,6 +246,14 @@ class RoundLoop(Strategy):
             for hook in self.hooks:
                 hook.site_failed(phase.round, phase.name, site, reason)
         return usable
+
+    def _why_unusable(self, reply: SiteReply) -> str:
+        """Say why a reply cannot be used, by the method or by a hook; empty: it can."""
+        phase = self._phase
+        if reason := why_unusable(reply, phase, self.method, self.current()):
+            return reason
+        objections = (hook.objection(phase.round, phase.name, reply) for hook in self.hooks)
+        return next((objection for objection in objections if objection), "")
 
     def _message(self, site: str) -> Message:
         phase, method, state = self._phase, self.method, self.current()

@@ -37,12 +37,16 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class SiteReply:
-    """A site's checked reply."""
+    """A site's checked reply.
+
+    ``agreed`` is what the site counts for by 'site-weights', None without.
+    """
 
     site: str
     content: RecordDict
     bytes_down: int
     bytes_up: int
+    agreed: int | None = None
 
     def array(self, name: str) -> NDArray:
         """Return the array ``name``."""
@@ -62,5 +66,5 @@ class SiteReply:
         return self.content.metric_records[METRICS].get(KEPT_STATE, 0) == 1
 
     def examples(self) -> int:
-        """Return the number of training samples behind the reply."""
-        return int(self.metric(NUM_EXAMPLES))
+        """Return how many training samples the reply weighs: those agreed, or those it has."""
+        return int(self.metric(NUM_EXAMPLES)) if self.agreed is None else self.agreed

@@ -83,10 +83,17 @@ class FedProto(Method):
         """Return the mean prototypes, by the sites' counts of the class."""
         arrays = dict(state.arrays)
         for label in range(self.participants.task().classes):
-            counts = {site: self._held(site).get(label, 0) for site in replies}
+            counts = {site: self._weight(site, label) for site in replies}
             if sum(counts.values()):
                 arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
         return RoundState(state.round, arrays, state.extras)
+
+    def _weight(self, site: str, label: int) -> float:
+        """Return what a site's prototype weighs: its count, in the measure that was agreed."""
+        count, agreed = self._held(site).get(label, 0), self.participants.agreed()
+        if site not in agreed:
+            return count
+        return count * agreed[site] / self.participants.facts[site].sizes()["train"]
 
     def _held(self, site: str) -> dict[int, int]:
         return held(self.participants, site, self.settings.class_min_count)
@@ -137,7 +144,7 @@ def fewest(participants: Participants, min_samples: int) -> str:
     return f"of as few as {count} (site {site}, class {label})"
 
 
-def _mean(name: str, replies: Mapping[str, SiteReply], counts: Mapping[str, int]) -> NDArray:
+def _mean(name: str, replies: Mapping[str, SiteReply], counts: Mapping[str, float]) -> NDArray:
     """Return the mean of array ``name``, float32, of float64 sums in site order."""
     sites = [site for site in sorted(replies) if counts[site]]
     arrays = np.stack([replies[site].array(name).astype(np.float64) for site in sites])

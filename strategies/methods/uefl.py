@@ -11,14 +11,17 @@ book b that the site may use; a ``train`` reply the same, trained; a ``centroids
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from models.contract.errors import SettingError
 from models.contract.messages import INCOMING, TRAIN, measurement
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
 from models.maths.federated_kmeans import Centroids, merge_centroids
 from models.methods.uefl import (
     CODEBOOK,
@@ -85,6 +88,16 @@ class UEFL(Method):
                 f"({settings.iteration_rounds}): no codebook would ever be extended; raise "
                 "'rounds', lower 'uefl.iteration-rounds', or set 'uefl.max-iterations' to 1 (DisFL)"
             )
+
+    @classmethod
+    def why_unfit(cls, common: CommonSettings, settings: UEFLSettings, facts: SiteFacts) -> str:
+        """Refuse a site that withholds what its uncertainty would be judged by."""
+        if settings.max_iterations == 1 or "val" in facts.measured:
+            return ""
+        return (
+            f"site {facts.site} withholds its measurements on validation samples, on which UEFL "
+            "judges uncertainty: leave the site out, or set 'uefl.max-iterations' to 1 (DisFL)"
+        )
 
     def initial_state(self, task: Task) -> RoundState:
         """Return initial weights and, if shared, the first book, Gaussian.
@@ -170,7 +183,25 @@ class UEFL(Method):
             whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
             if not len(centroids) == len(counts) == reply.metric(NEW_CODEWORDS) or not whole:
                 return f"{len(centroids)} centroids came with counts {counts.tolist()}"
+            return self._why_too_many(reply.site, counts)
         return None
+
+    def _why_too_many(self, site: str, counts: NDArray) -> str | None:
+        """Refuse more centroids than codes, and more features behind them than the site has."""
+        if len(counts) > self.settings.codes:
+            return f"{len(counts)} centroids came, more than 'uefl.codes' {self.settings.codes}"
+        samples = self.participants.facts[site].sizes()["train"]
+        noise = 10 * self.common.clip_norm * self.common.noise_multiplier * len(counts)
+        if (total := float(counts.sum(dtype=np.float64))) > samples * self._features + noise:
+            return f"its centroids stand for {total:g} features, more than it has"
+        return None
+
+    @cached_property
+    def _features(self) -> int:
+        """Features of one sample, of which a token has one per segment."""
+        with torch.device("meta"):  # only the size is wanted, no weight
+            network = build_classifier(self.common, self.participants.task())
+        return int(network.tokens) * self.settings.segments
 
     def combine(
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -219,12 +220,30 @@ def registry(flwr: Path, place: Path, script: Runner) -> Runner:
     return run
 
 
+def fingerprint(public_key: Path) -> str:
+    """Return what OpenSSH says of a key."""
+    done = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(public_key)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()[1]
+
+
+def test_a_key_under_two_names_is_refused(registry: Runner, place: Path) -> None:
+    registry("register", "north", key="north")
+    refused(registry("register", "south", key="north"), "south: its key is north's")
+    assert list(json.loads((place / "state" / "registry.json").read_text())) == ["north"]
+
+
 def test_a_hospital_is_registered_once_listed_and_revoked(registry: Runner, place: Path) -> None:
     assert registry("register", "north", key="north").stdout == "north is registered as node 77\n"
     again = registry("register", "north", key="north")
     assert (again.returncode, again.stdout) == (0, "north is registered already\n")
     assert registry("list").stdout == "north 77 online\n"
+    told = json.loads((place / "state" / "registry.json").read_text())
+    assert told["north"]["node-id"] == "77"
+    assert told["north"]["key"] == fingerprint(place / "secrets" / "north.pub")
     assert registry("revoke", "north").stdout == "north is revoked, node 77\n"
+    assert json.loads((place / "state" / "registry.json").read_text()) == {}
     assert registry("list").stdout == "\n"
     calls = (place / "calls").read_text().split("\n")
     assert [call.split()[0] for call in calls[:-1]] == ["register", "list", "unregister", "list"]

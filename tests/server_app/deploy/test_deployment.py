@@ -15,6 +15,7 @@ import pytest
 
 from models.contract.errors import SettingError
 from server_app.cli.main import main
+from server_app.config.operator_files import REGISTRY, read_registry
 from server_app.deploy.commands import MemberStatus, down, logs, status
 from server_app.deploy.deployment import (
     SERVER,
@@ -80,6 +81,28 @@ def test_it_is_read_as_it_was_written(planned: Deployment) -> None:
     content["started"]["west"]["at"] -= 60  # the id was another process's a minute ago
     (planned.folder / "deployment.json").write_text(json.dumps(content))
     assert read_deployment(planned.folder).running() == []
+
+
+def test_the_registry_binds_each_name_to_its_key_and_the_server_reads_it(
+    planned: Deployment,
+) -> None:
+    for folder in (planned.secrets, planned.home(SERVER)):
+        folder.mkdir(parents=True)
+    for site in planned.sites:
+        key = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"{site}"]
+        subprocess.run(key, cwd=planned.secrets, check=True)
+    planned.write()
+    registered = planned.with_node("west", "17").with_node("north", "5")
+    registered.write_registry()
+    assert planned.environment(SERVER)[REGISTRY] == str(planned.registry)
+    assert REGISTRY not in planned.environment("north")
+    assert read_registry(planned.registry).nodes == {"north": 5, "west": 17}
+    said = ["ssh-keygen", "-l", "-f", str(planned.secrets / "west.pub")]
+    done = subprocess.run(said, capture_output=True, text=True, check=True)
+    assert json.loads(planned.registry.read_text())["west"]["key"] == done.stdout.split()[1]
+    (planned.secrets / "west.pub").write_text("no key")
+    with pytest.raises(DeploymentError, match=r"west\.pub is no public key of OpenSSH form"):
+        registered.write_registry()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,11 +64,55 @@ def test_a_ledger_that_was_lost_makes_nothing_unspent() -> None:
     assert hook.releases == {"a": 4}
 
 
-def test_arrays_of_a_site_that_knows_no_noise_end_the_run() -> None:
-    with pytest.raises(SiteError, match="site a, round 2, phase train: arrays came without"):
-        private().phase_ended(2, "train", replies(None, "a"))
-    private().phase_ended(2, "train", replies(None, "a", arrays=False))
-    PrivacyHook(CommonSettings()).phase_ended(2, "train", replies(None, "a"))
+def test_arrays_of_a_site_that_knows_no_noise_are_refused() -> None:
+    noiseless = replies(None, "a")["a"]
+    told = private().objection(2, "train", noiseless)
+    assert told.startswith("arrays came without 'dp-releases', so perhaps without noise")
+    assert private().objection(2, "train", replies(None, "a", arrays=False)["a"]) == ""
+    assert PrivacyHook(CommonSettings()).objection(2, "train", noiseless) == ""
+
+
+def test_a_count_above_what_was_asked_for_is_refused_and_any_below_is_not() -> None:
+    hook = private()
+    hook.arrays_asked(1, "train", ["a", "b"])
+    hook.arrays_asked(2, "train", ["a"])
+    assert hook.asked == {"a": 2, "b": 1}
+    for count in (0, 1, 2):
+        assert hook.objection(2, "train", replies(count, "a")["a"]) == ""
+    told = hook.objection(2, "train", replies(3, "a")["a"])
+    assert told.startswith("metric 'dp-releases' is 3, and the server has asked for 2 noisy")
+    assert "is 2, and the server has asked for 1" in hook.objection(2, "t", replies(2, "b")["b"])
+    assert "asked for 0" in hook.objection(2, "train", replies(10**6, "nobody")["nobody"])
+
+
+def test_what_was_asked_for_is_written_before_it_is_asked_and_outlives_a_server(
+    tmp_path: Path,
+) -> None:
+    common, journal = private().common, tmp_path / "asked.json"
+    killed = PrivacyHook(common, journal)
+    killed.arrays_asked(1, "train", ["a"])
+    checkpoint = json.loads(json.dumps(killed.state()))
+    killed.arrays_asked(2, "train", ["a"])  # and then no checkpoint
+    for state in (checkpoint, None):
+        resumed = PrivacyHook(common, journal)
+        resumed.restore(state)
+        resumed.arrays_asked(2, "train", ["a"])
+        assert resumed.objection(2, "train", replies(3, "a")["a"]) == ""
+        assert resumed.objection(2, "train", replies(4, "a")["a"]) != ""
+        journal.write_text('{"a": 2}')
+    journal.write_text("{")
+    damaged = PrivacyHook(common, journal)
+    damaged.restore(checkpoint)
+    assert damaged.asked == {"a": 1}, "the checkpoint still knows"
+
+
+def test_a_checkpoint_of_before_allows_what_two_lost_rounds_explain() -> None:
+    hook = private()
+    hook.restore({"a": 4})
+    assert hook.releases == {"a": 4}
+    hook.arrays_asked(5, "train", ["a"])
+    assert hook.objection(5, "train", replies(4 + 6 + 1, "a")["a"]) == ""
+    assert hook.objection(5, "train", replies(4 + 6 + 2, "a")["a"]) != ""
 
 
 def test_a_checkpoint_keeps_the_counts_and_an_old_one_has_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +28,11 @@ COMMON = CommonSettings(silos=3, join_timeout=0.0)
 hello_app = ClientApp()
 
 
+def digest(data: object) -> str:
+    """Return the fingerprint of what a test calls some samples."""
+    return hashlib.sha256(str(data).encode()).hexdigest()
+
+
 @hello_app.query("hello")
 def _hello(message: Message, context: Context) -> Message:
     """Answer as a site whose node config says all that the tests look at."""
@@ -39,7 +45,7 @@ def _hello(message: Message, context: Context) -> Message:
         "input-shape": [1, int(config.get("side", 16)), 16],
         "classes": 2,
         "label-counts": json.dumps({"train": [20, 16], "test": [3, 2]}),
-        "fingerprints": json.dumps({"train": str(config.get("data", config["site"]))}),
+        "fingerprints": json.dumps({"train": digest(config.get("data", config["site"]))}),
         "simulated": False,
         "features": json.dumps([]),
         "dropped": 0,
@@ -47,6 +53,7 @@ def _hello(message: Message, context: Context) -> Message:
         "backbone": str(config.get("backbone", "")),
         "class-names": json.dumps([]),
         "floor": 1,
+        "measured": json.dumps(["train", "val", "test"]),
     }
     if "lacks" in config:
         del facts[str(config["lacks"])]

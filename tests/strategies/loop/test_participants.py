@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -22,7 +23,13 @@ from strategies.loop.participants import Participants, meet_sites, wait_for_node
 from strategies.wire.bundles import record_bytes
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
+ONE = dataclasses.replace(COMMON, min_sites=1)
 hello_app = ClientApp()
+
+
+def digest(data: object) -> str:
+    """Return the fingerprint of what a test calls some samples."""
+    return hashlib.sha256(str(data).encode()).hexdigest()
 
 
 def counts(classes: int) -> dict[str, list[int]]:
@@ -43,7 +50,7 @@ def _hello(message: Message, context: Context) -> Message:
         "input-shape": [1, int(config.get("side", 16)), 16],
         "classes": int(config.get("classes", 10)),
         "label-counts": json.dumps(counts(int(config.get("classes", 10)))),
-        "fingerprints": json.dumps({"train": str(config.get("data", config["site"]))}),
+        "fingerprints": json.dumps({"train": digest(config.get("data", config["site"]))}),
         "simulated": bool(config.get("simulated", False)),
         "features": json.dumps([]),
         "dropped": 0,
@@ -51,6 +58,7 @@ def _hello(message: Message, context: Context) -> Message:
         "backbone": str(config.get("backbone", "")),
         "class-names": json.dumps([]),
         "floor": int(config.get("floor", 10)),
+        "measured": json.dumps(["train", "val", "test"]),
     }
     facts |= json.loads(str(config.get("says", "{}")))
     if "lacks" in config:
@@ -92,21 +100,26 @@ def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_the_facts_of_a_site_arrive_as_they_were_said(simulated: bool) -> None:
     facts = meet_sites(grid_of({"site": "s1a", "simulated": simulated}), COMMON).facts["s1a"]
-    given = (counts(10), {"train": "s1a"}, simulated)
+    given = (counts(10), {"train": digest("s1a")}, simulated)
     assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, *given, floor=10)
     assert (facts.features, facts.sums, facts.dropped, facts.schema) == ((), None, 0, "")
     assert facts.sizes() == {"train": 36, "test": 5}
 
 
 def test_two_nodes_that_claim_one_site_stop_the_run() -> None:
+    nodes = {"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}
     with pytest.raises(SiteError, match="two SuperNodes say that they are site 's1a'"):
-        meet_sites(grid_of({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}), COMMON)
+        meet_sites(grid_of(*nodes), COMMON)
+    going_on = meet_sites(grid_of(*nodes), ONE)
+    assert (going_on.sites(), len(going_on.refused)) == (["s2a"], 1)
 
 
 def test_two_sites_with_the_same_training_samples_stop_the_run() -> None:
     sites = {"site": "s1a", "data": "x"}, {"site": "s2a"}, {"site": "s3a", "data": "x"}
     with pytest.raises(SiteError, match="sites s1a and s3a hold the same training samples: one of"):
         meet_sites(grid_of(*sites), COMMON)
+    going_on = meet_sites(grid_of(*sites), ONE)
+    assert (going_on.sites(), len(going_on.refused)) == (["s2a"], 1)
     empty = json.dumps({"label-counts": json.dumps({"train": [0] * 10, "test": [3] * 10})})
     nothing = ({**site, "says": empty} for site in sites)
     assert meet_sites(grid_of(*nothing), COMMON).sites() == ["s1a", "s2a", "s3a"]
@@ -180,7 +193,7 @@ def test_with_min_sites_the_others_go_on_and_the_roster_says_who_could_not(min_s
     [
         *("site", "distribution", "input-shape", "classes", "label-counts", "fingerprints"),
         *("simulated", "features", "dropped", "schema", "backbone", "class-names"),
-        "floor",
+        *("floor", "measured"),
     ],
 )
 def test_a_hello_that_lacks_a_key_stops_the_run_and_names_the_key(key: str) -> None:
@@ -235,26 +248,25 @@ def test_the_bytes_of_the_hello_are_counted_in_both_directions() -> None:
 
 @pytest.mark.parametrize("other", [{"side": 28}, {"classes": 9}])
 def test_sites_of_another_input_shape_or_classes_are_refused(other: dict[str, int]) -> None:
-    participants = meet_sites(grid_of({"site": "s1a"}, {"site": "s2a", **other}), COMMON)
+    nodes = {"site": "s1a"}, {"site": "s2a", **other}
     with pytest.raises(SiteError, match=r"site s2a holds .* site s1a .*same input shape"):
-        participants.task()
+        meet_sites(grid_of(*nodes), COMMON)
+    assert meet_sites(grid_of(*nodes), ONE).task() == Task((1, 16, 16), 10)
 
 
 def test_sites_with_another_backbone_are_refused_by_both_names() -> None:
     nodes = [{"site": "s1a", "backbone": "ab"}, {"site": "s2a", "backbone": "cd"}]
-    participants = meet_sites(grid_of(*nodes), COMMON)
-    with pytest.raises(SiteError, match=r"^the backbones of sites s2a and s1a differ \(cd; ab\)"):
-        participants.task()
+    with pytest.raises(SiteError, match=r"the backbones of sites s2a and s1a differ \(cd; ab\)"):
+        meet_sites(grid_of(*nodes), COMMON)
     alike = meet_sites(grid_of(nodes[0], {"site": "s2a", "backbone": "ab"}), COMMON)
     assert alike.task().classes == 10
 
 
 def test_sites_of_another_schema_are_refused_by_both_names() -> None:
     nodes = [{"site": "s1a", "schema": "ab"}, {"site": "s2a", "schema": "cd"}]
-    participants = meet_sites(grid_of(*nodes), COMMON)
-    assert [facts.schema for facts in participants.facts.values()] == ["ab", "cd"]
-    with pytest.raises(SiteError, match=r"^the schemas of sites s2a and s1a differ .*same schema$"):
-        participants.task()
+    with pytest.raises(SiteError, match=r"the schemas of sites s2a and s1a differ .*same schema -"):
+        meet_sites(grid_of(*nodes), COMMON)
+    assert meet_sites(grid_of(*nodes), ONE).facts["s1a"].schema == "ab"
     alike = meet_sites(grid_of(nodes[0], {"site": "s2a", "schema": "ab"}), COMMON)
     assert alike.task() == Task((1, 16, 16), 10)
 
@@ -342,11 +354,14 @@ def test_sites_that_send_no_sums_have_no_pooled_figures() -> None:
 
 
 def test_sums_of_some_sites_only_are_refused_and_the_silent_ones_named() -> None:
-    participants = meet_sites(
-        grid_of(table_node("s1a"), table_node("s2a", sums_count=None)), COMMON
-    )
-    with pytest.raises(SiteError, match=r"^s2a sent no sums to pool: .*same 'standardise'"):
-        participants.figures()
+    nodes = table_node("s1a"), table_node("s2a", sums_count=None)
+    with pytest.raises(SiteError, match=r"s2a sent no sums to pool: .*same 'standardise'"):
+        meet_sites(grid_of(*nodes), COMMON)
+    assert meet_sites(grid_of(*nodes), ONE).sites() == ["s1a"]
+    declared = dataclasses.replace(ONE, standardise="declared")
+    going_on = meet_sites(grid_of(*nodes), declared)
+    assert (going_on.sites(), going_on.figures()) == (["s2a"], None)
+    assert going_on.refused[0].startswith("s1a sent sums that nobody pools")
 
 
 @pytest.mark.parametrize("part", ["count", "total", "squares"])
@@ -388,8 +403,7 @@ def test_a_hello_with_only_a_part_of_the_sums_stops_the_run_and_names_the_part(p
 def test_sites_of_other_features_are_refused_with_the_difference(
     features: tuple[str, ...], said: str
 ) -> None:
-    participants = meet_sites(grid_of(table_node("s1a"), table_node("s2a", features)), COMMON)
     with pytest.raises(SiteError, match=f"features of sites s2a and s1a differ {said}"):
-        participants.task()
+        meet_sites(grid_of(table_node("s1a"), table_node("s2a", features)), COMMON)
     alike = meet_sites(grid_of(table_node("s1a"), table_node("s2a")), COMMON)
     assert alike.task() == Task((2,), 10)

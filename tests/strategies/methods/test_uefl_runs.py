@@ -157,7 +157,7 @@ def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
         if asked == phase == UNCERTAINTY:
             return content()
         if asked == UNCERTAINTY:
-            return content(**{"incoming.val.entropy": 1.0 + message.metadata.dst_node_id})
+            return content(**{"incoming.val.entropy": message.metadata.dst_node_id / 1001})
         if asked == CENTROIDS:
             arrays = {"centroids": np.zeros((3, 2), np.float32), "counts": np.ones(1, np.float32)}
             return content(arrays, new_codewords=3)

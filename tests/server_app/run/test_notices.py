@@ -10,7 +10,7 @@ from rich.console import Console
 
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
-from server_app.run.runner import _say_who_is_missing
+from server_app.run.notices import say_who_is_missing
 from strategies.loop.participants import Participants
 
 LEFT_OUT = "no image of vidir_modern, rosendahl, msk4, vienna_dias is here; left out"
@@ -41,7 +41,7 @@ def said(isic: CommonSettings) -> Callable[..., str]:
             for site, simulated in simulated.items()
         }
         participants = Participants(facts, {site: index for index, site in enumerate(facts)})
-        _say_who_is_missing(participants, common, Console(file=text, width=400))
+        say_who_is_missing(participants, common, Console(file=text, width=400))
         return text.getvalue()
 
     return say

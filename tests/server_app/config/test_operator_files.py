@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.contract.site_facts import SiteFacts
+from server_app.config.operator_files import REGISTRY, operator_terms, read_registry, read_weights
+from strategies.loop.terms import AgreedWeights, Registry, Terms
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "operator.json"
+
+
+def entry(node: Any, key: Any = "SHA256:k") -> dict[str, Any]:
+    return {"node-id": node, "key": key}
+
+
+def test_a_registry_gives_the_node_of_each_site(path: Path) -> None:
+    path.write_text(
+        json.dumps({"north": entry("18446744073709551615", "a"), "west": entry(7, "b")})
+    )
+    assert read_registry(path) == Registry(str(path), {"north": 2**64 - 1, "west": 7})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"a": entry("1", "x"), "b": entry("2", "x")}, "one key under two names, 'a' and 'b'"),
+        ({"a": entry("1", "x"), "b": entry(1, "y")}, "one node-id under two names, 'a' and 'b'"),
+        ({"a": entry("01", "x"), "b": entry("1", "y")}, "one node-id under two names"),
+        ({"a/b": entry("1")}, "site 'a/b' is no plain name"),
+        ({"a": "1"}, "the entry of site 'a' must have 'node-id' and 'key'"),
+        ({"a": {"node-id": "1"}}, "must have 'node-id' and 'key' and nothing else"),
+        ({"a": entry("x")}, "has no node's number"),
+        ({"a": entry(True)}, "has no node's number"),
+        ({"a": entry("9" * 5000)}, "has no node's number"),
+        ({"a": entry("1", 5)}, "has no fingerprint"),
+        ([], "must be a mapping"),
+        ("north", "must be a mapping"),
+    ],
+)
+def test_a_registry_that_cannot_be_is_one_line(content: Any, said: str, path: Path) -> None:
+    path.write_text(json.dumps(content))
+    with pytest.raises(SettingError, match=said.replace("(", r"\(")) as refusal:
+        read_registry(path)
+    assert str(path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_counts_are_read_of_json_and_of_yaml(path: Path) -> None:
+    for text in ('{"north": 303, "west": 1}', "north: 303\nwest: 1\n"):
+        path.write_text(text)
+        assert read_weights(path).samples == {"north": 303, "west": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("north: -1", "the entry of site 'north' is no whole number from 1"),
+        ("north: 0", "is no whole number"),
+        ("north: 1.5", "is no whole number"),
+        ("north: true", "is no whole number"),
+        ("north: many", "is no whole number"),
+        ("1: 5", "a site's name is no text"),
+        ("north: 1\nnorth: 2", "north"),
+        ("{", "is no valid YAML"),
+        ("", "must be a mapping"),
+    ],
+)
+def test_counts_that_cannot_be_are_one_line(text: str, said: str, path: Path) -> None:
+    path.write_text(text)
+    with pytest.raises(SettingError, match=said):
+        read_weights(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    for read in (read_registry, read_weights):
+        with pytest.raises(SettingError, match=r"operator\.json cannot be read: No such file"):
+            read(path)
+        path.write_bytes(b"\xff\xfe")
+        with pytest.raises(SettingError, match="is no text in UTF-8"):
+            read(path)
+        path.unlink()
+
+
+@settings(max_examples=100)
+@given(text=st.text(max_size=60))
+def test_any_text_is_terms_or_one_line(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("files") / "any"
+    path.write_text(text, encoding="utf-8")
+    for read in (read_registry, read_weights):
+        told = ""
+        try:
+            read(path)
+        except SettingError as error:
+            told = str(error)
+        assert "\n" not in told
+
+
+def test_the_registry_is_the_environments_and_the_counts_the_runs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(REGISTRY, raising=False)
+    assert operator_terms(CommonSettings()) == Terms()
+    path.write_text("{}")
+    assert operator_terms(CommonSettings(site_weights=str(path))).weights is not None
+    monkeypatch.setenv(REGISTRY, str(path))
+    assert operator_terms(CommonSettings()).registry == Registry(str(path), {})
+
+
+FACTS = SiteFacts("north", "D", (1,), 2, {"train": [20, 16]}, {})
+
+
+def test_a_node_says_its_own_name_and_no_other() -> None:
+    registry = Registry("reg.json", {"north": 1, "south": 2})
+    assert registry.fault(1, "north") == ""
+    assert registry.fault(1, "south").startswith(
+        "node 1 is registered as 'north' and says that it is 'south': "
+    )
+    assert registry.fault(3, "north").startswith("node 3 says that it is 'north' and reg.json")
+    terms = Terms(registry)
+    assert terms.fault(2, FACTS) != ""
+    assert terms.fault(2, FACTS, simulated=True) == "", "it has no key"
+
+
+def test_a_site_counts_for_no_more_than_was_agreed() -> None:
+    assert AgreedWeights("w.json", {"north": 36}).fault(FACTS) == ""
+    assert (
+        AgreedWeights("w.json", {"north": 35})
+        .fault(FACTS)
+        .startswith("site north says that it has 36 training samples, and w.json agrees on 35")
+    )
+    missing = AgreedWeights("w.json", {"south": 99}).fault(FACTS)
+    assert missing.startswith("site north has no entry in 'site-weights' w.json")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies.loop.ranges import array_fault, metric_fault, metric_range, too_many
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "high"),
+    [
+        ("incoming.test.accuracy", 0, 1),
+        ("incoming.val.balanced-accuracy-from-s1a", 0, 1),
+        ("incoming.test.own-accuracy", 0, 1),
+        ("incoming.test.calibration-error", 0, 1),
+        ("incoming.test.routing.va.q05", 0, 1),
+        ("incoming.test.routing.a.b.mean", 0, 1),  # a site's name may have dots
+        ("incoming.test.reliability.3.mean", 0, 1),
+        ("incoming.test.reliability.3.count", 0, 1e12),
+        ("incoming.test.entropy", 0, math.log(10)),
+        ("incoming.test.loss", 0, 1e9),
+        ("trained.train.loss", -1e30, 1e30),
+        ("trained.train.closeness-from-s1a", -1, 1),
+        ("incoming.test.never-heard-of", -1e12, 1e12),
+        ("seconds", 0, 1e9),
+        ("peak-memory-bytes", 0, 2**50),
+        ("kept-state", 0, 1),
+        ("dp-releases", 0, 1e12),
+    ],
+)
+def test_a_metric_has_the_range_of_its_name(key: str, low: float, high: float) -> None:
+    found = metric_range(key, 10)
+    assert (found.low, found.high) == (low, high)
+    assert metric_fault(key, low, 10) == ""
+    assert metric_fault(key, high, 10) == ""
+    assert metric_fault(key, high * 1.01 + 0.01, 10).startswith(f"metric '{key}' is ")
+    assert metric_fault(key, low - 0.01 - abs(low) / 100, 10).startswith(f"metric '{key}' is ")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, [0.5], True, "0.5", None])
+def test_what_is_no_finite_number_is_refused(value: Any) -> None:
+    assert "finite number" in metric_fault("seconds", value, 2)
+
+
+def test_rounding_is_no_lie_and_half_a_message_is() -> None:
+    assert metric_fault("incoming.test.accuracy", 1 + 1e-9, 2) == ""
+    assert metric_fault("incoming.test.entropy", math.log(2) + 1e-8, 2) == ""
+    assert "a whole number from 0" in metric_fault("dp-releases", 1.5, 2)
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x\n", "[red]", "k" * 201])
+def test_a_metrics_name_is_plain(key: str) -> None:
+    assert metric_fault(key, 0.5, 2).startswith("a metric's name is none of at most 200")
+
+
+def test_a_reply_has_no_more_metrics_than_a_method_asks_for() -> None:
+    assert too_many(50_000) == ""
+    assert too_many(50_001) == "the reply has 50001 metrics, more than 50000"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("head.weight", 1e6, ""),
+        ("head.weight", -1.1e6, "beyond 1e+06"),
+        ("norm.running_mean", -1e12, ""),
+        ("norm.running_mean", 1.1e12, "beyond 1e+12"),
+        ("norm.running_var", 0.0, ""),
+        ("norm.running_var", -1e-6, "below 0, which no variance is"),
+        ("visitor/s1a/norm.running_var", -1.0, "below 0"),
+        ("counts", 1e7, ""),
+        ("counts", -1.0, "below 0, which no count is"),
+    ],
+)
+def test_an_array_holds_what_its_name_says(name: str, value: float, said: str) -> None:
+    fault = array_fault(name, np.array([0.0, value], np.float32))
+    assert said in fault
+    assert bool(fault) == bool(said)
+    assert array_fault(name, np.zeros((0, 3), np.float32)) == ""
