@@ -171,6 +171,7 @@ def site_facts(site: Site) -> SiteFacts:
         backbone=site.backbone(),
         class_names=silo.classes,
         floor=site.settings.sums_min_count,
+        measured=site.measured(),
     )
 
 

@@ -28,7 +28,7 @@ from client_app.site.standardised import ready_silo
 from client_app.site_round import SiteRound
 from client_app.training.compute import choose_compute
 from datasets.registry import load_silo
-from datasets.silo.silos import Silo
+from datasets.silo.silos import SPLITS, Silo
 from datasets.weights.backbones import backbone_digest
 from models.contract.errors import DataError, RefusedError, SettingError, SiteError
 from models.contract.feature_statistics import Sums
@@ -44,12 +44,16 @@ _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampli
 
 @dataclass(frozen=True)
 class Site:
-    """A site: settings (node config over run config), silo, whether it is simulated, its limits."""
+    """A site: settings (node config over run config), silo, whether it is simulated, its limits.
+
+    ``capped`` tells whether the hospital has a cap of its own on epsilon.
+    """
 
     settings: CommonSettings
     silo: Silo
     simulated: bool
     limits: Limits = NO_LIMITS
+    capped: bool = False
 
     def backbone(self) -> str:
         """Return the digest of the weights that this site's network starts from, if it has any.
@@ -58,6 +62,17 @@ class Site:
             SettingError: the weights are missing.
         """
         return backbone_digest(self.settings)
+
+    def measured(self) -> tuple[str, ...]:
+        """Return the splits of which measurements leave.
+
+        Those of few samples do not, nor a training loss under a cap of the hospital's own: noise in
+        proportion to one patient's part of a mean hides nobody in what training made of all.
+        """
+        enough = self.limits.minimum_measured
+        few = {name for name, split in self.silo.splits().items() if 0 < len(split) < enough}
+        withheld = few | ({"train"} if self.capped else set())
+        return tuple(name for name in SPLITS if name not in withheld)
 
     def sums(self) -> Sums | None:
         """Return what this site sends towards pooled figures; None: nothing.
@@ -132,7 +147,8 @@ def open_site(context: Context) -> Site:
         )
     if settings.clip_norm or settings.noise_multiplier:
         check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
-    return Site(settings, silo, simulated, limits_of(context))
+    capped = bool(node_cap(context).max_epsilon)
+    return Site(settings, silo, simulated, limits_of(context), capped)
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:

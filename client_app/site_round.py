@@ -199,7 +199,7 @@ class SiteRound:
         if noised:
             return method.presentable(leaving), counted
         if blur := method.context.limits.blur:
-            leaving = blurred(leaving, method.clip_reference(), blur)
+            leaving = blurred(leaving, method.clip_reference(), method.context.shares, blur)
         return leaving, counted
 
     def _told(self, metrics: Mapping[str, float]) -> dict[str, float]:

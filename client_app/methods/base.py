@@ -52,6 +52,7 @@ class SiteContext:
         compute: device and precision.
         limits: the hospital's floors; none in a simulation.
         seed: what the site draws from; None: the run's.
+        shares: what training tells of how much samples added to each unit's change.
     """
 
     request: Request
@@ -62,6 +63,7 @@ class SiteContext:
     compute: Compute
     limits: Limits = NO_LIMITS
     seed: int | None = None
+    shares: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def drawing(self) -> CommonSettings:
@@ -266,6 +268,7 @@ def plain_training(
         steps_before=_steps_before(round_ - 1, len(split), settings, floor),
         minimum_batch=floor,
         minimum_steps=context.limits.minimum_steps_per_reply,
+        shares=context.shares,
     )
 
 

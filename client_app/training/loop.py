@@ -177,6 +177,7 @@ class LocalTraining:
         only_measured: nothing is trained; the loss on ``split`` of the network as it is will do.
         minimum_batch: samples that must stand behind each step, and behind a unit's change.
         minimum_steps: steps that must stand behind what is trained.
+        shares: is told of what samples add to a unit's change, see ``Crowd``.
         metrics: what the training itself measures while it runs, by MetricRecord key.
     """
 
@@ -197,6 +198,7 @@ class LocalTraining:
     only_measured: bool = False
     minimum_batch: int = 1
     minimum_steps: int = 1
+    shares: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -212,9 +214,7 @@ def train_locally(training: LocalTraining) -> float:
         SiteError: the loss is not finite.
         RefusedError: fewer samples or steps stand behind it than the hospital allows.
     """
-    if training.minimum_batch <= 1:
-        return _train(training, Crowd(training.network, 1))
-    crowd = Crowd(training.network, training.minimum_batch)
+    crowd = Crowd(training.network, training.minimum_batch, training.shares)
     with crowd.watching():
         return _train(training, crowd)
 
@@ -231,7 +231,7 @@ def _train(training: LocalTraining, crowd: Crowd) -> float:
         for number, chosen_batches in enumerate(_passes(training)):
             training.pass_begins(number)
             total.zero_()
-            crowd.passes += 1
+            crowd.next_pass()
             for indices in chosen_batches:
                 _refuse_few_samples(indices, training.minimum_batch)
                 batch, truth = compute.pick(inputs, indices), labels[compute.bring(indices)]
@@ -240,6 +240,7 @@ def _train(training: LocalTraining, crowd: Crowd) -> float:
                 loss = add_gradients(
                     training.loss, batch, truth, settings, compute, training.penalty
                 )
+                crowd.add_step()
                 optimiser.step()
                 training.after_step(batch, optimiser)
                 total += loss * len(indices)
