@@ -13,14 +13,13 @@ in ``inversion_victim.py``; the networks, data and training are the app's own.
 from __future__ import annotations
 
 import argparse
-import csv
-import statistics
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+import itertools
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from inversion_matching import Effort, invert
+from inversion_record import Cell, Record
 from inversion_scores import image_scores, recovered_rows, row_scores
 from inversion_victim import (
     Answer,
@@ -56,6 +55,7 @@ _MEASURES = ("change", "samples", "both", "layer")
 _MESSAGES = (1, 10, 100, 400)
 _LEAST = 8
 _WIDTH = 512  # hidden units of the malicious mlp: the server chooses them
+_COPIES = 256  # units that watch the same: one row is sought with all of them
 _PAIRS = 20  # hyperplanes asked twice
 _ROW_ATTACKS = {"analytic": Effort(1, 1), "l2": Effort(3, 120), "cosine": Effort(1, 300)}
 _VARIATION = 0.1  # weight of an image's total variation
@@ -68,43 +68,21 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One line of the table, before its figures."""
+class Tabular:
+    """A network for rows, the sizes of one step to try, and those also tried under bounds."""
 
-    network: str
-    weights: str  # from the seed, trained, or the attack's
-    training: str  # one step over all samples, or an epoch of batches
-    samples: int
-    attack: str
-    bounds: str = "none"
-    messages: int = 1
+    name: str
+    kind: str
+    width: int
+    sizes: tuple[int, ...]
+    bounded: tuple[int, ...]
 
 
-@dataclass
-class Record:
-    """Figures by cell and metric, one a seed; written anew whenever some are added."""
-
-    csv: Path | None
-    figures: dict[tuple[Cell, str], list[float]] = field(default_factory=dict)
-
-    def add(self, cell: Cell, scores: dict[str, float]) -> None:
-        """Take the figures of one seed and write the file."""
-        for metric, value in scores.items():
-            self.figures.setdefault((cell, metric), []).append(value)
-        told = ", ".join(f"{metric} {value:.4g}" for metric, value in scores.items())
-        print(*asdict(cell).values(), told, sep=" | ", flush=True)
-
-    def write(self) -> None:
-        """Write mean and standard deviation over the seeds as CSV."""
-        if self.csv is None:
-            return
-        with self.csv.open("w", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            lines.writerow([*Cell.__dataclass_fields__, "metric", "mean", "sd", "seeds"])
-            for (cell, metric), values in self.figures.items():
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                mean = f"{statistics.mean(values):.6f}"
-                lines.writerow([*asdict(cell).values(), metric, mean, f"{spread:.6f}", len(values)])
+_TABULAR = (
+    Tabular("logistic", "logistic", 16, _SIZES, ()),
+    Tabular("mlp", "mlp", 16, _SIZES, (1, 2, 8)),
+    Tabular("mlp of 128", "mlp", 128, (8, 16, 32), (8, 16, 32)),
+)
 
 
 def one_step(values: dict[str, object]) -> CommonSettings:
@@ -122,15 +100,16 @@ def rows(options: argparse.Namespace, record: Record) -> None:
     """Seek heart rows by their gradients."""
     heart = open_heart(options.data_dir, options.cache_dir)
     for seed in range(options.seeds):
-        for kind, rounds, state in _networks(("logistic", "mlp"), 20):
-            settings = one_step({"dataset": "heart", "network": kind, "width": 16, "seed": seed})
+        for kind, (rounds, state) in itertools.product(_TABULAR, _states(20)):
+            values = {"dataset": "heart", "network": kind.kind, "width": kind.width, "seed": seed}
+            settings = one_step(values)
             network = trained_network(heart, settings, rounds)
-            for count, training in _plans(settings, (32, len(heart.victim))):
+            for count, training in _plans(settings, kind.sizes, (32, len(heart.victim))):
                 split = drawn(heart.victim, count, "batch", seed)
-                victim = Victim(
-                    network, split, training, Cell(kind, state, _word(training, count), count, "")
-                )
-                _seek_rows(victim, heart, seed, record)
+                cell = Cell(kind.name, state, _word(training, count), count, "")
+                bounded = cell.training == "one step" and count in kind.bounded
+                victim = Victim(network, split, training, cell)
+                _seek_rows(victim, heart, seed, record, _BOUNDS if bounded else _NONE)
             record.write()
 
 
@@ -158,7 +137,9 @@ class Victim:
         return invert(self.network, gradient, self.split.labels, shape, attack, effort, seed)
 
 
-def _seek_rows(victim: Victim, heart: Hospitals, seed: int, record: Record) -> None:
+def _seek_rows(
+    victim: Victim, heart: Hospitals, seed: int, record: Record, bounds: dict[str, Bounds]
+) -> None:
     """Record every attack on one answer about rows, and what another hospital's rows score."""
     told, cell, truth = victim.told(), victim.cell, victim.split.inputs
     units = crowd(told.pulls[LAYER if LAYER in told.pulls else "head.1"])
@@ -169,23 +150,23 @@ def _seek_rows(victim: Victim, heart: Hospitals, seed: int, record: Record) -> N
     for attack, effort in _ROW_ATTACKS.items():
         if attack == "cosine" and cell.samples > max(_SIZES):
             continue  # no better than l2, and minutes
-        bounded = attack == "l2" and cell.network == "mlp" and cell.training == "one step"
-        for name, bounds in (_BOUNDS if bounded and cell.samples in (1, 2, 8) else _NONE).items():
-            found = victim.sought(told, bounds, attack, effort, seed)
+        for name, bound in (bounds if attack == "l2" else _NONE).items():
+            found = victim.sought(told, bound, attack, effort, seed)
             scores = row_scores(truth, found) if len(found) else {}
             record.add(replace(cell, attack=attack, bounds=name), scores)
 
 
-def _networks(kinds: tuple[str, ...], rounds: int) -> Iterator[tuple[str, int, str]]:
-    for kind in kinds:
-        yield kind, 0, "start"
-        yield kind, rounds, "trained"
+def _states(rounds: int) -> tuple[tuple[int, str], ...]:
+    """Return rounds of training, and what the network is after them."""
+    return (0, "start"), (rounds, "trained")
 
 
-def _plans(settings: CommonSettings, epochs: tuple[int, ...]) -> list[tuple[int, CommonSettings]]:
+def _plans(
+    settings: CommonSettings, sizes: tuple[int, ...], epochs: tuple[int, ...]
+) -> list[tuple[int, CommonSettings]]:
     """Return how many samples are trained on, and how: in one step, or an epoch of batches of 8."""
     batches = replace(settings, batch_size=8)
-    return [*((count, settings) for count in _SIZES), *((count, batches) for count in epochs)]
+    return [*((count, settings) for count in sizes), *((count, batches) for count in epochs)]
 
 
 def _word(training: CommonSettings, count: int) -> str:
@@ -198,12 +179,12 @@ def images(options: argparse.Namespace, record: Record) -> None:
     mnist = open_mnist(options.data_dir, options.cache_dir)
     effort = Effort(1, options.iterations, _VARIATION)
     for seed in range(options.seeds):
-        for kind, rounds, state in _networks(("conv",), 3):
-            settings = one_step({"dataset": "mnist", "network": kind, "width": 4, "seed": seed})
+        for rounds, state in _states(3):
+            settings = one_step({"dataset": "mnist", "network": "conv", "width": 4, "seed": seed})
             network = trained_network(mnist, settings, rounds)
-            for count, training in _plans(settings, (32,)):
+            for count, training in _plans(settings, _SIZES, (32,)):
                 split = drawn(mnist.victim, count, "batch", seed)
-                cell = Cell(kind, state, _word(training, count), count, "cosine")
+                cell = Cell("conv", state, _word(training, count), count, "cosine")
                 victim = Victim(network, split, training, cell)
                 told = victim.told()
                 other = image_scores(split.inputs, _same_labels(mnist, split, seed))
@@ -228,9 +209,11 @@ def weights(options: argparse.Namespace, record: Record) -> None:
     whole = len(heart.victim)
     for seed in range(options.seeds):
         for name in ATTACKS:
-            for count in (8, 16, 32, 64, whole):
+            # Fewer rows than these can be told apart by a hyperplane: no gradient of 0
+            counts = (whole,) if name == "left-out" else (8, 16, 32, 64, whole)
+            for count in counts:
                 split = drawn(heart.victim, count, "batch", seed)
-                watched = (1, 64) if count == whole and name in REPEATED else (1,)
+                watched = (1, _COPIES) if count == whole and name in REPEATED else (1,)
                 for copies in watched:
                     _plant(Attack(name, copies, seed), heart, split, record)
         _asked_twice(heart, seed, record)
@@ -242,7 +225,8 @@ def _plant(attack: Attack, heart: Hospitals, split: Split, record: Record) -> No
     values = {"dataset": "heart", "network": "mlp", "width": _WIDTH, "learning-rate": SHARP_RATE}
     settings = one_step(values)
     network = build_classifier(settings, heart.task)
-    attack.plant(network, heart.others.inputs, len(split), regression(split))
+    known = heart.others.inputs if attack.copies == 1 else split.inputs
+    attack.plant(network, known, len(split), regression(split))
     told = answer(network, split, settings)
     label = attack.name if attack.copies == 1 else f"{attack.name}, {attack.copies} copies"
     cell = Cell("mlp", "malicious", "one step", len(split), label)
@@ -266,36 +250,40 @@ def _name(bounds: Bounds) -> str:
 
 def _asked_twice(heart: Hospitals, seed: int, record: Record) -> None:
     """Ask ``logistic`` twice by hyperplanes a row apart, in an order that is known or secret."""
-    for count in (8, 32, 64, len(heart.victim)):
+    whole = len(heart.victim)
+    for count, batch in ((8, 8), (32, 32), (64, 64), (whole, whole), (whole, _LEAST)):
+        values = {"dataset": "heart", "network": "logistic", "batch-size": batch}
+        # At this rate each row moves the weights by itself, however many are in a batch
+        settings = one_step({**values, "learning-rate": float(batch)})
         for order in ("order known", "secret order"):
-            found = [
-                _difference(heart, count, (seed, pair), secret=order == "secret order")
-                for pair in range(_PAIRS)
-            ]
+            secret = order == "secret order"
+            pairs = ((seed, pair) for pair in range(_PAIRS))
+            found = [_difference(heart, count, settings, pair, secret=secret) for pair in pairs]
             got = recovered_rows(heart.victim.inputs, torch.cat(found))
-            attack = "asked twice"
-            cell = Cell("logistic", "malicious", "one step", count, attack, order, 2 * _PAIRS)
+            word = _word(settings, count)
+            cell = Cell("logistic", "malicious", word, count, "asked twice", order, 2 * _PAIRS)
             record.add(cell, {"rows": got})
 
 
 def _difference(
-    heart: Hospitals, count: int, key: tuple[int, int], *, secret: bool
+    heart: Hospitals, count: int, settings: CommonSettings, key: tuple[int, int], *, secret: bool
 ) -> torch.Tensor:
     """Return the rows (0 to 2, features) in the difference of two answers.
 
     With a secret order the two are of other samples, unless all of the split is asked.
     """
-    settings = one_step({"dataset": "heart", "network": "logistic", "learning-rate": 1e3})
     rng = generator(key[0], "pair", key[1])
     direction = torch.randn(heart.task.input_shape[0], generator=rng)
     along = (heart.others.inputs @ direction).sort().values
     changes = []
     for which in (0, 1):
-        batch = drawn(heart.victim, count, "twice", *key, which if secret else 0)
+        drawing = which if secret else 0
+        batch = drawn(heart.victim, count, "twice", *key, drawing)
         network = build_classifier(settings, heart.task)
         place = int(len(along) * (0.5 + which / count))
         hyperplane_network(network, direction, float(along[place]))
-        changes.append(answer(network, batch, settings).changes["head.1"])
+        told = answer(network, batch, replace(settings, seed=drawing))
+        changes.append(told.changes["head.1"])
     apart = changes[0] - changes[1]
     rows = apart[:, :-1] / apart[:, -1:]
     return rows[rows.isfinite().all(1)]

@@ -9,6 +9,8 @@ bias the sum of g, so that a sum, or a difference of two, over one row alone giv
 - ``pairs``: two units of one direction, thresholds in the middle, one row between them.
 - ``left-out``: thresholds that all rows but one pass, in a network whose gradient over all rows
   has been trained to 0: the change is that of the one row, although all others stand behind it.
+
+With ``copies`` so many units watch one threshold, which the attacker has found by bisection.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from models.contract.seeding import generator
 from models.networks.site_network import SiteNetwork
 
 ATTACKS = ("trap", "bins", "pairs", "left-out")
-REPEATED = ("pairs", "left-out")  # gain by several units that watch the same
+REPEATED = ("pairs", "left-out")  # those that gain by copies
 LAYER = "encoder.layers.0"
 _SHARP = 1e3  # how sharply a unit turns on, per standard deviation
 _FAINT = 1e-9  # the units' weight in the logits, over _SHARP: they hardly move the probabilities
 SHARP_RATE = 1e17  # the learning rate with which such small changes outgrow float32's rounding
+_STEEP = 2e4  # a hyperplane that an epoch's steps hardly move
 _LINEAR = 50.0  # so far up GELU is the identity
+_QUIET = 1e9  # the regression's unit is so large that its own change is small
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class Attack:
         """Put the weights into ``network``.
 
         ``known`` (m, features) are rows of the attacker's own, by which thresholds are set for a
-        batch of ``count``; ``fitted`` (features + 1,) a logistic regression, which ``left-out``
-        needs.
+        batch of ``count``; with copies they are the batch's. ``fitted`` (features + 1,) is a
+        logistic regression, which ``left-out`` needs.
         """
         weights, bias = network.get_submodule(LAYER).parameters()
         out, out_bias = network.get_submodule("head.1").parameters()
@@ -55,8 +59,8 @@ class Attack:
             out.copy_(torch.tensor([[1.0], [-1.0]]) * _FAINT / _SHARP)
             out_bias.zero_()
             if self.name == "left-out":  # the last unit is the regression
-                weights[-1], bias[-1] = fitted[:-1], fitted[-1] + _LINEAR
-                out[:, -1] = torch.tensor([0.0, 1.0])
+                weights[-1], bias[-1] = fitted[:-1] * _QUIET, (fitted[-1] + _LINEAR) * _QUIET
+                out[:, -1] = torch.tensor([0.0, 1 / _QUIET])
                 out_bias[1] = -_LINEAR
 
     def _thresholds(self, units: int, known: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -72,6 +76,9 @@ class Attack:
             "pairs": 0.5 + (torch.arange(units) % 2) / count,
             "left-out": torch.full((units,), 1 / count),
         }[self.name]
+        if self.copies > 1:  # halfway between the batch's rows
+            middle = len(known) // 2 if self.name == "pairs" else 0
+            levels = (middle + 0.5 + torch.arange(units) % self._together) / (len(known) - 1)
         ordered = (directions @ known.T).sort(dim=1).values  # (units, m)
         place = levels * (len(known) - 1)
         low = place.long().clamp(max=len(known) - 2)[:, None]
@@ -118,5 +125,5 @@ def hyperplane_network(network: SiteNetwork, direction: Tensor, threshold: float
     """Put one hyperplane into a ``logistic`` network: rows on their class's side add nothing."""
     with torch.no_grad():
         weights, bias = network.get_submodule("head.1").parameters()
-        weights.copy_(torch.stack([-direction, direction]) * _SHARP)
-        bias.copy_(torch.tensor([threshold, -threshold]) * _SHARP)
+        weights.copy_(torch.stack([-direction, direction]) * _STEEP)
+        bias.copy_(torch.tensor([threshold, -threshold]) * _STEEP)
