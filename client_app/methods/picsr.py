@@ -115,7 +115,7 @@ class PICSRSite(SiteMethod):
         """Return a probe of the routing, once there is a router."""
         if self.stage() != ROUTING_STAGE:
             return None
-        least = max(self.settings.prototype_min_count, self.common.sums_min_count)
+        least = max(self.settings.prototype_min_count, self.context.limits.sums_min_count)
         return RoutingProbe(cast(PICSRNetwork, network).sites, least)
 
     def explain(self, split: str, row: int) -> PatientExplanation:

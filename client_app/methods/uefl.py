@@ -134,14 +134,13 @@ class UEFLSite(SiteMethod):
         )
         tokens = tokens_of(network, self.silo.train, self.compute)
         features = tokens.reshape(-1, dimension)
-        real = not self.request.simulated
         return local_centroids(
             features.numpy(),
             self.settings.codes,
             seed,
             self.settings.centroid_min_count,
             each=len(features) // len(tokens),
-            min_samples=self.common.sums_min_count if real else 1,
+            min_samples=self.context.limits.sums_min_count,
         )
 
     def _personal(self) -> bool:

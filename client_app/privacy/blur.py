@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.privacy.gaussian_noise import normals
 
-_VARIANCE = "running_var"
+_STATISTICS = ("running_mean", "running_var")  # of batch norm: of batches, not of gradients
 
 
 def blurred(
@@ -36,7 +36,10 @@ def blurred(
     """
     return {
         name: _blurred(name, array, reference[name], _share_of(name, shares), blur)
-        if name in reference and reference[name].shape == array.shape and array.is_floating_point()
+        if name in reference
+        and reference[name].shape == array.shape
+        and array.is_floating_point()
+        and not name.endswith(_STATISTICS)
         else array
         for name, array in arrays.items()
     }
@@ -57,5 +60,4 @@ def _blurred(name: str, array: Tensor, origin: Tensor, share: Tensor | None, blu
         square = square * (1 + share.square().unsqueeze(1))
     noise = blur * square.sqrt() * normals(torch.Size(units.shape), None)
     noisy = values + noise.reshape(values.shape)
-    noisy = noisy.clamp(min=0) if name.endswith(_VARIANCE) else noisy
     return noisy.to(array.dtype)

@@ -33,9 +33,9 @@ class Limits:
         3, "digits of a measurement that leave; 0: all", minimum=0, maximum=17
     )
     blur: float = setting(
-        1.0, "noise on a unit's change, in its size and its samples'; 0: none", minimum=0.0
+        0.5, "noise on a unit's change, in its size and its samples'; 0: none", minimum=0.0
     )
-    max_messages: int = setting(400, "messages of one run that are answered", minimum=1)
+    max_messages: int = setting(100, "messages of one run that are answered", minimum=1)
     max_repeats: int = setting(3, "answers to one phase of one round", minimum=1)
     max_runs_per_day: int = setting(20, "new runs in 24 hours", minimum=1)
     max_seconds: float = setting(86400.0, "of work for one run", above=0.0)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.contract.errors import RefusedError
-
+_NUMBERS = 2**24  # held at once
 _TINY = torch.finfo(torch.float64).tiny
 Layer = nn.Linear | nn.Conv2d
 
@@ -31,7 +30,7 @@ class _Units:
         total: Σ_i G_iu.
         peaks: sum over the passes of max_i G_iu: no sample's share of all passes is larger.
         peak: max_i G_iu of this pass.
-        energy: Σ_i (G_iu ‖(a_i, 1)‖)², where a_i is what the unit saw of sample i.
+        energy: Σ_i of the squared norm of sample i's own gradient of the unit's weights and bias.
         net: the sum of the steps' gradients, (units, inputs).
     """
 
@@ -47,6 +46,9 @@ class _Units:
 class Crowd:
     """Watches a network's linear layers and convolutions while it is trained.
 
+    Attributes:
+        put_back: the share of units that were put back.
+
     Args:
         network: is trained in place.
         minimum: samples that must stand behind a unit's change, else the unit is put back; 1 and
@@ -59,16 +61,13 @@ class Crowd:
         self.network = network
         self.minimum = minimum
         self.shares = shares
+        self.put_back = 0.0
         self._passes = 0
         self._layers: dict[Layer, _Units] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch a block of training; put units back at its end behind which too few stood.
-
-        Raises:
-            RefusedError: too few stood behind every unit: nothing would be left of the training.
-        """
+        """Watch a block of training; put units back at its end behind which too few stood."""
         if self.minimum > 1:
             layers = [m for m in self.network.modules() if isinstance(m, Layer)]
             self._layers = {m: _units(m) for m in layers if m.weight.requires_grad}
@@ -98,14 +97,9 @@ class Crowd:
     def _listen(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if not (output.requires_grad and isinstance(layer, Layer)):
             return
-        units, seen = self._layers[layer], inputs[0].detach().double()
-        if isinstance(layer, nn.Linear):
-            norms = (seen.square().sum(dim=-1, keepdim=True) + 1).sqrt()
-        else:  # of a patch, by the mean over the image
-            fan_in = layer.weight[0].numel()
-            norms = (fan_in * seen.square().mean(dim=(1, 2, 3)) + 1).sqrt().view(-1, 1, 1, 1)
+        units, seen = self._layers[layer], inputs[0].detach()
         output.register_hook(  # type: ignore[no-untyped-call]  # torch's own is untyped
-            lambda gradient: _count(units, gradient, norms, isinstance(layer, nn.Linear))
+            lambda gradient: _count(units, layer, seen, gradient.detach())
         )
 
     def _tell_shares(self) -> None:
@@ -123,12 +117,8 @@ class Crowd:
             for layer, units in self._layers.items()
             if units.total.any()
         }
-        if few and all(bool((one | (self._layers[m].total == 0)).all()) for m, one in few.items()):
-            raise RefusedError(
-                f"fewer than {self.minimum} samples stand behind the change of every unit "
-                "('minimum-batch'): ask for more steps, larger batches or whole passes, or leave "
-                "the site out"
-            )
+        behind = [bool(x) for one in few.values() for x in one]
+        self.put_back = sum(behind) / len(behind) if behind else 0.0
         for layer, one in few.items():
             units = self._layers[layer]
             with torch.no_grad():
@@ -151,16 +141,24 @@ def _units(layer: Layer) -> _Units:
     )
 
 
-def _count(units: _Units, gradient: Tensor, norms: Tensor, units_last: bool) -> None:
-    """Add a batch's gradients at the units' outputs, whose axis is the last one or the second.
-
-    ``norms`` of what the units saw are of the same axes, 1 in place of the units.
-    """
-    size = gradient.detach().abs().double()
-    added = size * norms
-    if not units_last:
-        size, added = size.movedim(1, -1), added.movedim(1, -1)
-    each, added = (x.reshape(len(x), -1, x.shape[-1]).sum(dim=1) for x in (size, added))
+def _count(units: _Units, layer: Layer, seen: Tensor, gradient: Tensor) -> None:
+    """Add a batch's gradients at the units' outputs, of what the units saw."""
+    saw, told = _by_position(layer, seen.float(), gradient.float())
+    each = told.abs().sum(dim=2).double()
     units.total += each.sum(dim=0)
     units.peak = torch.maximum(units.peak, each.amax(dim=0))
-    units.energy += added.square().sum(dim=0)
+    at_once = max(1, _NUMBERS // (told.shape[1] * (saw.shape[1] + 1)))
+    for part, of in zip(torch.split(saw, at_once), torch.split(told, at_once), strict=True):
+        weight = torch.bmm(of, part.transpose(1, 2)).square().sum(dim=(0, 2))
+        units.energy += (weight + of.sum(dim=2).square().sum(dim=0)).double()
+
+
+def _by_position(layer: Layer, seen: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs (batch, inputs, positions) and gradients (batch, units, positions)."""
+    batch = len(gradient)
+    if isinstance(layer, nn.Linear):
+        saw = seen.reshape(batch, -1, seen.shape[-1])
+        return saw.transpose(1, 2), gradient.reshape(batch, -1, gradient.shape[-1]).transpose(1, 2)
+    padding = layer.padding if isinstance(layer.padding, tuple) else 0
+    patches = nn.functional.unfold(seen, layer.kernel_size, layer.dilation, padding, layer.stride)
+    return patches, gradient.flatten(2)

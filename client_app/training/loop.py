@@ -16,6 +16,7 @@ from client_app.training.compute import Compute
 from client_app.training.crowd import Crowd
 from datasets.silo.silos import Split
 from models.contract.errors import RefusedError, SiteError
+from models.contract.messages import TRAINED, measurement
 from models.contract.seeding import derive_seed, seeded
 from models.contract.settings import CommonSettings
 from models.networks.encoders import float_inputs
@@ -216,7 +217,10 @@ def train_locally(training: LocalTraining) -> float:
     """
     crowd = Crowd(training.network, training.minimum_batch, training.shares)
     with crowd.watching():
-        return _train(training, crowd)
+        loss = _train(training, crowd)
+    if training.minimum_batch > 1:
+        training.metrics[measurement(TRAINED, "train", "put-back")] = crowd.put_back
+    return loss
 
 
 def _train(training: LocalTraining, crowd: Crowd) -> float:

@@ -9,12 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from client_app.site.node import OWN
 from models.contract.settings_schema import Value
 from server_app.cli.main import main
 from server_app.deploy.deployment import Deployment, read_deployment
 from server_app.records.run_directory import RunDirectory
+from tests.support.tiny import TINY
 
 Deployed = Callable[[Mapping[str, Value], str], tuple[int, RunDirectory]]
+# A simulated site has no floors, and tiny silos are below a real one's
+LOW: Mapping[str, Value] = {
+    **dict.fromkeys(("minimum-batch", "minimum-measured", "minimum-steps-per-reply"), 1),
+    "sums-min-count": 1,
+    "metric-digits": 0,
+    "blur": 0.0,
+    "max-runs-per-day": 1000,
+}
 _FOLDER_NAMES = 300  # bytes
 
 
@@ -28,17 +38,26 @@ def deployment(
         pytest.skip("takes minutes: make test-deploy")
     folder = tmp_path_factory.mktemp("deployment")
     sites = str(request.module.SITES)
-    told = {"allow-embeddings": True} | getattr(request.module, "NODE_CONFIG", {})
+    told = {"allow-embeddings": True} | LOW | getattr(request.module, "NODE_CONFIG", {})
     if rules := getattr(request.module, "SITE_FILE", ""):
         told["site-file"] = str(folder / "site.yaml")
         (folder / "site.yaml").write_text(rules)
     own = [part for key, value in told.items() for part in ("--node-config", _toml(key, value))]
     try:
         assert main(["deploy", "up", "--sites", sites, "--dir", str(folder), *own]) == 0
-        yield read_deployment(folder)
+        made = read_deployment(folder)
+        for site in made.sites:
+            _give_seed(Path(str(made.node_config[site]["state-dir"])) / OWN / site)
+        yield made
     finally:
         assert main(["deploy", "down", "--dir", str(folder)]) == 0
         assert read_deployment(folder).running() == []
+
+
+def _give_seed(folder: Path) -> None:
+    """Make a hospital's secret seed that of the tests' simulations, so that bits can agree."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / "seed").write_text(f"{TINY['seed']}\n")
 
 
 def _toml(key: str, value: Value) -> str:

@@ -25,7 +25,7 @@ Deployed = Callable[..., tuple[int, RunDirectory]]
 
 
 def _audit(folder: Path, site: str) -> list[dict[str, Any]]:
-    log = folder / "sites" / site / "state" / f"{site}-audit.jsonl"
+    log = folder / "sites" / site / "state" / ".own" / site / "audit.jsonl"
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 

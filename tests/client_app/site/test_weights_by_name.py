@@ -15,7 +15,7 @@ from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 
 
-def _node(tmp_path: Path, weights: str, **node: str) -> Context:
+def _node(tmp_path: Path, weights: str, **node: Value) -> Context:
     values: dict[str, Value] = {
         "method": "fedevprompt",
         "dataset": "dermoscopy-phantom",
@@ -46,9 +46,10 @@ def test_a_server_cannot_name_a_path_at_a_hospital(tmp_path: Path, named: str) -
 def test_a_plain_name_is_looked_for_in_the_cache_only(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "vit.safetensors").write_bytes(b"a patient's file")
-    found = site_settings(_node(tmp_path, "vit.safetensors")).backbone_weights
+    node = _node(tmp_path, "vit.safetensors", **{"allow-embeddings": True})
+    found = site_settings(node).backbone_weights
     assert found == str(tmp_path / "cache" / "backbones" / "vit.safetensors")
-    reply = app(Message(RecordDict(), 1001, HELLO), _node(tmp_path, "vit.safetensors"))
+    reply = app(Message(RecordDict(), 1001, HELLO), node)
     assert "there is no" in (reply.error.reason or "")
 
 

@@ -296,9 +296,9 @@ def test_an_expert_that_overflows_on_its_own_prototype_stays_out(
         return answer
 
     _, strategy = started(min_sites=2, s2a=overflows)
-    reason = "its expert has no finite answer"
+    reason = "array 'expert/encoder.stages.0.weight' has a number beyond 1e+06"
     assert recorder.failures == ([] if finite else [(2, "train", "s2a", reason)])
     assert experts_of(strategy) == (ALL if finite else ["s1a", "s3a"])
     if not finite:
-        with pytest.raises(SiteError, match=f"site s2a, round 2, phase train: {reason}"):
+        with pytest.raises(SiteError, match=r"site s2a, round 2, phase train: array .* beyond"):
             started(s2a=overflows)
