@@ -46,7 +46,7 @@ HEART: dict[str, Value] = {
     "batch-size": 16,
     "learning-rate": 3e-3,
 }
-SMALL: dict[str, Value] = {"mc-passes": 5, "device": "cpu"}
+SMALL: dict[str, Value] = {"mc-passes": 5, "device": "cpu", "evaluate-every": 0}
 VIT: dict[str, Value] = {
     "network": "vit",
     "backbone-weights": "random",
@@ -59,7 +59,13 @@ VIT: dict[str, Value] = {
 }
 # What a method needs for its phases to happen within so few rounds
 NEEDS: dict[str, dict[str, Value]] = {
-    "uefl": {"uefl.iteration-rounds": 5, "uefl.extension-rounds": 2, "uefl.gamma": 0.1},
+    "uefl": {
+        "uefl.iteration-rounds": 5,
+        "uefl.extension-rounds": 2,
+        "uefl.gamma": 0.1,
+        "uefl.max-iterations": 1,
+        "uefl.codes": 16,
+    },
     "fedaligncl": {"epoch-steps": 10, "pace": 5, "local-epochs": 10, "batch-size": 160},
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 2},
     "fedevprompt": VIT | {"fedevprompt.buffer-maps": 2},
@@ -125,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--methods", nargs="*", default=sorted(set(METHODS) - {"mix"}))
     given = parser.parse_args()
     cache = tempfile.mkdtemp()

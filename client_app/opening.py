@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 
 from client_app.methods.base import SiteContext, SiteMethod
 from client_app.methods.registry import method_class
-from client_app.privacy.protection import LEDGER
+from client_app.privacy.protection import LEDGER, affordable
 from client_app.site.identity import node_cap, site_name, site_settings
 from client_app.site.limits import NO_LIMITS, Limits, limits_of
 from client_app.site.node import is_simulated, own_folder
@@ -186,7 +186,7 @@ def admit(site: Site, context: Context) -> None:
 
     Raises:
         SiteError: the method cannot use so few samples without giving them away, or sends what a
-            hospital must agree to, or the hospital's own limits are higher.
+            hospital must agree to, or the hospital's own limits are higher, or its epsilon spent.
     """
     refuse_few(site.silo, context.node_config)
     if len(site.silo.train) < site.limits.minimum_batch:
@@ -204,6 +204,8 @@ def admit(site: Site, context: Context) -> None:
             "config if that is wanted"
         )
     cls.admit(site.silo, site.settings, method_settings)
+    if own := own_cap(context, site.silo.name):
+        affordable(own, site.settings.noise_multiplier)  # before the work that could not be told
 
 
 def open_round(message: Message, context: Context) -> SiteRound:

@@ -106,6 +106,18 @@ def spend_own(own: OwnCap, noise_multiplier: float) -> None:
         SiteError: it would bring the hospital's epsilon above its cap.
         CheckpointError: the ledger is damaged.
     """
+    releases_after = affordable(own, noise_multiplier)
+    content = {"releases": {repr(z): count for z, count in sorted(releases_after.items())}}
+    write_atomically(own.ledger, json.dumps(content, indent=2) + "\n", mode=0o600)
+
+
+def affordable(own: OwnCap, noise_multiplier: float) -> dict[float, int]:
+    """Return the hospital's ledger with one more noisy message, which is not entered.
+
+    Raises:
+        SiteError: it would bring the hospital's epsilon above its cap.
+        CheckpointError: the ledger is damaged.
+    """
     releases = read_own_ledger(own.ledger)
     releases_after = {**releases, noise_multiplier: releases.get(noise_multiplier, 0) + 1}
     epsilon_before = epsilon(combined_multiplier(releases), 1, own.delta)
@@ -117,8 +129,7 @@ def spend_own(own: OwnCap, noise_multiplier: float) -> None:
             f"{epsilon_after:.4g}, above the hospital's own 'max-epsilon' {own.most:g}; "
             "nothing left the site"
         )
-    content = {"releases": {repr(z): count for z, count in sorted(releases_after.items())}}
-    write_atomically(own.ledger, json.dumps(content, indent=2) + "\n", mode=0o600)
+    return releases_after
 
 
 def read_own_ledger(path: Path) -> dict[float, int]:

@@ -14,10 +14,12 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.site.identity import own_name
 from client_app.site.limits import MEGABYTE, limits_of
-from client_app.site.node import own_folder
+from client_app.site.node import own_cache, own_folder
 from client_app.site.private_state import drop_old_states
 from client_app.site.run_book import RunBook
 from client_app.site.watch import watched
+from datasets.io.locations import find_places
+from datasets.silo.retention import prune_cache
 from models.contract.errors import RefusedError, SettingError
 from models.contract.messages import CONFIG, HELLO, Instruction
 from models.contract.settings import CommonSettings
@@ -48,6 +50,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
     if message.metadata.message_type == HELLO:
         with _named(site):
             book.hello(limits)
+        prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
         with watched(limits.max_seconds, limits.max_memory):
             return answer(message, context)
     asked = Instruction.from_config(message.content.config_records[CONFIG])

@@ -108,7 +108,7 @@ class Crowd:
             energy = max(self._passes - 1, 1) * units.energy / units.net.shape[1]
             share = (energy / units.net.square().mean(dim=1).clamp_min(_TINY)).sqrt().cpu()
             for part in ("weight", "bias"):
-                key = f"{names[layer]}.{part}"
+                key = f"{names[layer]}.{part}".removeprefix(".")
                 self.shares[key] = torch.maximum(share, self.shares.get(key, share))
 
     def _put_back(self) -> None:
@@ -159,6 +159,9 @@ def _by_position(layer: Layer, seen: Tensor, gradient: Tensor) -> tuple[Tensor, 
     if isinstance(layer, nn.Linear):
         saw = seen.reshape(batch, -1, seen.shape[-1])
         return saw.transpose(1, 2), gradient.reshape(batch, -1, gradient.shape[-1]).transpose(1, 2)
-    padding = layer.padding if isinstance(layer.padding, tuple) else 0
+    padding = layer.padding
+    if isinstance(padding, str):
+        reach = zip(layer.dilation, layer.kernel_size, strict=True)
+        padding = tuple(d * (k - 1) // 2 if padding == "same" else 0 for d, k in reach)
     patches = nn.functional.unfold(seen, layer.kernel_size, layer.dilation, padding, layer.stride)
     return patches, gradient.flatten(2)

@@ -63,6 +63,9 @@ def test_a_data_directory_that_is_not_there_is_named_at_both_sides(
 ) -> None:
     code, _ = deployed(tiny("fedavg", silos=SITES, dataset="mnist"), "without-data")
     assert code == 1
-    assert "/there/is/no/such/folder" in " ".join(capfd.readouterr().out.split())
+    said = " ".join(capfd.readouterr().out.split())
+    assert "(data-dir)/mnist" in said
+    assert "/there/is/no/such/folder" not in said, "where a hospital's files lie is its own"
     for site in read_deployment(folder).sites:
-        assert "/there/is/no/such/folder" in _audit(folder, site)[-1]["why"]
+        assert "(data-dir)/mnist" in _audit(folder, site)[-1]["why"]
+        assert "/there/is/no/such/folder" in read_deployment(folder).log(site).read_text()

@@ -259,7 +259,7 @@ def test_the_refusal_reaches_the_server_in_its_own_words(
     node = context(real(tmp_path, **{"max-epsilon": ONE / 2}), **PRIVATE)
     reply = app(message(TRAIN, weights), node)
     assert reply.has_error()
-    assert reply.error.reason.startswith("epsilon is spent: 0 noisy messages of this run")
+    assert reply.error.reason.startswith("epsilon is spent: 0 noisy messages of all runs")
     assert reply.error.code == ERROR_CODES["epsilon-spent"]
 
 

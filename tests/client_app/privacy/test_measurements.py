@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+from client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
+
+SIZES = {"train": 100, "val": 10, "test": 50}
+METRICS = {
+    "incoming.test.accuracy": 0.123456,
+    "incoming.test.loss": 1.5,
+    "incoming.test.auc": 0.9,
+    "incoming.val.accuracy": 0.5,
+    "trained.train.loss": 0.7,
+    "new-codewords": 4.0,
+}
+
+
+def test_measurements_of_few_stay() -> None:
+    assert of_enough(METRICS, SIZES, 20).keys() == METRICS.keys() - {"incoming.val.accuracy"}
+    assert of_enough(METRICS, SIZES, 10) == METRICS
+
+
+def test_digits() -> None:
+    assert rounded(METRICS, 3)["incoming.test.accuracy"] == 0.123
+    assert rounded({"a.b.c": 12345.6, "z": 0.0}, 3) == {"a.b.c": 12300.0, "z": 0.0}
+    assert rounded(METRICS, 0) == METRICS
+
+
+def test_under_a_cap_only_bounded_means_of_what_came_leave() -> None:
+    told, measured = noised(METRICS, SIZES, 2, 1.0)
+    assert measured
+    assert told.keys() == {
+        *("incoming.test.accuracy", "incoming.test.loss", "incoming.val.accuracy"),
+        "new-codewords",
+    }
+    assert noised({"new-codewords": 4.0}, SIZES, 2, 1.0) == ({"new-codewords": 4.0}, False)
+
+
+@pytest.mark.parametrize(("metric", "range_"), [("accuracy", 1.0), ("loss", LOSS_BOUND)])
+def test_the_noise_is_of_one_patients_part_of_all_means(metric: str, range_: float) -> None:
+    metrics = {
+        "incoming.test.accuracy": 0.5,
+        "incoming.test.loss": 1.5,
+        "incoming.test.entropy": 0.3,
+    }
+    key = f"incoming.test.{metric}"
+    draws = [noised(metrics, {"test": 1000}, 2, 2.0)[0][key] - metrics[key] for _ in range(2000)]
+    expected = 2.0 * range_ * math.sqrt(3) / 1000
+    assert statistics.pstdev(draws) == pytest.approx(expected, rel=0.1)
+    assert abs(statistics.fmean(draws)) < expected / 8
+
+
+def test_noise_leads_out_of_no_range() -> None:
+    draws = [noised({"incoming.test.accuracy": 1.0}, {"test": 20}, 2, 50.0)[0] for _ in range(50)]
+    assert all(0.0 <= found["incoming.test.accuracy"] <= 1.0 for found in draws)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flwr.app import Context
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.site.bounds import without_paths
+from client_app.site.private_state import drop_old_states
+
+Node = Callable[..., Context]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x is missing in /data/heart: run", "x is missing in (data-dir)/heart: run"),
+        ("'/etc/passwd' is no", "'(a path of the site)' is no"),
+        ("(source: https://a.org/b/c)", "(source: https://a.org/b/c)"),
+        ("32/64 samples, and/or none", "32/64 samples, and/or none"),
+        ("~/secret/file.csv, line 2", "(a path of the site), line 2"),
+        ("/srv/state/run/north is gone", "(state-dir)/run/north is gone"),
+    ],
+)
+def test_a_server_reads_no_path_of_a_site(context: Node, text: str, told: str) -> None:
+    node = context({"site": "s1a", "data-dir": "/data", "state-dir": "/srv/state/"})
+    assert without_paths(text, node) == told
+
+
+@given(st.lists(st.text("abcdefgh-_.", min_size=1, max_size=8), min_size=1, max_size=5))
+def test_no_made_up_path_stays(parts: list[str]) -> None:
+    from flwr.app import RecordDict
+
+    node = Context(1, 1, {"site": "s1a"}, RecordDict(), {})
+    path = "/" + "/".join(parts)
+    assert path not in without_paths(f"cannot open {path}: no", node)
+
+
+def test_states_of_others_and_of_this_run_are_left_alone(tmp_path: Path) -> None:
+    for run in ("old", "new"):
+        for site in ("mine", "other"):
+            folder = tmp_path / run / site
+            folder.mkdir(parents=True)
+            (folder / "round-000001-00.safetensors").write_bytes(b"x" * 100)
+            (folder / "privacy-ledger.json").write_text("{}")
+    drop_old_states(tmp_path, "mine", "new", 50)
+    kept = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.safetensors"))
+    assert kept == [
+        "new/mine/round-000001-00.safetensors",
+        "new/other/round-000001-00.safetensors",
+        "old/other/round-000001-00.safetensors",
+    ]
+    assert (tmp_path / "old" / "mine" / "privacy-ledger.json").exists(), "it counts what is spent"

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flwr.app import Context
+
+from client_app.site.limits import NO_LIMITS, Limits, limits_of
+from client_app.site.policy import _STRICTER
+from models.contract.errors import RefusedError, SettingError
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping, defaults
+
+Node = Callable[..., Context]
+
+
+def test_a_real_site_has_limits_without_a_word_of_its_own(context: Node) -> None:
+    found = limits_of(context({"site": "s1a"}))
+    assert found == Limits()
+    assert (found.minimum_batch, found.minimum_measured, found.sums_min_count) == (8, 20, 10)
+
+
+def test_a_simulated_site_has_none(context: Node) -> None:
+    assert limits_of(context({"partition-id": 0})) == NO_LIMITS
+
+
+@pytest.mark.parametrize("key", sorted(defaults(Limits)))
+def test_only_the_hospitals_own_words_change_them(context: Node, key: str) -> None:
+    node = context({"site": "s1a", key: 7})
+    node.run_config[key] = 1
+    assert as_mapping(limits_of(node))[key] == 7
+
+
+def test_of_a_file_and_a_node_config_the_stricter_is_known_for_each() -> None:
+    assert defaults(Limits).keys() <= _STRICTER.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("max-messages", 0, "'max-messages' is 0; .*at least 1"),
+        ("minimum-batch", 0, "'minimum-batch' is 0; .*at least 1"),
+        ("max-seconds", 0.0, "'max-seconds' is 0.0; .*above 0"),
+        ("blur", -1.0, "'blur' is -1.0; .*at least 0"),
+        ("minimum-measured", "all", "'minimum-measured' is 'all' .*a whole number"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(context: Node, key: str, value: Any, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        limits_of(context({"site": "s1a", key: value}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 7}, "'batch-size' is 7, and 8 samples at least"),
+        ({"micro_batch": 2}, "'micro-batch' is 2, and 8 samples at least"),
+        ({"rounds": 100}, "100 rounds, and only 100 messages"),
+    ],
+)
+def test_settings_below_a_floor_are_refused_before_any_work(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RefusedError, match=said):
+        Limits().refuse_settings(CommonSettings(**settings))
+    Limits(minimum_batch=2, max_messages=1000).refuse_settings(CommonSettings(**settings))

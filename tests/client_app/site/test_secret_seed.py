@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client_app.site.secret_seed import secret_seed
+from models.contract.errors import CheckpointError
+
+
+def test_the_seed_is_drawn_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+    first = secret_seed(tmp_path / "own")
+    assert secret_seed(tmp_path / "own") == first
+    assert (tmp_path / "own" / "seed").stat().st_mode & 0o777 == 0o600
+    assert secret_seed(tmp_path / "other") != first
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["seed"]
+
+
+@pytest.mark.parametrize("text", ["", "x", "-3", "1.5", "\x00"])
+def test_a_damaged_seed_is_named_and_its_mend_works(tmp_path: Path, text: str) -> None:
+    (tmp_path / "seed").write_text(text)
+    with pytest.raises(CheckpointError, match="own seed 'seed' cannot be read"):
+        secret_seed(tmp_path)
+    (tmp_path / "seed").unlink()
+    assert secret_seed(tmp_path) >= 0
