@@ -29,10 +29,22 @@ BASE = "fedsilo-base:bookworm"
 HOSPITALS = [f"hospital-{number}" for number in range(1, 7)]
 CONFIG = (
     'method="uefl" dataset="digits" silos=6 min-sites=6 silo-train-size=40 '
-    "silo-test-size=10 local-epochs=1 batch-size=16 width=4 mc-passes=3 seed=7 codes=4 "
-    "uefl.iteration-rounds=1 extension-rounds=1 gamma=0.0 centroid-min-count=1 reply-timeout=600.0 "
-    "uefl.stop-when-certain=false"
+    "silo-test-size=10 local-epochs=1 batch-size=16 width=4 mc-passes=3 seed=7 uefl.codes=4 "
+    "uefl.iteration-rounds=1 uefl.extension-rounds=1 uefl.gamma=0.0 uefl.centroid-min-count=1 "
+    "reply-timeout=600.0 uefl.stop-when-certain=false"
 )
+# Silos this small are below a real site's floors, and noise would make each run another
+SITE_FILE = """
+methods: ["*"]
+datasets: ["*"]
+records: ["*"]
+minimum-batch: 1
+minimum-measured: 1
+minimum-steps-per-reply: 1
+sums-min-count: 1
+metric-digits: 0
+blur: 0.0
+"""
 # The last hospital's disk is small, so that a test can fill it
 SMALL_DISK = """
 volumes:
@@ -122,6 +134,7 @@ def settings(folder: Path) -> dict[str, str]:
     given = {"FEDSILO_SECRETS": str(folder / "secrets"), "FEDSILO_TAG": "test"}
     for number, site in enumerate(SITES, start=1):
         given |= {f"SITE_{number}": site, f"DATA_{number}": str(folder / "data" / site)}
+        given |= {f"SITE_FILE_{number}": str(folder / "site.yaml")}
     if "BASE" not in os.environ:
         given |= {"BASE": BASE, "BUILD_NETWORK": "host"}
     return given
@@ -131,6 +144,7 @@ def prepare(folder: Path, docker_folder: Path) -> None:
     """Make the base image, where none is given, the secrets, and a folder of data per hospital."""
     if "BASE" not in os.environ and not call("docker", "images", "-q", BASE).stdout:
         call("bash", str(docker_folder / "offline-base.sh"), BASE)
+    (folder / "site.yaml").write_text(SITE_FILE)
     names = [word for site in SITES for word in ("--hospital", site)]
     out = ("--out", str(folder / "secrets"), "--host", "server", "--owner", "10001")
     call("bash", str(docker_folder / "make-secrets.sh"), *out, *names)
@@ -316,7 +330,7 @@ def test_a_run_goes_on_after_a_hospitals_network_was_cut(federation: Federation)
 def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     federation: Federation,
 ) -> None:
-    private = 'codebooks="personal"'  # so that there is something to keep, each round
+    private = 'uefl.codebooks="personal"'  # so that there is something to keep, each round
     run = federation.submit("full", private, rounds=3)
     checkpoint = "ls /state/runs/full/checkpoints/*.safetensors"
     while federation.inside("server", "sh", "-c", checkpoint).returncode:

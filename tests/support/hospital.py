@@ -52,7 +52,7 @@ class Hospital:
             "standardise": "site",
             "network": "logistic",
             "mc-passes": 0,
-            "rounds": 200,
+            "rounds": 99,
             "device": "cpu",
         }
         config = resolve(usual | self.run).as_mapping() | self.unchecked
