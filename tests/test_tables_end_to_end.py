@@ -297,7 +297,10 @@ def test_a_site_of_too_few_rows_is_refused_by_name_or_the_run_goes_on_without_it
     assert re.search(f"going on without a SuperNode that cannot take part: few: {told}", said)
     assert list(directory.read_json("silos.json")) == ["many"]
     summary = directory.read_json("summary.json")
-    assert (list(summary["sites"]), summary["failures"]) == (["many"], [])
+    assert list(summary["sites"]) == ["many"]
+    (left_out,) = summary["failures"]
+    assert (left_out["phase"], left_out["round"]) == ("hello", 0)
+    assert re.search(told, left_out["reason"])
     assert {row["site"] for row in directory.read_csv("traffic.csv")} == {"many"}
 
 

@@ -24,7 +24,7 @@ from models.contract.errors import DataError
 SEAL = "seal.json"
 STAMP = "checked.json"
 
-_ATTEMPTS = 3
+_ATTEMPTS = 10
 _LARGE = 64 * 2**20  # bytes of a folder; less is hashed in a tenth of a second
 _SETTLED = 2 * 10**9  # ns: files changed within a tick of the clock have the same times
 
@@ -44,12 +44,21 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
         _ensure_sealed(target, fill)
         with suppress(OSError):  # a cache that is mounted read-only
             os.utime(target)
+        opened = _inode(target)
         try:
             return read(target)
         except DataError:
-            if target.is_dir():  # else another process removed it for the bound's sake
+            # Else another process removed it for the bound's sake, and a third may have made it
+            if opened is not None and _inode(target) == opened:
                 raise
     raise DataError(f"the cached data in {target} are removed as soon as they are made")
+
+
+def _inode(folder: Path) -> int | None:
+    """Return what tells a folder from another of its name; None: there is none."""
+    with suppress(OSError):
+        return folder.stat().st_ino
+    return None
 
 
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:

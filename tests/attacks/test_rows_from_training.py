@@ -77,7 +77,7 @@ def test_a_plane_that_only_one_patient_is_behind_gives_no_row(
     """Steep planes: only who is on the wrong side has a gradient, and it is that patient's row."""
     site = hospital(**plan, learning_rate=RATE, dropout=0.0)
     draws, changes = seeded(1), []
-    for round_ in range(1, 41):
+    for round_ in range(1, 21):
         direction = draws.normal(size=FEATURES)
         direction /= np.linalg.norm(direction)
         away = draws.choice([-1.0, 1.0]) * draws.uniform(2.0, 4.0)
@@ -95,7 +95,7 @@ def test_planes_that_differ_in_one_patient_give_no_row(
     direction = np.zeros(FEATURES)
     direction[0] = STEEP
     changes = []
-    for round_, bias in enumerate(np.linspace(-2 * STEEP, 2 * STEEP, 50), start=1):
+    for round_, bias in enumerate(np.linspace(-1.5 * STEEP, 1.5 * STEEP, 30), start=1):
         change = site.train(logistic(float(bias), direction), round=round_)
         changes += [change] if change else []
     assert site.recovered(read(changes)) == 0

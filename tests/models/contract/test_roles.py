@@ -80,7 +80,7 @@ def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
 
 def test_a_sites_own_word_goes_before_the_runs() -> None:
     assert set(identity._NODE_KEYS) == {"data-dir", "cache-dir", "device", "backbone-weights"}
-    assert keys_with(CommonSettings, "floor") == (identity._FLOOR,)
+    assert keys_with(CommonSettings, "floor") == ("sums-min-count",)
 
 
 def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> None:
