@@ -62,11 +62,18 @@ def prune_cache(folder: Path, keep_bytes: int, in_use: Collection[Path] = ()) ->
 def _derived(folder: Path) -> Iterator[Path]:
     """Yield the folders of derived data, none through a link."""
     for depth in _DEPTHS:
-        for path in folder.glob(depth):
+        for path in _found(folder, depth):
             linked = path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
             made = any((path / name).is_file() for name in (SEAL, _FACTS))
             if made and not linked and _KEYED.fullmatch(path.name):
                 yield path
+
+
+def _found(folder: Path, depth: str) -> list[Path]:
+    """Return what matches; what vanishes meanwhile may hide others until the next time."""
+    with suppress(FileNotFoundError):
+        return list(folder.glob(depth))
+    return []
 
 
 def _last_use(path: Path) -> int:
@@ -78,10 +85,17 @@ def _last_use(path: Path) -> int:
 
 def _bytes(path: Path) -> int:
     size = 0
-    for file in path.rglob("*"):
+    for file in _below(path):
         with suppress(OSError):
             size += file.lstat().st_size if file.is_file() else 0
     return size
+
+
+def _below(path: Path) -> list[Path]:
+    """Return what lies below a folder; nothing if it vanishes while it is looked through."""
+    with suppress(OSError):
+        return list(path.rglob("*"))
+    return []
 
 
 def _remove(path: Path) -> bool:
@@ -100,7 +114,7 @@ def _remove(path: Path) -> bool:
 def _remove_abandoned(folder: Path) -> None:
     """Remove what processes that were killed had begun to make or to remove."""
     for depth in _DEPTHS:
-        for path in folder.glob(depth):
+        for path in _found(folder, depth):
             begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
             if begun and _age(path) > _ABANDONED:
                 shutil.rmtree(path, ignore_errors=True)
@@ -108,5 +122,5 @@ def _remove_abandoned(folder: Path) -> None:
 
 def _age(path: Path) -> float:
     """Return the seconds since something in a folder last changed."""
-    newest = max(map(_last_use, [path, *path.rglob("*")]))
+    newest = max(map(_last_use, [path, *_below(path)]))
     return time.time() - newest / 1e9
