@@ -66,7 +66,10 @@ NEEDS: dict[str, dict[str, Value]] = {
         "uefl.max-iterations": 1,
         "uefl.codes": 16,
     },
-    "fedaligncl": {"epoch-steps": 10, "pace": 5, "local-epochs": 2, "batch-size": 32},
+    "fedaligncl": {
+        "epoch-steps": 10, "pace": 5, "local-epochs": 2, "batch-size": 32,
+        "fedaligncl.warmup-epochs": 1,
+    },
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 2},
     "fedevprompt": VIT | {"fedevprompt.buffer-maps": 2},
     "picsr": {"picsr.expert-rounds": 5},
@@ -132,13 +135,15 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--data", nargs="*", default=["heart", "digits"])
     parser.add_argument("--methods", nargs="*", default=sorted(set(METHODS) - {"mix"}))
     given = parser.parse_args()
     cache = tempfile.mkdtemp()
     with given.csv.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(FIELDS)
-        for data, base in (("heart", HEART), ("digits", DIGITS)):
+        for data in given.data:
+            base = {"heart": HEART, "digits": DIGITS}[data]
             for method in given.methods:
                 for seed in range(given.seeds):
                     own = {"method": method, "seed": seed, "data-dir": given.data_dir}

@@ -4,7 +4,8 @@ A server that chooses the weights can make a unit answer to a single sample: the
 then that sample's row (Boenisch et al. 2023, "When the curious abandon honesty"; Fowl et al. 2022,
 "Robbing the fed"). Of a linear layer's unit or a filter u, G_iu is the sum over positions of the
 absolute gradient of sample i's loss at u's output. Behind u stand Σ_i G_iu / max_i G_iu samples: n
-if n count alike, 1 if one outweighs all others.
+if n count alike, 1 if one outweighs all others. Of a channel's running mean and variance in batch
+norm the same holds of how far each sample's mean lies from its batch's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 _NUMBERS = 2**24  # held at once
 _TINY = torch.finfo(torch.float64).tiny
@@ -43,6 +45,17 @@ class _Units:
     net: Tensor
 
 
+@dataclass
+class _Channels:
+    """A batch norm's statistics before the training, and what samples added; as ``_Units``."""
+
+    mean: Tensor
+    variance: Tensor
+    total: Tensor
+    peaks: Tensor
+    peak: Tensor
+
+
 class Crowd:
     """Watches a network's linear layers and convolutions while it is trained.
 
@@ -64,6 +77,7 @@ class Crowd:
         self.put_back = 0.0
         self._passes = 0
         self._layers: dict[Layer, _Units] = {}
+        self._norms: dict[_BatchNorm, _Channels] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -71,7 +85,10 @@ class Crowd:
         if self.minimum > 1:
             layers = [m for m in self.network.modules() if isinstance(m, Layer)]
             self._layers = {m: _units(m) for m in layers if m.weight.requires_grad}
+            norms = [m for m in self.network.modules() if isinstance(m, _BatchNorm)]
+            self._norms = {m: _channels(m) for m in norms if m.running_mean is not None}
         hooks = [layer.register_forward_hook(self._listen) for layer in self._layers]
+        hooks += [norm.register_forward_hook(self._see) for norm in self._norms]
         try:
             yield
         finally:
@@ -83,9 +100,10 @@ class Crowd:
 
     def next_pass(self) -> None:
         """Take note that the samples come again."""
-        for units in self._layers.values():
-            units.peaks += units.peak
-            units.peak.zero_()
+        watched: list[_Units | _Channels] = [*self._layers.values(), *self._norms.values()]
+        for each in watched:
+            each.peaks += each.peak
+            each.peak.zero_()
         self._passes += 1
 
     def add_step(self) -> None:
@@ -102,6 +120,12 @@ class Crowd:
             lambda gradient: _count(units, layer, seen, gradient.detach())
         )
 
+    def _see(self, norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if norm.training and isinstance(norm, _BatchNorm):
+            seen = inputs[0].detach().double()
+            means = seen.reshape(*seen.shape[:2], -1).mean(dim=2)
+            _add(self._norms[norm], (means - means.mean(dim=0)).abs())
+
     def _tell_shares(self) -> None:
         names = {module: name for name, module in self.network.named_modules()}
         for layer, units in self._layers.items():
@@ -117,6 +141,11 @@ class Crowd:
             for layer, units in self._layers.items()
             if units.total.any()
         }
+        for norm, channels in self._norms.items():
+            one = channels.total < self.minimum * channels.peaks
+            if norm.running_mean is not None and norm.running_var is not None:
+                norm.running_mean[one] = channels.mean[one]
+                norm.running_var[one] = channels.variance[one]
         behind = [bool(x) for one in few.values() for x in one]
         self.put_back = sum(behind) / len(behind) if behind else 0.0
         for layer, one in few.items():
@@ -141,12 +170,24 @@ def _units(layer: Layer) -> _Units:
     )
 
 
+def _channels(norm: _BatchNorm) -> _Channels:
+    mean, variance = norm.running_mean, norm.running_var
+    assert mean is not None  # asked before
+    assert variance is not None
+    none = torch.zeros(len(mean), dtype=torch.float64, device=mean.device)
+    return _Channels(mean.clone(), variance.clone(), none, none.clone(), none.clone())
+
+
+def _add(behind: _Units | _Channels, each: Tensor) -> None:
+    """Add what each sample of a batch adds to each unit, (batch, units)."""
+    behind.total += each.sum(dim=0)
+    behind.peak = torch.maximum(behind.peak, each.amax(dim=0))
+
+
 def _count(units: _Units, layer: Layer, seen: Tensor, gradient: Tensor) -> None:
     """Add a batch's gradients at the units' outputs, of what the units saw."""
     saw, told = _by_position(layer, seen.float(), gradient.float())
-    each = told.abs().sum(dim=2).double()
-    units.total += each.sum(dim=0)
-    units.peak = torch.maximum(units.peak, each.amax(dim=0))
+    _add(units, told.abs().sum(dim=2).double())
     at_once = max(1, _NUMBERS // (told.shape[1] * (saw.shape[1] + 1)))
     for part, of in zip(torch.split(saw, at_once), torch.split(told, at_once), strict=True):
         weight = torch.bmm(of, part.transpose(1, 2)).square().sum(dim=(0, 2))

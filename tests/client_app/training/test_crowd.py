@@ -109,3 +109,19 @@ def test_without_a_minimum_nothing_is_watched() -> None:
         step(layer, torch.rand(4, 3), torch.tensor([1.0, 0.0, 0.0, 0.0]), crowd)
     assert not shares
     assert crowd.put_back == 0.0
+
+
+@pytest.mark.parametrize(("values", "moved"), [((0, 0, 0, 8), False), ((0, 3, 6, 9), True)])
+def test_a_running_mean_that_one_sample_moves_is_put_back(
+    values: tuple[int, ...], moved: bool
+) -> None:
+    """Of (0, 0, 0, 8) the deviations are 2, 2, 2, 6: two samples by the largest share."""
+    norm = nn.BatchNorm1d(1)
+    crowd = Crowd(norm, 2 if moved else 3, {})
+    with crowd.watching():
+        crowd.next_pass()
+        norm(torch.tensor(values, dtype=torch.float32).unsqueeze(1))
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert (float(norm.running_mean) != 0.0) == moved
+    assert (float(norm.running_var) != 1.0) == moved
