@@ -67,7 +67,10 @@ NEEDS: dict[str, dict[str, Value]] = {
         "uefl.codes": 16,
     },
     "fedaligncl": {
-        "epoch-steps": 10, "pace": 5, "local-epochs": 2, "batch-size": 32,
+        "epoch-steps": 10,
+        "pace": 5,
+        "local-epochs": 2,
+        "batch-size": 32,
         "fedaligncl.warmup-epochs": 1,
     },
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 2},
@@ -129,8 +132,29 @@ def measured(data: str, method: str, seed: int, values: dict[str, Value]) -> Ite
         yield [data, method, seed, "defaults" if found else "none", "", "", "", why]
 
 
+def table(path: Path) -> str:
+    """Return the lines of a CSV as a table: mean accuracy and seconds over the seeds."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["accuracy"]]
+    lines = ["| method | data | without | with | seconds |", "|---|---|---|---|---|"]
+    for data, method in sorted({(row["data"], row["method"]) for row in rows}, reverse=True):
+        cells = []
+        for bounds in ("none", "defaults"):
+            own = [
+                r for r in rows if (r["data"], r["method"], r["bounds"]) == (data, method, bounds)
+            ]
+            values = [float(row["accuracy"]) for row in own]
+            seconds = statistics.mean(float(row["seconds"]) for row in own) if own else float("nan")
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            mean = statistics.mean(values) if values else float("nan")
+            cells.append((f"{mean:.3f} ± {spread:.3f}", f"{seconds:.0f}"))
+        (before, slow), (after, slower) = cells
+        lines.append(f"| {method} | {data} | {before} | {after} | {slow}, {slower} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Measure and write a CSV, line by line."""
+    """Measure and write a CSV, line by line; print it as a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--csv", type=Path, required=True)
@@ -150,6 +174,7 @@ def main() -> None:
                     values = base | SMALL | NEEDS.get(method, {}) | own | {"cache-dir": cache}
                     writer.writerows(measured(data, method, seed, values))
                     file.flush()
+    print(table(given.csv))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class RunBook:
 
         Raises:
             RefusedError: it is one too many, or goes back.
-            CheckpointError: the book is damaged.
+            CheckpointError: the book is damaged, or cannot be written.
         """
         with self._changed() as runs:
             record = runs.get(asked.run_name)
@@ -148,14 +148,20 @@ class RunBook:
         """Give the runs by name and write them back; messages side by side wait for each other."""
         import fcntl  # of Linux and macOS, where hospitals' containers run
 
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.path.with_name(".runs.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            runs = self._read()
-            yield runs
-            newest = sorted(runs, key=lambda name: runs[name].began)[-_KNOWN_RUNS:]
-            content = {name: asdict(runs[name]) for name in newest}
-            write_atomically(self.path, json.dumps(content) + "\n", mode=0o600)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self.path.with_name(".runs.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                runs = self._read()
+                yield runs
+                newest = sorted(runs, key=lambda name: runs[name].began)[-_KNOWN_RUNS:]
+                content = {name: asdict(runs[name]) for name in newest}
+                write_atomically(self.path, json.dumps(content) + "\n", mode=0o600)
+        except OSError as error:
+            raise CheckpointError(
+                f"the hospital's run book cannot be written ({error.strerror}): make room or mend "
+                "the disk, then resume the run"
+            ) from None
 
     def _read(self) -> dict[str, RunRecord]:
         if not self.path.exists():
