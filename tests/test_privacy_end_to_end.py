@@ -184,6 +184,9 @@ def test_real_hospitals_draw_secret_noise_and_end_the_run_by_their_own_cap(
     summary = first.read_json("summary.json")
     said = "the run ends after round 2 of 4: site s2a, round 3, phase train: epsilon is spent: "
     assert summary["stopped"].startswith(said)
+    (left_out,) = summary["failures"]
+    assert left_out["site"] == "s2a"
+    assert left_out["reason"].startswith("epsilon is spent: 2 noisy messages")
     sites = summary["privacy"]["guarantee"]["sites"]
     assert {site: spent["releases"] for site, spent in sites.items()} == {"s1a": 3, "s2a": 2}
     assert "simulation" not in summary["privacy"]["guarantee"]["of"]

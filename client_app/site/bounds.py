@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from flwr.app import Context, Message, RecordDict
 
-from client_app.site.identity import own_name
+from client_app.site.identity import own_name, refusing_as
 from client_app.site.limits import MEGABYTE, limits_of
 from client_app.site.node import own_cache, own_folder
 from client_app.site.private_state import drop_old_states
@@ -20,7 +19,6 @@ from client_app.site.run_book import RunBook
 from client_app.site.watch import watched
 from datasets.io.locations import find_places
 from datasets.silo.retention import prune_cache
-from models.contract.errors import RefusedError, SettingError
 from models.contract.messages import CONFIG, HELLO, Instruction
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
@@ -39,7 +37,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
         FedsiloError: as ``answer`` does.
     """
     site = own_name(context)
-    with _named(site):
+    with refusing_as(site):
         limits = limits_of(context)
         settings = build(CommonSettings, context.run_config)
         limits.refuse_settings(settings)
@@ -48,13 +46,13 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
         return answer(message, context)  # which refuses both before anything is trained
     book = RunBook(folder)
     if message.metadata.message_type == HELLO:
-        with _named(site):
+        with refusing_as(site):
             book.hello(limits)
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
         with watched(limits.max_seconds, limits.max_memory):
             return answer(message, context)
     asked = Instruction.from_config(message.content.config_records[CONFIG])
-    with _named(site):
+    with refusing_as(site):
         seconds = book.enter(asked, settings.rounds, limits)
     drop_old_states(folder.parent.parent, site, asked.run_name, limits.max_state * MEGABYTE)
     began = time.monotonic()
@@ -63,15 +61,6 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
             return answer(message, context)
     finally:
         book.add_seconds(asked.run_name, time.monotonic() - began)
-
-
-@contextmanager
-def _named(site: str) -> Iterator[None]:
-    """Let a refusal name the site: at the hello the server does not know it yet."""
-    try:
-        yield
-    except (RefusedError, SettingError) as error:
-        raise RefusedError(f"site {site}: {error}") from None
 
 
 def without_paths(text: str, context: Context) -> str:

@@ -9,6 +9,8 @@ gives away it can only bound more tightly than the run: ``sums-min-count``, and 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context
@@ -151,3 +153,12 @@ def own_name(context: Context) -> str:
     if "site" in context.node_config:
         return str(context.node_config["site"])
     return who_is(context)
+
+
+@contextmanager
+def refusing_as(site: str) -> Iterator[None]:
+    """Let a refusal name the site: at the hello the server does not know it yet."""
+    try:
+        yield
+    except (RefusedError, SettingError) as error:
+        raise RefusedError(f"site {site}: {error}") from None

@@ -8,8 +8,8 @@ refused before data are opened where that can be known, and always before anythi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context, Message, RecordDict
 
 from client_app.site.audit_log import check_log, grouped, names_in
-from client_app.site.identity import own_name
+from client_app.site.identity import own_name, refusing_as
 from client_app.site.limits import Limits
 from client_app.site.node import own_folder
 from models.contract.errors import RefusedError, SettingError
@@ -192,23 +192,15 @@ def answer_under(
         RefusedError: it does not.
         FedsiloError: as ``answer`` does.
     """
-    with _named(context):
+    with refusing_as(own_name(context)):
         rules = read_site_file(context)
         rules.refuse_request(build(CommonSettings, context.run_config), _round_of(message))
         check_log(audit_log(context))  # before an hour of training, not after
         limited = rules.over(context)
     content = answer(message, limited)
-    with _named(context):
+    with refusing_as(own_name(context)):
         rules.refuse_records(content)
     return content
-
-
-@contextmanager
-def _named(context: Context) -> Iterator[None]:
-    try:
-        yield
-    except (RefusedError, SettingError) as error:
-        raise RefusedError(f"site {own_name(context)}: {error}") from None
 
 
 def _round_of(message: Message) -> int:

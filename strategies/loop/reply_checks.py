@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from models.contract.errors import ERROR_CODES, SiteError
+from models.contract.errors import ERROR_CODES, EpsilonSpentError, SiteError
 from models.contract.messages import (
     ARRAYS,
     EVALUATE,
@@ -98,13 +98,16 @@ def needed_metrics(phase: Phase, held: Collection[str]) -> list[str]:
 def refuse_too_few(phase: Phase, answered: int, failed: Mapping[str, str], min_sites: int) -> None:
     """Refuse to go on with fewer usable answers than ``min_sites``; 0 stands for all asked.
 
-    A phase that asks few sites cannot be held to more answers than it asked for.
+    A phase that asks few sites cannot be held to more answers than it asked for, and a run that is
+    over not to measurements of a hospital whose epsilon is spent.
 
     Raises:
         TooFewSitesError: each failed site is named with its reason.
     """
     asked = answered + len(failed)
-    needed = min(min_sites or asked, asked)
+    over = phase.name == EVALUATE
+    owed = asked - list(phase.codes.values()).count(EpsilonSpentError.code) * over
+    needed = min(min_sites or owed, owed)
     if answered >= needed:
         return
     sites_of: dict[str, list[str]] = {}

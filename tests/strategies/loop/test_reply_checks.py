@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, RecordDict
 
-from models.contract.errors import SiteError
+from models.contract.errors import EpsilonSpentError, RefusedError, SiteError
 from models.contract.messages import EVALUATE, TRAIN
 from strategies.loop.phase import Phase
 from strategies.loop.reply_checks import needed_metrics, refusal, refuse_too_few
@@ -179,3 +179,15 @@ def test_too_few_answers_are_refused_with_each_reason_once(min_sites: int, least
     )
     with pytest.raises(SiteError, match=told):
         refuse_too_few(Phase(TRAIN, 4), 1, failed, min_sites)
+
+
+def test_at_the_end_of_a_run_a_site_whose_epsilon_is_spent_owes_no_measurements() -> None:
+    def phase(name: str) -> Phase:
+        return Phase(name, 4, codes={"a": EpsilonSpentError.code, "b": RefusedError.code})
+
+    refuse_too_few(phase(EVALUATE), 2, {"a": "epsilon is spent"}, 0)
+    refuse_too_few(phase(EVALUATE), 0, {"a": "epsilon is spent"}, 1)
+    with pytest.raises(SiteError, match="3 are needed"):
+        refuse_too_few(phase(TRAIN), 2, {"a": "epsilon is spent"}, 0)
+    with pytest.raises(SiteError, match="2 are needed"):
+        refuse_too_few(phase(EVALUATE), 1, {"a": "epsilon is spent", "b": "refused"}, 0)
