@@ -1,8 +1,9 @@
 """UEFL at a site: train through the codebooks it was given, cluster its features when asked.
 
 Phases: ``train``; ``uncertainty`` measures the aggregated model on validation data; ``centroids``
-runs K-means on the training features and sends centroids with counts (shared codebooks), or adds
-them to the site's own book (personal codebooks, which are never sent).
+runs K-means on the training features and sends centroids with counts (shared codebooks), or lays
+the site's own books by them (personal codebooks, which are never sent): a new one where the site is
+uncertain, the first one anew where it is certain.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from models.maths.federated_kmeans import Centroids, local_centroids
 from models.methods.uefl import (
     CODEBOOK,
     NEW_CODEWORDS,
+    CentroidNotes,
     UEFLNetwork,
     UEFLSettings,
     gaussian_codebook,
@@ -105,24 +107,24 @@ class UEFLSite(SiteMethod):
         return Answer({measurement(INCOMING, "val", "entropy"): values["entropy"]})
 
     def phase_centroids(self) -> Answer:
-        """Answer with centroids and counts, or add codewords to the personal books."""
+        """Answer with centroids and counts, or lay personal codewords by them."""
         network = self.open_network()
-        shared_gaussian = not self._personal() and self.settings.codeword_start == "gaussian"
-        if shared_gaussian:  # the server draws the new book: nothing need leave the site
+        refreshes = CentroidNotes.from_values(self.request.instruction.notes).refreshes
+        gaussian = self.settings.codeword_start == "gaussian" and not refreshes
+        if gaussian and not self._personal():  # the server draws it: nothing need leave the site
             return Answer({NEW_CODEWORDS: self.settings.codes})
-        added = self._new_codewords(network)
-        metrics = {NEW_CODEWORDS: float(len(added.counts))}
+        laid = self._drawn(network) if gaussian else self._centroids(network)
+        metrics = {NEW_CODEWORDS: float(len(laid.counts))}
         if not self._personal():
-            centres, counts = torch.from_numpy(added.centres), torch.from_numpy(added.counts)
+            centres, counts = torch.from_numpy(laid.centres), torch.from_numpy(laid.counts)
             return Answer(metrics, {"centroids": centres, "counts": counts})
         books = self._books(network)
-        if len(added.counts):
-            books[f"{CODEBOOK}{len(books)}"] = torch.from_numpy(added.centres)
+        if len(laid.counts):
+            name = f"{CODEBOOK}{0 if refreshes else len(books)}"
+            books[name] = torch.from_numpy(laid.centres)
         return Answer(metrics, kept=books)
 
-    def _new_codewords(self, network: UEFLNetwork) -> Centroids:
-        if self.settings.codeword_start == "kmeans":
-            return self._centroids(network)
+    def _drawn(self, network: UEFLNetwork) -> Centroids:
         dimension, book = network.codebook().shape[1], len(network.codebooks)
         codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
         return Centroids(codewords.numpy(), np.ones(len(codewords), np.int64))

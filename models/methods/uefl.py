@@ -16,6 +16,7 @@ Equations (arXiv:2402.18888):
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
   (11) perplexity of code use -> models.methods.uefl.perplexity
   (section 3.2) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
+  (section 3.2) refresh of the shared book -> strategies.methods.uefl.UEFL.combine
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ import torch
 from torch import Tensor, nn
 
 from models.contract.errors import SettingError
+from models.contract.notes import Notes
 from models.contract.seeding import generator
 from models.contract.settings_schema import setting
 from models.networks.classifier import TokenClassifier
 from models.networks.site_network import SiteNetwork
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
-NEW_CODEWORDS = "new-codewords"  # how many a site has for a new book, in a centroids reply
+NEW_CODEWORDS = "new-codewords"  # how many a site has laid, in a centroids reply
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,19 @@ class UEFLSettings:
     codeword_start: str = setting(
         "kmeans", "start of new codewords", choices=("kmeans", "gaussian")
     )
+    refresh: str = setting(
+        "kmeans",
+        "the first book after an iteration: laid anew by certain silos' features, or as trained",
+        choices=("kmeans", "none"),
+    )
     centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
+
+
+@dataclass(frozen=True)
+class CentroidNotes(Notes):
+    """Whether a site's centroids are for the first book, which they lay anew, or for a new one."""
+
+    refreshes: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ such a sum can have (Cauchy and Schwarz, but for rounding).
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from flwr.app import RecordDict
@@ -95,7 +96,7 @@ def _shape_faults(facts: SiteFacts) -> Iterator[str]:
     """Yield what is wrong with the measures of the data."""
     shape = facts.input_shape
     lengths = all(0 < length <= _LENGTH for length in shape[:4])
-    if not 1 <= len(shape) <= 4 or not lengths or _product(shape) > _NUMBERS:
+    if not 1 <= len(shape) <= 4 or not lengths or math.prod(shape) > _NUMBERS:
         yield f"an input's shape is {one_line(shape, 60)}, which none can have"
     if not 2 <= facts.classes <= _CLASSES:
         yield f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
@@ -103,13 +104,6 @@ def _shape_faults(facts: SiteFacts) -> Iterator[str]:
         yield f"it has {len(facts.features)} features and inputs of {one_line(shape, 60)}"
     if facts.class_names and len(facts.class_names) != facts.classes:
         yield f"it names {len(facts.class_names)} of {one_line(facts.classes, 30)} classes"
-
-
-def _product(lengths: Iterable[int]) -> int:
-    product = 1
-    for length in lengths:
-        product *= length
-    return product
 
 
 def _count_faults(facts: SiteFacts) -> Iterator[str]:

@@ -27,9 +27,7 @@ _ROUNDING = 1e-6
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _KEYS = 50_000  # figures per site and bin are thousands where sites are many
 _LARGEST, _LARGEST_LOSS, _LARGEST_COUNT = 1e12, 1e9, 1e12
-_DIVERGED = (
-    1e30  # under much noise an honest site's training loss is 1e17, and nothing weighs by it
-)
+_DIVERGED = 1e30  # under much noise an honest loss of training is 1e17, and nothing weighs by it
 _LARGEST_WEIGHT, _LARGEST_STATISTIC = 1e6, 1e12
 _STATISTICS = {"running_mean", "running_var", "counts"}
 _NEVER_BELOW = {"running_var": "variance", "counts": "count"}

@@ -1,7 +1,8 @@
 """UEFL (arXiv:2402.18888, algorithm 1): FedAvg of the network, books for those who need them.
 
 Phases of a round: ``train``; in the last round of an iteration also ``uncertainty`` (every site
-measures the new global model on validation data) and ``centroids`` (uncertain sites only).
+measures the new global model on validation data) and ``centroids``: uncertain sites for a new book,
+and with 'uefl.refresh' certain sites, by whose features the first book is laid anew (section 3.2).
 
 Messages: ``arrays`` holds the network by state-dict name and ``codebook.<b>`` (n, c/s) for each
 book b that the site may use; a ``train`` reply the same, trained; a ``centroids`` reply
@@ -19,6 +20,7 @@ import torch
 
 from models.contract.errors import SettingError
 from models.contract.messages import INCOMING, TRAIN, measurement
+from models.contract.notes import Notes
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
@@ -26,6 +28,7 @@ from models.maths.federated_kmeans import Centroids, merge_centroids
 from models.methods.uefl import (
     CODEBOOK,
     NEW_CODEWORDS,
+    CentroidNotes,
     UEFLSettings,
     gaussian_codebook,
     segment_dimension,
@@ -51,7 +54,8 @@ class UEFL(Method):
 
     The round state's extras: ``iteration`` (from 1), ``access`` (book -> sites), ``uncertain``
     (sites found uncertain in the current round), ``certain`` (none was, at the last check),
-    ``entropies`` (per check: round and entropy per site) and ``extended`` (round -> sites).
+    ``entropies`` (per check: round and entropy per site), ``extended`` (round -> sites) and
+    ``refreshed`` (rounds after which the first book was laid anew).
     """
 
     settings: UEFLSettings
@@ -63,10 +67,12 @@ class UEFL(Method):
         sentences = ["all weights and batch-norm statistics of the network, each round"]
         if not self._personal():
             sentences.append("the codebooks that the site may use, trained, each round")
-        if self._asks_for_centroids():
+        sends = self._by_kmeans(uncertain=True), self._by_kmeans(uncertain=False)
+        if any(sends):
+            when = {(True, False): "when uncertain", (False, True): "when certain"}
             sentences.append(
-                "when uncertain: centroids of the site's features with counts, none of fewer than "
-                f"{self.settings.centroid_min_count} features"
+                f"{when.get(sends, 'after each iteration')}: centroids of the site's features with "
+                f"counts, none of fewer than {self.settings.centroid_min_count} features"
             )
         return Disclosures(*sentences)
 
@@ -103,14 +109,12 @@ class UEFL(Method):
         """Return initial weights and, if shared, the first book, Gaussian.
 
         Raises:
-            SettingError: uncertainty is to be judged, and a site has no validation samples.
+            SettingError: uncertainty is to be judged, and a site has no validation samples, or
+                fewer features than the first book, which they may lay anew, has codewords.
         """
-        for site, facts in self.participants.facts.items():
-            if self.settings.max_iterations > 1 and facts.sizes().get("val") == 0:
-                raise SettingError(
-                    f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
-                    "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
-                )
+        if self.settings.max_iterations > 1:
+            for site, facts in self.participants.facts.items():
+                self._refuse_small(site, facts.sizes())
         network = build_classifier(self.common, task)
         arrays = initial_weights(network)
         dimension = segment_dimension(network.channels, self.settings.segments)
@@ -124,17 +128,35 @@ class UEFL(Method):
             "certain": False,
             "entropies": [],
             "extended": {},
+            "refreshed": [],
         }
         return RoundState(0, arrays, extras)
 
+    def _refuse_small(self, site: str, sizes: Mapping[str, int]) -> None:
+        if sizes.get("val") == 0:
+            raise SettingError(
+                f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
+                "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
+            )
+        features = sizes["train"] * self._features
+        if self.settings.refresh == "kmeans" and features < self.settings.codes:
+            raise SettingError(
+                f"site {site} has {features} features to lay 'uefl.codes' {self.settings.codes} "
+                "codewords by: lower 'uefl.codes', or set 'uefl.refresh' to 'none'"
+            )
+
     @classmethod
     def marks(cls, state: RoundState) -> dict[int, str]:
-        """Return where codewords were added, and for whom."""
+        """Return where codewords were added, and for whom, and where the first were laid anew."""
         none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
-        return {
+        marks = {
             int(round_): f"new codewords for {', '.join(sites)}" if sites else none
             for round_, sites in state.extras["extended"].items()
         }
+        for round_ in state.extras.get("refreshed", ()):  # an older checkpoint has none
+            told = "first codewords laid anew"
+            marks[round_] = f"{marks[round_]}; {told}" if round_ in marks else told
+        return marks
 
     def why_finished(self, state: RoundState) -> str:
         """Say that no silo is uncertain, where that ends the run."""
@@ -153,8 +175,17 @@ class UEFL(Method):
         return (TRAIN,)
 
     def recipients(self, phase: str, state: RoundState) -> list[str]:
-        """Ask the uncertain sites for centroids, all sites for everything else."""
-        return list(state.extras["uncertain"]) if phase == CENTROIDS else self.participants.sites()
+        """Ask all sites, but for centroids certain ones only if they refresh the first book."""
+        over = self.settings.stop_when_certain and state.extras["certain"]
+        if phase == CENTROIDS and (over or self.settings.refresh == "none"):
+            return list(state.extras["uncertain"])
+        return self.participants.sites()
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
+        """Tell a site that is asked for centroids what for."""
+        if phase != CENTROIDS:
+            return Notes()
+        return CentroidNotes(refreshes=site not in state.extras["uncertain"])
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the network and the books that ``site`` may use."""
@@ -166,7 +197,7 @@ class UEFL(Method):
             return {
                 name: ArraySpec(state.arrays[name].shape) for name in self._names_for(site, state)
             }
-        if phase == CENTROIDS and self._asks_for_centroids():
+        if phase == CENTROIDS and self._sends_centroids(site, state):
             dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
             return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
         return {}
@@ -178,7 +209,7 @@ class UEFL(Method):
             return f"metric '{needed}' is missing"
         if phase == UNCERTAINTY and reply.metric(ENTROPY) < 0:
             return f"metric '{ENTROPY}' is {reply.metric(ENTROPY)}, less than 0"
-        if phase == CENTROIDS and self._asks_for_centroids():
+        if phase == CENTROIDS and self._sends_centroids(reply.site, state):
             centroids, counts = reply.array("centroids"), reply.array("counts")
             whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
             if not len(centroids) == len(counts) == reply.metric(NEW_CODEWORDS) or not whole:
@@ -212,7 +243,7 @@ class UEFL(Method):
             return RoundState(state.round, arrays, {**state.extras, "uncertain": []})
         if phase == UNCERTAINTY:
             return RoundState(state.round, state.arrays, self._judged(state, replies))
-        return self._extended(state, replies)
+        return self._refreshed(self._extended(state, replies), replies)
 
     def _averaged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
         books = [name for name in state.arrays if name.startswith(CODEBOOK)]
@@ -240,30 +271,45 @@ class UEFL(Method):
 
     def _extended(self, state: RoundState, replies: Mapping[str, SiteReply]) -> RoundState:
         """Add a book for the sites that have codewords for it; none: the round is only marked."""
+        if not state.extras["uncertain"]:
+            return state
         book, round_ = str(len(state.extras["access"])), str(state.round + 1)
-        sites = [site for site, reply in replies.items() if reply.metric(NEW_CODEWORDS) > 0]
-        extended = {**state.extras["extended"], round_: sites}
+        sites = [site for site in state.extras["uncertain"] if _laid(replies, site)]
+        extras = {**state.extras, "extended": {**state.extras["extended"], round_: sites}}
         if not sites:
-            return RoundState(state.round, state.arrays, {**state.extras, "extended": extended})
+            return RoundState(state.round, state.arrays, extras)
         arrays = dict(state.arrays)
         if not self._personal():
             arrays[f"{CODEBOOK}{book}"] = self._new_book(state, [replies[site] for site in sites])
-        access = {**state.extras["access"], book: sites}
-        return RoundState(
-            state.round, arrays, {**state.extras, "access": access, "extended": extended}
-        )
+        extras["access"] = {**state.extras["access"], book: sites}
+        return RoundState(state.round, arrays, extras)
+
+    def _refreshed(self, state: RoundState, replies: Mapping[str, SiteReply]) -> RoundState:
+        """Lay the first book anew by the certain sites' centroids; none: it stays as trained."""
+        certain = [site for site in replies if site not in state.extras["uncertain"]]
+        sites = [site for site in certain if _laid(replies, site)]
+        if not sites:
+            return state
+        rounds = [*state.extras.get("refreshed", ()), state.round + 1]
+        arrays = dict(state.arrays)
+        if not self._personal():
+            arrays[f"{CODEBOOK}0"] = self._merged(state, "refresh", [replies[s] for s in sites])
+        return RoundState(state.round, arrays, {**state.extras, "refreshed": rounds})
 
     def _new_book(self, state: RoundState, replies: Sequence[SiteReply]) -> NDArray:
+        if self.settings.codeword_start == "kmeans":
+            return self._merged(state, "merge", replies)
         dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
-        if self.settings.codeword_start == "gaussian":
-            codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-            start: NDArray = codewords.numpy()
-            return start
+        codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        start: NDArray = codewords.numpy()
+        return start
+
+    def _merged(self, state: RoundState, what_for: str, replies: Sequence[SiteReply]) -> NDArray:
         parts = [
             Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))
             for reply in replies
         ]
-        seed = derive_seed(self.common.seed, "merge", state.round + 1)
+        seed = derive_seed(self.common.seed, what_for, state.round + 1)
         return merge_centroids(parts, self.settings.codes, seed)
 
     def _names_for(self, site: str, state: RoundState) -> list[str]:
@@ -282,8 +328,22 @@ class UEFL(Method):
         more: bool = state.extras["iteration"] < self.settings.max_iterations
         return more and state.round + 1 < self.common.rounds
 
-    def _asks_for_centroids(self) -> bool:
-        return not self._personal() and self.settings.codeword_start == "kmeans"
+    def _sends_centroids(self, site: str, state: RoundState) -> bool:
+        checks = state.extras["entropies"]
+        judged = bool(checks) and checks[-1]["round"] == state.round + 1
+        if not judged:  # it may become either
+            return self._by_kmeans(uncertain=True) or self._by_kmeans(uncertain=False)
+        return self._by_kmeans(uncertain=site in state.extras["uncertain"])
+
+    def _by_kmeans(self, *, uncertain: bool) -> bool:
+        """Tell whether K-means at such sites lays codewords that leave them."""
+        settings = self.settings
+        laid = settings.codeword_start if uncertain else settings.refresh
+        return not self._personal() and laid == "kmeans"
 
     def _personal(self) -> bool:
         return self.settings.codebooks == "personal"
+
+
+def _laid(replies: Mapping[str, SiteReply], site: str) -> bool:
+    return site in replies and replies[site].metric(NEW_CODEWORDS) > 0

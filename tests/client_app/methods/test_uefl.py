@@ -215,3 +215,36 @@ def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(
     drawn = own_books(opened("uefl", weights, own=own), 2)["codebook.1"]
     assert torch.equal(drawn, gaussian_codebook(4, WIDTH, 7, 1))
     assert not np.array_equal(drawn, BOOK)
+
+
+REFRESH = {"phase": "centroids", "step": 2, "notes": {"refreshes": True}}
+
+
+def test_a_certain_site_lays_the_first_book_by_k_means_even_where_new_ones_start_gaussian(
+    opened: Opened, shared: dict[str, Any]
+) -> None:
+    own = {"codeword_start": "gaussian"}
+    centres, counts = centroids_of(opened("uefl", shared, own=own, **REFRESH))
+    drawn, _ = centroids_of(opened("uefl", shared, phase="centroids", step=2))
+    np.testing.assert_array_equal(centres, drawn)
+    assert counts.sum() == 36 * 4
+
+
+def test_a_certain_site_lays_its_own_first_book_anew_and_keeps_the_others(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    SiteRound(opened("uefl", weights, own=PERSONAL)).answer()
+    SiteRound(opened("uefl", weights, own=PERSONAL, phase="centroids", step=2)).answer()
+    before = own_books(opened("uefl", weights, own=PERSONAL), 2)
+    later = {**REFRESH, "round": 2}
+    reply = SiteRound(opened("uefl", weights, own=PERSONAL, **later)).answer()
+    assert ARRAYS not in reply
+    assert reply[METRICS]["new-codewords"] == 4
+    kept = own_books(opened("uefl", weights, own=PERSONAL), 3)
+    assert set(kept) == {"codebook.0", "codebook.1"}
+    assert torch.equal(kept["codebook.1"], before["codebook.1"])
+    assert not torch.equal(kept["codebook.0"], before["codebook.0"])
+    laid, _ = centroids_of(
+        opened("uefl", {**weights, "codebook.0": BOOK}, **later)
+    )  # the same features, of which another book changes nothing
+    np.testing.assert_array_equal(kept["codebook.0"], laid)

@@ -68,28 +68,34 @@ def test_uncertainty_is_asked_only_when_an_iteration_ends(
     assert found == checked
 
 
-def test_only_sites_above_the_threshold_are_asked_for_centroids(
-    uefl: Build, site_reply: Replies
+@pytest.mark.parametrize(("refresh", "asked"), [("none", ["s3a"]), ("kmeans", ALL)])
+def test_sites_above_the_threshold_are_asked_for_a_new_book_the_others_for_the_first(
+    uefl: Build, site_reply: Replies, refresh: str, asked: list[str]
 ) -> None:
-    strategy = uefl(gamma=0.3)
+    strategy = uefl(gamma=0.3, refresh=refresh)
     entropies = {"s1a": 1.0, "s2a": 1.25, "s3a": 1.35}  # the threshold is 1.3
     replies = {site: site_reply(site, **{ENTROPY: value}) for site, value in entropies.items()}
     after = strategy.combine(UNCERTAINTY, state(4), replies)
-    assert strategy.recipients(CENTROIDS, after) == ["s3a"]
+    assert strategy.recipients(CENTROIDS, after) == asked
+    notes = [strategy.notes(CENTROIDS, site, after).to_values() for site in ALL]
+    assert [told["refreshes"] for told in notes] == [True, True, False]
     assert strategy.recipients(TRAIN, after) == ALL
+    assert strategy.notes(TRAIN, "s1a", after).to_values() == {}
     assert after.extras["iteration"] == 2
     assert after.extras["entropies"] == [{"round": 5, "entropies": entropies, "uncertain": ["s3a"]}]
     assert not strategy.why_finished(after)
 
 
+@pytest.mark.parametrize("refresh", ["kmeans", "none"])
 @pytest.mark.parametrize("stop", [True, False])
 def test_the_run_ends_once_no_site_is_uncertain_if_it_may(
-    uefl: Build, site_reply: Replies, stop: bool
+    uefl: Build, site_reply: Replies, stop: bool, refresh: str
 ) -> None:
-    strategy = uefl(gamma=0.3, stop_when_certain=stop)
+    strategy = uefl(gamma=0.3, stop_when_certain=stop, refresh=refresh)
     replies = {site: site_reply(site, **{ENTROPY: 1.0}) for site in ALL}
     after = strategy.combine(UNCERTAINTY, state(4), replies)
-    assert strategy.recipients(CENTROIDS, after) == []
+    lays = refresh == "kmeans" and not stop  # a book that is laid anew has to be trained
+    assert strategy.recipients(CENTROIDS, after) == (ALL if lays else [])
     assert bool(strategy.why_finished(after)) is stop
 
 
@@ -165,15 +171,81 @@ def test_centroids_of_several_sites_are_merged_by_their_counts(
             "s2a", {"centroids": [[4.0, 8.0]], "counts": np.float32([3])}, new_codewords=1
         ),
     }
-    after = uefl(codes=1).combine(CENTROIDS, state(4), replies)
+    after = uefl(codes=1).combine(CENTROIDS, state(4, uncertain=["s1a", "s2a"]), replies)
     np.testing.assert_allclose(after.arrays["codebook.2"], [[3.0, 6.0]])
+
+
+def centroids(site_reply: Replies, site: str, *rows: tuple[list[float], int]) -> SiteReply:
+    arrays = {
+        "centroids": np.float32([centre for centre, _ in rows]),
+        "counts": np.float32([count for _, count in rows]),
+    }
+    return site_reply(site, arrays, new_codewords=len(rows))
+
+
+def test_the_first_book_is_laid_anew_by_the_certain_sites_features_weighted_by_count(
+    uefl: Build, site_reply: Replies
+) -> None:
+    replies = {
+        "s1a": centroids(site_reply, "s1a", ([0.0, 0.0], 1), ([10.0, 0.0], 2)),
+        "s2a": centroids(site_reply, "s2a", ([4.0, 0.0], 3), ([13.0, 0.0], 1)),
+        "s3a": centroids(site_reply, "s3a", ([90.0, 0.0], 4), ([70.0, 0.0], 4)),
+    }
+    before = state(4, uncertain=["s3a"])
+    after = uefl(codes=2).combine(CENTROIDS, before, replies)
+    laid = after.arrays["codebook.0"]
+    np.testing.assert_allclose(laid[laid[:, 0].argsort()], [[3, 0], [11, 0]])  # 12/4 and 33/3
+    np.testing.assert_array_equal(after.arrays["codebook.1"], book(1))
+    np.testing.assert_array_equal(after.arrays["codebook.2"], [[90, 0], [70, 0]])
+    assert after.extras["refreshed"] == [5]
+    assert after.extras["extended"] == {"5": ["s3a"]}
+    assert UEFL.marks(after)[5] == "new codewords for s3a; first codewords laid anew"
+
+
+def test_certain_sites_without_a_large_enough_cluster_leave_the_first_book_as_it_was(
+    uefl: Build, site_reply: Replies
+) -> None:
+    before = state(4)
+    after = uefl().combine(CENTROIDS, before, {"s1a": site_reply("s1a", NOTHING, new_codewords=0)})
+    assert after == before
+
+
+def test_where_all_sites_are_certain_the_first_book_is_laid_anew_and_none_is_added(
+    uefl: Build, site_reply: Replies
+) -> None:
+    replies = {"s1a": centroids(site_reply, "s1a", ([4.0, 0.0], 3))}
+    after = uefl(codes=2, stop_when_certain=False).combine(CENTROIDS, state(4), replies)
+    np.testing.assert_array_equal(after.arrays["codebook.0"], [[4, 0]])
+    assert set(after.arrays) == {"w", "codebook.0", "codebook.1"}
+    assert UEFL.marks(after) == {5: "first codewords laid anew"}
+
+
+@pytest.mark.parametrize(
+    ("own", "uncertain", "certain"),
+    [
+        ({}, True, True),
+        ({"refresh": "none"}, True, False),
+        (GAUSSIAN, False, True),
+        (GAUSSIAN | {"refresh": "none"}, False, False),
+        (PERSONAL, False, False),
+    ],
+)
+def test_centroids_are_expected_of_the_sites_that_cluster_for_a_shared_book(
+    uefl: Build, own: dict[str, Any], uncertain: bool, certain: bool
+) -> None:
+    strategy = uefl(**own)
+    judged = state(4, uncertain=["s3a"], entropies=[{"round": 5}])
+    assert bool(strategy.expected(CENTROIDS, "s3a", judged)) is uncertain
+    assert bool(strategy.expected(CENTROIDS, "s1a", judged)) is certain
+    ahead = bool(strategy.expected(CENTROIDS, "s1a", state(4, entropies=[{"round": 2}])))
+    assert ahead is (uncertain or certain), "before a check a site may become either"
 
 
 @pytest.mark.parametrize("sites", [["s1a"], ["s2a"], ["s1a", "s2a"]])
 def test_a_gaussian_extension_is_drawn_by_the_server_and_keyed_on_the_books_number(
     uefl: Build, site_reply: Replies, sites: list[str]
 ) -> None:
-    strategy = uefl(codes=2, codeword_start="gaussian")
+    strategy = uefl(codes=2, codeword_start="gaussian", refresh="none")
     before = state(4, uncertain=sites)
     assert all(strategy.expected(CENTROIDS, site, before) == {} for site in sites)
     # s1a has book 0, s2a books 0 and 1
@@ -268,7 +340,8 @@ def test_a_site_without_new_codewords_gets_no_book(uefl: Build, site_reply: Repl
         "s1a": site_reply("s1a", NOTHING, new_codewords=0),
         "s2a": site_reply("s2a", centroids, new_codewords=1),
     }
-    after = uefl(codes=2).combine(CENTROIDS, state(4), replies)
+    before = state(4, uncertain=["s1a", "s2a"])
+    after = uefl(codes=2).combine(CENTROIDS, before, replies)
     np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
     assert after.extras["access"]["2"] == after.extras["extended"]["5"] == ["s2a"]
 
@@ -283,16 +356,22 @@ def test_marks_say_in_which_rounds_codewords_came_and_for_whom() -> None:
 
 @pytest.mark.parametrize(
     ("own", "books", "centroids"),
-    [({}, True, True), (GAUSSIAN, True, False), (PERSONAL, False, False)],
+    [
+        ({}, True, "after each iteration: "),
+        ({"refresh": "none"}, True, "when uncertain: "),
+        (GAUSSIAN, True, "when certain: "),
+        (GAUSSIAN | {"refresh": "none"}, True, ""),
+        (PERSONAL, False, ""),
+    ],
 )
 def test_uefl_says_what_leaves_a_site(
-    uefl: Build, own: dict[str, Any], books: bool, centroids: bool
+    uefl: Build, own: dict[str, Any], books: bool, centroids: str
 ) -> None:
     told = uefl(centroid_min_count=12, **own).disclosures().leaves
     assert "all weights" in told[0]
     assert any("codebooks" in line for line in told) is books
-    assert any("centroids" in line and "fewer than 12" in line for line in told) is centroids
-    assert len(told) == 1 + books + centroids
+    assert any(centroids in line and "fewer than 12" in line for line in told) is bool(centroids)
+    assert len(told) == 1 + books + bool(centroids)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +397,8 @@ def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply
     first = personal.initial_state(Task((1, 16, 16), 10))
     assert not [name for name in first.arrays if name.startswith("codebook")]
     assert personal.expected(CENTROIDS, "s1a", first) == {}
-    after = personal.combine(CENTROIDS, first, {"s1a": site_reply("s1a", new_codewords=32)})
+    judged = replace(first, extras={**first.extras, "uncertain": ["s1a"]})
+    after = personal.combine(CENTROIDS, judged, {"s1a": site_reply("s1a", new_codewords=32)})
     assert set(after.arrays) == set(first.arrays)
     assert after.extras["access"]["1"] == ["s1a"]
 
@@ -341,6 +421,21 @@ def test_a_site_without_validation_samples_is_refused_unless_nothing_is_judged(
     with pytest.raises(SettingError, match=r"^site s2a has no validation samples.*'val-folds'"):
         UEFL(common, UEFLSettings(max_iterations=2), there).initial_state(task)
     assert UEFL(common, UEFLSettings(max_iterations=1), there).initial_state(task).arrays
+
+
+def test_a_site_of_fewer_features_than_codewords_is_refused_if_it_may_have_to_lay_them(
+    participants: Participants,
+) -> None:
+    common, task = CommonSettings(silos=3, width=4), Task((1, 16, 16), 10)
+    told = (
+        r"^site s1a has 144 features to lay 'uefl.codes' 145 codewords by: lower 'uefl.codes', or "
+        "set 'uefl.refresh' to 'none'$"
+    )  # 36 images of four tokens
+    with pytest.raises(SettingError, match=told):
+        UEFL(common, UEFLSettings(codes=145), participants).initial_state(task)
+    for mended in ({"codes": 144}, {"codes": 145, "refresh": "none"}):
+        settings = UEFLSettings(**mended)  # type: ignore[arg-type]  # of several types
+        assert UEFL(common, settings, participants).initial_state(task).arrays
 
 
 def test_a_run_too_short_for_an_extension_is_refused_unless_it_is_disfl() -> None:

@@ -62,7 +62,7 @@ def test_the_codebook_only_grows_and_max_iterations_bounds_it(
 def test_only_uncertain_sites_are_asked_and_all_numbers_of_a_check_are_kept(
     spied_run: Run, tiny: Tiny, recorder: Any
 ) -> None:
-    _, strategy = spied_run(tiny("uefl", rounds=2), [recorder])
+    _, strategy = spied_run(tiny("uefl", rounds=2, refresh="none"), [recorder])
     (check,) = strategy.state.extras["entropies"]
     least = min(check["entropies"].values())
     assert check["uncertain"] == sorted(s for s, e in check["entropies"].items() if e > least)
@@ -125,7 +125,8 @@ def test_centroids_that_leave_a_site_are_fewer_than_its_features(
 def test_a_gaussian_start_of_shared_books_takes_nothing_from_the_sites(
     spied_run: Run, tiny: Tiny, recorder: Any
 ) -> None:
-    grid, strategy = spied_run(tiny("uefl", rounds=3, codeword_start="gaussian"), [recorder])
+    values = tiny("uefl", rounds=3, codeword_start="gaussian", refresh="none")
+    grid, strategy = spied_run(values, [recorder])
     first, second = recorder.states[0].arrays, recorder.states[1].arrays
     dimension = first["codebook.0"].shape[1]
     for number, book in (("1", first["codebook.1"]), ("2", second["codebook.2"])):
@@ -171,3 +172,23 @@ def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
     strategy.state = RoundState(0, arrays, first.extras)
     with pytest.raises(SiteError, match=f"round 1, phase {phase}: .*{said}"):
         strategy.start(spy_grid(fake_app(answer)), to_record(arrays), 2)
+
+
+def test_a_run_lays_the_first_book_anew_by_the_certain_sites_own_features(
+    spied_run: Run, tiny: Tiny, recorder: Any
+) -> None:
+    grid, strategy = spied_run(tiny("uefl", rounds=3), [recorder])
+    assert strategy.state.extras["refreshed"] == [1, 2]
+    uncertain = {c["round"]: c["uncertain"] for c in strategy.state.extras["entropies"]}
+    site_of = {node: site for site, node in strategy.method.participants.nodes.items()}
+    for message in grid.sent[3:]:
+        told = message.content["config"]
+        if told["phase"] == CENTROIDS:
+            certain = site_of[message.metadata.dst_node_id] not in uncertain[told["round"]]
+            assert told["note.refreshes"] is certain
+    plain, _ = spied_run(tiny("uefl", rounds=3, refresh="none"))
+    sent = [m for m in grid.sent[3:] if m.content["config"]["round"] == 2]
+    unlaid = [m for m in plain.sent[3:] if m.content["config"]["round"] == 2]
+    first, unchanged = (m[0].content[ARRAYS]["codebook.0"].numpy() for m in (sent, unlaid))
+    assert first.shape == unchanged.shape == (4, 16)
+    assert not np.array_equal(first, unchanged)
