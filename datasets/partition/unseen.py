@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import open_pool
-from datasets.digits.shifted import ShiftedImages, scaled, shift
 from datasets.images.dataset import ImageDataSet
 from datasets.io.locations import Places, find_places
 from datasets.partition.label_sets import LabelCut, Labels, Rows, label_sets
 from datasets.partition.silo_sets import open_silo_set
+from datasets.shifted.pools import open_pool
+from datasets.shifted.shifted import ShiftedImages, scaled, shift
 from datasets.silo.cache import cached_silo
 from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError, SettingError

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from datasets.digits.pools import SOURCES, Source
 from datasets.io.download import fetch
 from datasets.io.locations import RemoteFile
+from datasets.shifted.pools import SOURCES, Source
 from models.contract.errors import DataError
 
 CONTENT = {"images.gz": b"some images" * 1000, "labels.gz": b"some labels"}

@@ -9,8 +9,8 @@ import pytest
 
 from client_app import opening
 from client_app.site import identity, private_state
-from datasets.digits.shifted import ShiftedImages
 from datasets.partition import unseen
+from datasets.shifted.shifted import ShiftedImages
 from datasets.silo import row_splits
 from datasets.weights import provenance
 from models.contract import settings as common_settings

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets.digits.shifted import distributions, shift, silo_names
 from datasets.io.locations import Places
 from datasets.registry import load_silo
+from datasets.shifted.shifted import distributions, shift, silo_names
 from datasets.silo.silos import SPLITS, Silo, Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings

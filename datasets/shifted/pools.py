@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.digits.idx import read_labelled_images
 from datasets.io.digests import json_digest
 from datasets.io.locations import Places, RemoteFile, find_files
 from datasets.io.sealed_folders import open_sealed
+from datasets.shifted.idx import read_labelled_images
 from models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]

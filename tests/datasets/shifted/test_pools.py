@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.digits.pools import SOURCES, Pool, open_pool, source_key
 from datasets.io.locations import Places, find_places
+from datasets.shifted.pools import SOURCES, Pool, open_pool, source_key
 from models.contract.errors import DataError
 
 MNIST = SOURCES["mnist"]

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import SOURCES, Pool, Source, open_pool
 from datasets.io.locations import Places, PublicFiles
+from datasets.shifted.pools import SOURCES, Pool, Source, open_pool
 from datasets.silo.cache import cached_silo
 from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
