@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from datasets.io.locations import Places, find_files, find_places, weight_paths
-from datasets.shifted.pools import SOURCES
+from datasets.shifted.sources import SOURCES
 from models.contract.errors import DataError
 
 MNIST = SOURCES["mnist"]
