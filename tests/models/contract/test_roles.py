@@ -56,7 +56,7 @@ def test_the_same_images_are_tested_whatever_they_look_like() -> None:
 
 def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
     assert {
-        *("network", "width", "dropout", "gradient-checkpointing"),
+        *("network", "width", "leading-norm", "dropout", "gradient-checkpointing"),
         *("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch"),
         *("prompt-sets", "prompt-length", "basic-layers"),
     } == finetune._OF_NETWORK
