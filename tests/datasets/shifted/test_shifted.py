@@ -229,7 +229,10 @@ def test_data_too_few_for_the_silos_are_refused(
             "'mnist' has 50: what fits is 'silo-train-size' 40 and 'silo-test-size' 10 for 5 "
             "silos, or 'silos' 4 of that size",
         ),
-        ({"silos": 30, "silo_train_size": 10}, "what fits is 'silos' 20 of that size"),
+        (
+            {"silos": 30, "silo_train_size": 10, "silo_test_size": 1},
+            "what fits is 'silos' 20 of that size",
+        ),
         ({"silo_train_size": 201}, "what fits is 'silo-train-size' 40 for 5 silos"),
         ({"silos": 60, "silo_train_size": 201}, "lower 'silos' or take more data"),
     ],
