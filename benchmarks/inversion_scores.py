@@ -7,7 +7,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
-from datasets.digits.pools import SOURCES
+from datasets.shifted.sources import SOURCES
 
 ROW_ERROR = 0.1  # sd per feature, root mean square: below it a row counts as recovered
 IMAGE_PSNR = 20.0  # dB, above which an image counts as recovered
@@ -36,7 +36,9 @@ def row_scores(truth: Tensor, found: Tensor) -> dict[str, float]:
 def image_scores(truth: Tensor, found: Tensor) -> dict[str, float]:
     """Return MSE, PSNR and SSIM on pixels of 0 to 1, and the share recovered, paired off."""
     source = SOURCES["mnist"]
-    a, b = ((images.float() * source.std + source.mean).clamp(0, 1) for images in (truth, found))
+    a, b = (
+        (images.float() * source.std[0] + source.mean[0]).clamp(0, 1) for images in (truth, found)
+    )
     squares = torch.cdist(a.flatten(1).double(), b.flatten(1).double()).square() / a[0].numel()
     rows, columns = linear_sum_assignment(squares.numpy())
     errors = squares[rows, columns].clamp_min(1e-10)

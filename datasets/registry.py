@@ -13,9 +13,12 @@ from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, defaults, unknown_name
 
 DATA_SETS = {
-    "digits": "datasets.digits.shifted:DIGITS",
-    "mnist": "datasets.digits.shifted:MNIST",
-    "fmnist": "datasets.digits.shifted:FMNIST",
+    "digits": "datasets.shifted.shifted:DIGITS",
+    "mnist": "datasets.shifted.shifted:MNIST",
+    "fmnist": "datasets.shifted.shifted:FMNIST",
+    "cifar10": "datasets.shifted.shifted:CIFAR10",
+    "cifar100": "datasets.shifted.shifted:CIFAR100",
+    "gtsrb": "datasets.shifted.shifted:GTSRB",
     "heart": "datasets.tables.heart:HEART",
     "heart-synthetic": "datasets.tables.heart:HEART_SYNTHETIC",
     "table": "datasets.tables.dataset:TABLE",

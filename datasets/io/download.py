@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
+import os
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from datasets.io.atomic_files import write_atomically
-from datasets.io.digests import md5_of
-from datasets.io.locations import PublicFiles
+from datasets.io.archives import is_unpacked, unpack
+from datasets.io.digests import md5_of_file
+from datasets.io.locations import PublicFiles, RemoteFile
 from models.contract.errors import DataError
+
+_PART = 2**20  # bytes
 
 
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
-    """Bring the files of ``source`` into ``data_dir``; yield a line about each.
+    """Bring the files of ``source`` into ``data_dir``; yield a line about each, and the licence.
 
     Args:
         source: what to bring; its files' MD5 are the publisher's.
@@ -22,32 +28,64 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
         base_url: another place with the same file names, ending in '/'.
 
     Raises:
-        DataError: a download failed, or a checksum differs.
+        DataError: a download failed, a checksum differs, or an archive cannot be unpacked.
     """
-    folder = data_dir / source.folder
+    if source.files:
+        sizes = [file.size for file in source.files]
+        size = f", {sum(sizes):,} bytes" if all(sizes) else ""
+        yield f"{source.name} from {base_url or source.url}{size}; licence: {source.licence}"
     for file in source.files:
-        target = folder / file.name
-        if target.is_file() and md5_of(target.read_bytes()) == file.md5:
+        target = data_dir / source.folder / file.name
+        if target.is_file() and md5_of_file(target) == file.md5:
             yield f"{target}: there already, checksum right"
-            continue
-        content = _download((base_url or source.url) + file.name)
-        checksum = md5_of(content)
+        else:
+            written = _download(base_url or source.url, file, target)
+            yield f"{target}: {written:,} bytes, checksum right"
+        if file.unpacked is not None:
+            yield _unpacked(target, data_dir / file.unpacked)
+
+
+def _unpacked(archive: Path, folder: Path) -> str:
+    if is_unpacked(archive, folder):
+        return f"{archive}: unpacked already into {folder}"
+    return f"{archive}: {unpack(archive, folder):,} files unpacked into {folder}"
+
+
+def _download(base_url: str, file: RemoteFile, target: Path) -> int:
+    """Bring a file to ``target``, whole or not at all; return its bytes."""
+    url = base_url + file.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as written:
+            checksum = _copied(url, written)
+            size = written.tell()
+            os.fsync(handle)
         if checksum != file.md5:
             raise DataError(
-                f"{file.name} from {base_url or source.url} has MD5 {checksum}, not {file.md5}: "
-                "nothing was written; try again or name another --base-url"
+                f"{file.name} from {base_url} has MD5 {checksum}, not {file.md5}: nothing was "
+                "written; try again or name another --base-url"
             )
-        write_atomically(target, content)
-        yield f"{target}: {len(content):,} bytes, checksum right"
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return size
 
 
-def _download(url: str) -> bytes:
+def _copied(url: str, written: BinaryIO) -> str:
+    """Write what ``url`` holds, part by part, and return its MD5."""
+    digest = hashlib.md5(usedforsecurity=False)
     try:
         with urllib.request.urlopen(url, timeout=60) as reply:
-            content: bytes = reply.read()
-            return content
+            while part := reply.read(_PART):
+                digest.update(part)
+                written.write(part)
+            if reply.length:  # read by parts, a connection that broke off is no error by itself
+                raise http.client.IncompleteRead(b"", reply.length)
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise DataError(
             f"{url} cannot be downloaded ({reason}): check the network or name another --base-url"
         ) from None
+    return digest.hexdigest()

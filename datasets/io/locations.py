@@ -60,10 +60,16 @@ def weight_paths(named: str, places: Places) -> list[Path]:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a public source, with the checksum that its publisher gives."""
+    """A file of a public source, with the checksum that its publisher gives.
+
+    ``size`` is its bytes, 0 where they are not known. An archive is ``unpacked`` into that folder
+    of the data directory ("" is itself); of other files it is None.
+    """
 
     name: str
     md5: str
+    size: int = 0
+    unpacked: str | None = None
 
 
 class PublicFiles(Protocol):
@@ -85,9 +91,19 @@ class PublicFiles(Protocol):
         ...
 
     @property
+    def licence(self) -> str:
+        """The licence, as the source states it or as it is known."""
+        ...
+
+    @property
     def files(self) -> tuple[RemoteFile, ...]:
         """The files."""
         ...
+
+
+def fetch_advice(source: PublicFiles) -> str:
+    """Return how to get the files of ``source``, for errors."""
+    return f"run 'fedsilo fetch {source.name} --data-dir DIR' (public source: {source.url})"
 
 
 def find_files(source: PublicFiles, places: Places, names: Iterable[str] | None = None) -> Path:
@@ -98,7 +114,7 @@ def find_files(source: PublicFiles, places: Places, names: Iterable[str] | None 
     """
     if not source.files:
         return Path()
-    advice = f"run 'fedsilo fetch {source.name} --data-dir DIR' (public source: {source.url})"
+    advice = fetch_advice(source)
     if places.data is None:
         raise DataError(
             f"data set '{source.name}' needs files, and no data directory is named: set "

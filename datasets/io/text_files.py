@@ -57,7 +57,10 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
 
 
 def read_rows(
-    path: Path, needed: Sequence[str], optional: Sequence[str] | None = None
+    path: Path,
+    needed: Sequence[str],
+    optional: Sequence[str] | None = None,
+    delimiter: str = ",",
 ) -> list[tuple[int, dict[str, str]]]:
     """Return the lines of a CSV file with a header: line number, and values by column.
 
@@ -65,11 +68,12 @@ def read_rows(
         path: the file.
         needed: columns that it must have.
         optional: columns that it may have besides; None: any.
+        delimiter: what stands between two values.
 
     Raises:
         DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
     """
-    lines = csv_lines(read_text(path), str(path))
+    lines = csv_lines(read_text(path), str(path), delimiter)
     header = [name.strip() for name in lines[0][1]] if lines else []
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.digits.shifted import VALIDATION_SHARE
+from datasets.shifted.shifted import VALIDATION_SHARE
 from models.contract.errors import DataError, SettingError
 
 Rows = npt.NDArray[np.int64]

@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import open_pool
-from datasets.digits.shifted import ShiftedImages, scaled, shift
 from datasets.images.dataset import ImageDataSet
 from datasets.io.locations import Places, find_places
 from datasets.partition.label_sets import LabelCut, Labels, Rows, label_sets
 from datasets.partition.silo_sets import open_silo_set
+from datasets.shifted.pools import open_pool
+from datasets.shifted.shifted import ShiftedImages, scaled, shift
+from datasets.shifted.tracks import hold_out_tracks
 from datasets.silo.cache import cached_silo
 from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError, SettingError
@@ -165,13 +166,22 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
     """Return the images that the UEFL silos are cut from, as those of its D1: unrotated."""
     source = data.source
     pool, key = open_pool(source, places)
-    images = {"train": pool.train_images, "test": pool.test_images}
+    images = {"train": pool.train_images, "val": pool.train_images, "test": pool.test_images}
+    places_of = {"train": np.arange(len(pool.train_labels)), "val": np.empty(0, np.int64)}
+    if pool.train_tracks is not None:
+        places_of["train"], places_of["val"] = hold_out_tracks(pool.train_tracks, pool.train_labels)
+    places_of["test"] = np.arange(len(pool.test_labels))
 
     def inputs(part: str, rows: Rows) -> Tensor:
-        return scaled(shift(images[part][rows], "D1", noise=False, key=""), source, settings)
+        chosen = images[part][places_of[part][rows]]
+        return scaled(shift(chosen, "D1", noise=False, key=""), source, settings)
 
     return _Pool(
-        labels={"train": pool.train_labels, "val": np.empty(0, np.int64), "test": pool.test_labels},
+        labels={
+            "train": pool.train_labels[places_of["train"]],
+            "val": pool.train_labels[places_of["val"]],
+            "test": pool.test_labels,
+        },
         inputs=inputs,
         classes=source.classes,
         key=[key, settings.pixel_scale],

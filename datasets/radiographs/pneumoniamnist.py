@@ -44,6 +44,7 @@ class _MedMnistFiles:
     name: str = "pneumoniamnist"
     folder: str = "pneumoniamnist"
     url: str = "https://zenodo.org/records/10519652/files/"
+    licence: str = "CC BY 4.0"
     files: tuple[RemoteFile, ...] = (_FILE,)
 
 

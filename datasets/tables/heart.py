@@ -61,6 +61,7 @@ class _HeartFiles:
     name: str = "heart"
     folder: str = "heart_disease"
     url: str = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+    licence: str = "CC BY 4.0"
     files: tuple[RemoteFile, ...] = tuple(_FILES.values())
 
 

@@ -1,8 +1,9 @@
-"""What a run's exchanged weights start from, beside the seed: a run's model, or a foundation ViT's.
+"""What a run's exchanged weights start from, beside the seed: a run's model, a ViT's, or VGG16's.
 
 A file of exchanged arrays, as a run writes ``model.safetensors``, must fit the network array by
-array. Of another ViT's weights (CLIP, SAM, LVM-Med) all arrays of the blocks are needed; of the
-rest what fits is taken, resampled where timm can, and what does not stays as the seed has it.
+array, and so must the features of VGG16 with batch norm. Of another ViT's weights (CLIP, SAM,
+LVM-Med) all arrays of the blocks are needed; of the rest what fits is taken, resampled where timm
+can, and what does not stays as the seed has it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from datasets.weights.backbones import file_state, timm_state
 from datasets.weights.provenance import refuse_other_provenance, run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
+from models.networks.encoders import VggEncoder
 from models.networks.exchanged import exchanged_arrays, load_exchanged
+from models.networks.vgg_weights import fill_vgg
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -40,7 +43,7 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     if not named:
         return
     if named.startswith(_TIMM):
-        _fill_vit(network, timm_state(named.removeprefix(_TIMM), "initial-weights"), named)
+        _fill(network, timm_state(named.removeprefix(_TIMM), "initial-weights"), named)
         return
     path = initial_file(settings)
     refuse_seen_start(settings)
@@ -48,7 +51,7 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     if state.keys() & exchanged_arrays(network).keys():
         _load(network, state, path)
     else:
-        _fill_vit(network, state, str(path))
+        _fill(network, state, str(path))
 
 
 def refuse_seen_start(settings: CommonSettings) -> None:
@@ -105,13 +108,22 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
         ) from None
 
 
+def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
+    """Put pretrained weights of a published network into ``network``."""
+    encoder = getattr(network, "encoder", None)
+    if isinstance(encoder, VggEncoder):
+        fill_vgg(encoder, state, where)
+    else:
+        _fill_vit(network, state, where)
+
+
 def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Take what fits of another ViT's weights."""
     if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
         raise SettingError(
             f"setting 'initial-weights': {where} holds no arrays of this network; weights of a "
             "ViT need 'network' 'vit' and 'train-backbone' true (of a frozen one they are "
-            "'backbone-weights')"
+            "'backbone-weights'), those of VGG16 'network' 'vgg16-bn' and 'width' 128"
         )
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()

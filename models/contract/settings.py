@@ -78,15 +78,21 @@ class CommonSettings:
 
     network: str = setting(
         "auto",
-        "auto: conv for images, logistic for tables",
+        "auto: conv for images, of cifar10, cifar100 and gtsrb vgg16-bn, logistic for tables",
         roles="network",
         choices=("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
     )
     width: int = setting(
         16,
-        "channels of the first stage (128 is UEFL's, 16 resnet22's) or hidden units of mlp",
+        "channels of the first stage (128 is UEFL's, 16 resnet22's), twice those of vgg16-bn (128 "
+        "is VGG16 as published), or hidden units of mlp",
         roles="network",
         minimum=1,
+    )
+    leading_norm: bool = setting(
+        True,
+        "conv: batch norm and ReLU after each stage's first convolution; UEFL's authors have none",
+        roles="network",
     )
     dropout: float = setting(
         0.1, "dropout rate of the head", roles="network", minimum=0.0, below=1.0
@@ -134,8 +140,8 @@ class CommonSettings:
     )
     initial_weights: str = setting(
         "",
-        "what the exchanged weights start from: a safetensors file as a run writes it, a ViT's "
-        "weights file, or a name of timm with 'timm:' before it; empty: the seed",
+        "what the exchanged weights start from: a safetensors file as a run writes it, a ViT's or "
+        "vgg16-bn's weights file, or a name of timm with 'timm:' before it; empty: the seed",
     )
     train_backbone: bool = setting(
         False, "whether the ViT is trained and exchanged, not frozen", roles="vit"

@@ -47,10 +47,12 @@ def _image_classifier(settings: CommonSettings, task: Task, kind: str) -> TokenC
         return _radiograph_classifier(settings, task)
     encoder: ConvEncoder | VggEncoder
     if kind == "conv":
-        encoder = ConvEncoder(in_channels=channels, width=settings.width)
-        hidden = 4 * settings.width
+        encoder = ConvEncoder(
+            in_channels=channels, width=settings.width, leading_norm=settings.leading_norm
+        )
     else:
-        encoder, hidden = VggEncoder(in_channels=channels), 512
+        encoder = VggEncoder(in_channels=channels, width=settings.width)
+    hidden = encoder.channels
     tokens = (height // encoder.stride) * (width // encoder.stride)
     if tokens == 0:
         raise SettingError(

@@ -1,7 +1,8 @@
 """Encoders of images and rows, from inputs to maps (batch, channels, rows, columns).
 
 The grey-scale encoder is the UEFL paper's (section 4, "a convolutional network comprising three
-ResNet blocks"); colour images go through VGG16 features (timm); rows of a table are one place.
+ResNet blocks"), the one in colour VGG16's features with batch norm (timm). At width w both end in
+4w channels, 512 at the paper's 128. Rows of a table are one place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import itertools
 
 import torch
 from torch import Tensor, nn
+
+VGG_WIDTH = 128  # at which VGG16 is as published
 
 
 def float_inputs(inputs: Tensor) -> Tensor:
@@ -47,20 +50,21 @@ class ResidualBlock(nn.Module):
 
 
 class ConvEncoder(nn.Module):
-    """Three stages of conv 3x3, residual block and 2x2 max-pool, widths w, 2w and 4w."""
+    """Three stages of conv 3x3, residual block and 2x2 max-pool, widths w, 2w and 4w.
 
-    def __init__(self, *, in_channels: int, width: int) -> None:
+    With ``leading_norm`` batch norm and ReLU follow a stage's first convolution; the paper's
+    authors have none there.
+    """
+
+    def __init__(self, *, in_channels: int, width: int, leading_norm: bool = True) -> None:
         super().__init__()
         widths = [in_channels, width, 2 * width, 4 * width]
         stages: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
-            stages += [
-                nn.Conv2d(before, after, 3, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(),
-                ResidualBlock(after),
-                nn.MaxPool2d(2),
-            ]
+            # What batch norm subtracts a bias would only add
+            stages += [nn.Conv2d(before, after, 3, padding=1, bias=not leading_norm)]
+            stages += [nn.BatchNorm2d(after), nn.ReLU()] if leading_norm else []
+            stages += [ResidualBlock(after), nn.MaxPool2d(2)]
         self.stages = nn.Sequential(*stages)
         self.channels = widths[-1]
         self.stride = 8
@@ -72,19 +76,30 @@ class ConvEncoder(nn.Module):
 
 
 class VggEncoder(nn.Module):
-    """The convolutional features of timm's ``vgg16_bn``: 512 channels at 1/32 resolution."""
+    """The features of timm's ``vgg16_bn``, its channels scaled by w/128: 4w at 1/32 resolution."""
 
-    def __init__(self, *, in_channels: int) -> None:
+    def __init__(self, *, in_channels: int, width: int) -> None:
         super().__init__()
-        import timm  # only colour images need it, and it takes seconds to import
+        from timm.models.vgg import VGG, cfgs  # only colour images need it, and it takes seconds
 
-        network = timm.create_model("vgg16_bn", pretrained=False, in_chans=in_channels)
+        stages = [
+            stage if isinstance(stage, str) else max(1, stage * width // VGG_WIDTH)
+            for stage in cfgs["vgg16"]
+        ]
+        # Of the head, which goes, as little as can be: it would be 120 million weights
+        network = VGG(
+            stages,
+            num_classes=0,
+            in_chans=in_channels,
+            mlp_ratio=1 / 4096,
+            norm_layer=nn.BatchNorm2d,
+        )
         self.features: nn.Module = network.get_submodule("features")
-        self.channels = 512
+        self.channels = network.num_features
         self.stride = 32
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (batch, in_channels, height, width) to (batch, 512, height/32, width/32)."""
+        """Map images (batch, in_channels, height, width) to (batch, 4w, height/32, width/32)."""
         features: Tensor = self.features(images)
         return features
 

@@ -9,6 +9,9 @@ from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, defaults, keys_with
 
 _IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # the first is the one that 'auto' means
+# UEFL's data sets in colour, where 'auto' means its VGG16. It goes by name: by channels it would
+# change the network of every run on a hospital's own photographs
+_AUTO = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
 _ROW_NETWORKS = ("logistic", "mlp")
 _OF_VIT = frozenset(keys_with(CommonSettings, "vit"))
 
@@ -31,7 +34,7 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
         SettingError: it is an image network and the data are a table, or the other way round.
     """
     of_task = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
-    kind = of_task[0] if settings.network == "auto" else settings.network
+    kind = meant_network(settings, of_task[0])
     if kind not in of_task:
         data = "a table" if of_task is _ROW_NETWORKS else "images"
         raise SettingError(
@@ -39,6 +42,13 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
             f"'network' to {' or '.join(of_task)}"
         )
     return kind
+
+
+def meant_network(settings: CommonSettings, usual: str = _IMAGE_NETWORKS[0]) -> str:
+    """Return the network that the settings name; 'auto' is ``usual`` or the data set's own."""
+    if settings.network != "auto":
+        return settings.network
+    return _AUTO.get(settings.dataset, usual)
 
 
 def check_network_settings(settings: CommonSettings) -> None:
@@ -60,6 +70,11 @@ def check_network_settings(settings: CommonSettings) -> None:
             raise SettingError(
                 f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
                 "set 'network' to 'resnet22'"
+            )
+        if key == "leading-norm" and meant_network(settings) != "conv":
+            raise SettingError(
+                f"setting '{key}' means nothing to network '{meant_network(settings)}': remove it, "
+                "or set 'network' to 'conv'"
             )
         if key in _OF_VIT and settings.network != "vit":
             raise SettingError(

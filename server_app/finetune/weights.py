@@ -16,6 +16,7 @@ from datasets.weights.backbones import backbone_digest
 from datasets.weights.provenance import run_beside
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
+from models.networks.kinds import meant_network
 from server_app.finetune.request import FinetuneRequest
 from server_app.records.finished_site import finished_settings, opened
 from server_app.records.run_directory import RunDirectory
@@ -49,13 +50,13 @@ class RunModel:
 
     @property
     def network(self) -> str:
-        """The run's network; 'auto' means conv, since only images are fine-tuned here."""
-        return "conv" if self.common.network == "auto" else self.common.network
+        """The run's network; only images are fine-tuned here."""
+        return meant_network(self.common)
 
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """A ViT's weights as 'initial-weights' names them: a file, or a name of timm."""
+    """A ViT's or VGG16's weights as 'initial-weights' names them: a file, or a name of timm."""
 
     label: str
     named: str
@@ -77,7 +78,8 @@ def open_start(weights: str, request: FinetuneRequest) -> Source | None:
     if path.is_dir():
         return open_run_model(path, request)
     if weights.startswith("timm:"):
-        return PretrainedWeights(weights, weights)
+        vgg = weights.startswith("timm:vgg16_bn")
+        return PretrainedWeights(weights, weights, "vgg16-bn" if vgg else "vit")
     if path.is_file() and path.name == "model.safetensors" and run_beside(path):
         return open_run_model(path.parent, request)  # what a run has trained on is to be known
     if path.is_file():

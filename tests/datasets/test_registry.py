@@ -20,7 +20,7 @@ from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, build, defaults
 
 TABLE = CommonSettings(dataset="table")
-IMAGES = ("digits", "mnist", "fmnist")
+IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb")
 TABLES = ("heart", "heart-synthetic", "table")
 PICTURES = (
     "isic2019",
@@ -45,9 +45,10 @@ def test_every_registered_data_set_is_loaded_under_its_own_name(name: str) -> No
 
 def test_data_sets_with_public_files_can_be_fetched_and_the_others_have_none() -> None:
     files = {name: data_set(name).files for name in DATA_SETS}
-    public = {"mnist", "fmnist", "heart", "pneumoniamnist"}
+    public = {"mnist", "fmnist", "cifar10", "cifar100", "gtsrb", "heart", "pneumoniamnist"}
     assert {name for name, found in files.items() if found} == public
     assert all(found.name == name and found.files for name, found in files.items() if found)
+    assert all(found.licence and found.url.endswith("/") for found in files.values() if found)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from datasets.digits.pools import SOURCES, Source
 from datasets.io.download import fetch
 from datasets.io.locations import RemoteFile
+from datasets.shifted.pools import Source
+from datasets.shifted.sources import SOURCES
 from models.contract.errors import DataError
+from tests.support.archives import write_zip
 
 CONTENT = {"images.gz": b"some images" * 1000, "labels.gz": b"some labels"}
 
@@ -75,7 +77,8 @@ def test_files_come_into_the_folder_of_their_source_with_a_line_each(
     found = {path.name: path.read_bytes() for path in (tmp_path / "new" / "mnist").iterdir()}
     assert found == CONTENT
     assert server.asked == ["images.gz", "labels.gz"]
-    assert lines[0] == f"{tmp_path}/new/mnist/images.gz: 11,000 bytes, checksum right"
+    assert lines[0] == f"mnist from {server.url}; licence: CC BY-SA 3.0"
+    assert lines[1] == f"{tmp_path}/new/mnist/images.gz: 11,000 bytes, checksum right"
 
 
 def test_files_that_are_there_already_are_not_asked_for_again(
@@ -85,7 +88,7 @@ def test_files_that_are_there_already_are_not_asked_for_again(
     server.asked.clear()
     lines = list(fetch(source, tmp_path))
     assert server.asked == []
-    assert all("there already" in line for line in lines)
+    assert all("there already" in line for line in lines[1:])
 
 
 def test_content_with_another_checksum_is_refused_and_never_written(
@@ -134,3 +137,40 @@ def test_an_address_without_a_scheme_is_refused(source: Source, tmp_path: Path) 
 def test_a_source_without_files_brings_nothing_and_asks_nobody(tmp_path: Path) -> None:
     assert list(fetch(SOURCES["digits"], tmp_path / "new")) == []
     assert not (tmp_path / "new").exists()
+
+
+def _packed(server: Server, name: str, content: bytes) -> Source:
+    """Return GTSRB's source with one archive, which the server holds."""
+    server.content[name] = content
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    file = RemoteFile(name, md5, len(content), unpacked="GTSRB/Final_Test")
+    return dataclasses.replace(SOURCES["gtsrb"], files=(file,), url=server.url)
+
+
+def test_an_archive_is_unpacked_where_its_data_set_wants_it_and_once(
+    server: Server, tmp_path: Path
+) -> None:
+    archive = write_zip(tmp_path / "archive", {"GT-final_test.csv": b"Filename;ClassId"})
+    packed = _packed(server, "GT.zip", archive.read_bytes())
+    lines = list(fetch(packed, tmp_path / "data"))
+    folder = tmp_path / "data" / "GTSRB" / "Final_Test"
+    assert (folder / "GT-final_test.csv").read_bytes() == b"Filename;ClassId"
+    assert lines[0].endswith(
+        f"{archive.stat().st_size:,} bytes; licence: for research; none is stated"
+    )
+    assert lines[2].endswith(f"GTSRB/GT.zip: 1 files unpacked into {folder}")
+    server.asked.clear()
+    assert list(fetch(packed, tmp_path / "data"))[2].endswith(f"unpacked already into {folder}")
+    (folder / "GT-final_test.csv").unlink()
+    list(fetch(packed, tmp_path / "data"))
+    assert (folder / "GT-final_test.csv").exists()
+    assert server.asked == []
+
+
+def test_an_archive_with_another_checksum_is_never_unpacked(server: Server, tmp_path: Path) -> None:
+    archive = write_zip(tmp_path / "archive", {"GT-final_test.csv": b"Filename;ClassId"})
+    packed = _packed(server, "GT.zip", archive.read_bytes())
+    server.content["GT.zip"] = write_zip(tmp_path / "other", {"x": b"y"}).read_bytes()
+    with pytest.raises(DataError, match=r"GT.zip from .* has MD5 .*: nothing was written"):
+        list(fetch(packed, tmp_path / "data"))
+    assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from datasets.digits.pools import SOURCES
 from datasets.io.locations import Places, find_files, find_places, weight_paths
+from datasets.shifted.sources import SOURCES
 from models.contract.errors import DataError
 
 MNIST = SOURCES["mnist"]

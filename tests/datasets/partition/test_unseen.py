@@ -17,6 +17,7 @@ from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, build
 from models.networks.kinds import Task
+from tests.support.colour import ppm, write_gtsrb
 
 SMALL = CommonSettings(
     dataset="mnist",
@@ -285,3 +286,31 @@ def test_five_silos_of_the_real_fashion_mnist_hold_two_labels_at_1(real_data: Pa
         "val": [20] * 10,
         "test": [50] * 10,
     }
+
+
+def test_no_track_of_signs_is_trained_on_at_one_silo_and_validates_at_another(
+    tmp_path: Path,
+) -> None:
+    root = write_gtsrb(tmp_path, classes=43, tracks=3, frames=4)
+    for own in range(43):  # each frame shows its track's number in blue
+        for path in (root / "Final_Training" / "Images" / f"{own:05d}").glob("*.ppm"):
+            pixels = np.full((20, 24, 3), int(path.name[:5]), np.uint8)
+            pixels[..., 0] = own
+            path.write_bytes(ppm(pixels))
+    settings = CommonSettings(
+        dataset="gtsrb",
+        partition="unseen",
+        silos=2,
+        pixel_scale="raw",
+        silo_train_size=43,
+        silo_test_size=43,
+    )
+    places = Places(tmp_path, tmp_path / "cache")
+    silos = [load_silo(name, settings, places) for name in ("silo-1", "silo-2")]
+    shown = {
+        part: {tuple(map(int, image[:, 9, 9])) for s in silos for image in s.splits()[part].inputs}
+        for part in ("train", "val")
+    }
+    assert not shown["train"] & shown["val"]
+    assert len(shown["val"]) == 43  # one track of three of each class
+    assert len(silos[0].val) == len(silos[1].val) == 43 * 2

@@ -82,3 +82,47 @@ def test_refusals(tmp_path: Path) -> None:
     save_file(broken, path)
     with pytest.raises(SettingError, match=r"'head.1.bias' in .* is not finite"):
         load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))
+
+
+VGG = CommonSettings(network="vgg16-bn", width=4, seed=1)
+COLOUR = Task((3, 32, 32), 3)
+
+
+def test_vggs_features_come_from_timm_or_a_file_and_the_head_from_the_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = build_classifier(VGG, COLOUR).encoder.state_dict()
+    given = {**published, "head.fc.weight": torch.zeros(1000, 8)}
+    asked = []
+
+    def timms(name: str, key: str) -> dict[str, torch.Tensor]:
+        asked.append((name, key))
+        return given
+
+    monkeypatch.setattr("datasets.weights.initial_weights.timm_state", timms)
+    path = tmp_path / "vgg16_bn.pth"
+    torch.save(given, path)
+    for named in ("timm:vgg16_bn", path):
+        settings = _from(VGG, named)
+        network = build_classifier(settings, COLOUR)
+        head = network.head.state_dict()["1.weight"].clone()
+        load_initial_weights(network, settings)
+        found = network.encoder.state_dict()
+        assert all(torch.equal(found[name], array) for name, array in published.items())
+        assert torch.equal(network.head.state_dict()["1.weight"], head)
+    assert asked == [("vgg16_bn", "initial-weights")]
+    with pytest.raises(SettingError, match="VGG16 'network' 'vgg16-bn' and 'width' 128"):
+        load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))
+    wider = dataclasses.replace(_from(VGG, path), width=8)
+    with pytest.raises(SettingError, match="set 'width' to that of the weights, 4"):
+        load_initial_weights(build_classifier(wider, COLOUR), wider)
+
+
+def test_a_runs_vgg_is_taken_with_its_head(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    wanted = exchanged_arrays(build_classifier(VGG, COLOUR))
+    save_file({name: array.clone() for name, array in wanted.items()}, path)
+    settings = _from(VGG, path)
+    network = build_classifier(settings, COLOUR)
+    load_initial_weights(network, settings)
+    assert all(torch.equal(found, wanted[n]) for n, found in exchanged_arrays(network).items())

@@ -9,8 +9,8 @@ import pytest
 
 from client_app import opening
 from client_app.site import identity, private_state
-from datasets.digits.shifted import ShiftedImages
 from datasets.partition import unseen
+from datasets.shifted.shifted import ShiftedImages
 from datasets.silo import row_splits
 from datasets.weights import provenance
 from models.contract import settings as common_settings
@@ -56,7 +56,7 @@ def test_the_same_images_are_tested_whatever_they_look_like() -> None:
 
 def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
     assert {
-        *("network", "width", "dropout", "gradient-checkpointing"),
+        *("network", "width", "leading-norm", "dropout", "gradient-checkpointing"),
         *("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch"),
         *("prompt-sets", "prompt-length", "basic-layers"),
     } == finetune._OF_NETWORK
@@ -132,13 +132,13 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "f1e6d6e1c39d965952513b684c5dddd00daddbbf333ecdd29574cb37a1d94746",
-            "6dc6d54897c8a2a89e761287cd40227a56858cd534021cb283638a1352db4edc",
+            "3822bf3c7cc563dbf6da5bfe6bbcb8155657bdcd277b715ec7b7dee94b1bc690",
+            "72da6bbce8ae8c9d3b6c07b50d360b4bd6ac45e3cf4256cd34f65a194d344376",
         ),
         (
             "fedavg",
-            "a754021d81b5022f6b5e4f912c78ee72d925921fd9e4dc190f1ca0ce10a4d9ea",
-            "8c01fa88b45ebeaf6e87ec7ee0321d06be0d6a73fa21f09d0dba39058dd9895d",
+            "05485d88321f3dfc7287379c1276013b44b6f3413dca1e343c3b36cbff34a494",
+            "7adb7095768feb8a1af47b5874ed5190d7b6880f0f74ea5638832c6e460ddc5a",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from models.contract.settings import CommonSettings
 from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
 from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+from models.networks.kinds import Task, check_network_settings
 
 SMALL = CommonSettings(width=2, seed=3)
 TASK = Task((1, 16, 16), 10)
@@ -52,7 +52,7 @@ def test_images_too_small_for_the_poolings_are_refused_with_their_size() -> None
 
 
 def test_colour_images_become_tokens_of_512_vgg_features() -> None:
-    settings = CommonSettings(network="vgg16-bn")
+    settings = CommonSettings(network="vgg16-bn", width=128)
     network = build_classifier(settings, Task((3, 64, 32), 4))
     images = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
     network.eval()
@@ -61,6 +61,19 @@ def test_colour_images_become_tokens_of_512_vgg_features() -> None:
         assert network(images).shape == (2, 4)
     with pytest.raises(SettingError, match="divides images by 32"):
         build_classifier(settings, Task((3, 28, 28), 4))
+
+
+def test_leading_norms_are_left_out_of_the_grey_encoder_alone() -> None:
+    names = exchanged_arrays(_network(CommonSettings(width=2, seed=3, leading_norm=False)))
+    assert "encoder.stages.0.bias" in names
+    assert "encoder.stages.0.bias" not in exchanged_arrays(_network())
+    for network in ("vgg16-bn", "resnet22"):
+        settings = CommonSettings(network=network, leading_norm=False)
+        with pytest.raises(SettingError, match=f"means nothing to network '{network}': remove"):
+            check_network_settings(settings)
+    check_network_settings(CommonSettings(leading_norm=False))
+    with pytest.raises(SettingError, match="means nothing to network 'vgg16-bn'"):
+        check_network_settings(CommonSettings(dataset="gtsrb", leading_norm=False))
 
 
 def test_logistic_regression_is_one_linear_layer_of_the_features_as_they_are() -> None:

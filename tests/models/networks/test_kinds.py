@@ -23,6 +23,17 @@ def test_auto_means_conv_for_images_and_logistic_regression_for_tables() -> None
         assert all(torch.equal(arrays[k], v) for k, v in exchanged_arrays(named).items())
 
 
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100", "gtsrb"])
+def test_auto_means_vgg_for_uefls_data_in_colour_and_for_no_other_photographs(
+    dataset: str,
+) -> None:
+    colour = Task((3, 32, 32), 10)
+    assert network_kind(CommonSettings(dataset=dataset), colour) == "vgg16-bn"
+    assert network_kind(CommonSettings(dataset=dataset, network="conv"), colour) == "conv"
+    for other in ("isic2019", "images", "dermoscopy-phantom"):
+        assert network_kind(CommonSettings(dataset=other), colour) == "conv"
+
+
 @pytest.mark.parametrize("network", ["conv", "vgg16-bn"])
 def test_an_image_network_on_a_table_is_refused_with_those_that_take_it(network: str) -> None:
     settings = CommonSettings(network=network, dataset="heart")

@@ -63,7 +63,7 @@ def test_a_site_answers_with_the_classes_that_it_has(
     ("common", "shape", "size"),
     [
         ({"width": 4}, (1, 16, 16), 4 * 16),
-        ({"network": "vgg16-bn"}, (3, 64, 64), 4 * 512),
+        ({"network": "vgg16-bn", "width": 8}, (3, 64, 64), 4 * 32),
         ({"network": "vit"}, (3, 224, 224), 384),
         ({"network": "vit", "backbone_weights": "timm"}, (3, 224, 224), 384),
         ({"network": "logistic", "dataset": "heart"}, (13,), 13),

@@ -1,8 +1,9 @@
 """The silo maker of the UEFL paper (section 4): slices of one data set, shifted by distribution.
 
 D1 is the data as it is, D2 is rotated 50 degrees clockwise, D3 120 degrees counter-clockwise
-(bilinear, zero fill) and, for all but MNIST, gets N(0, 10^2) noise on the 0..255 scale. Silo s
-takes the s-th slice of the training and of the test images, in file order.
+(bilinear, zero fill) and, for all but MNIST, gets N(0, 10^2) noise on the 0..255 scale, in colour
+on each channel. Silo s takes the s-th slice of the training and of the test images, in the pool's
+order.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datasets.digits.pools import SOURCES, Pool, Source, open_pool
 from datasets.io.locations import Places, PublicFiles
+from datasets.shifted.pools import Pool, Source, open_pool
+from datasets.shifted.sources import SOURCES
+from datasets.shifted.tracks import cut_by_track
 from datasets.silo.cache import cached_silo
 from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
@@ -58,40 +61,81 @@ def _letters(index: int) -> str:
     return tail if index < 26 else _letters(index // 26 - 1) + tail
 
 
+@dataclass(frozen=True)
+class _Share:
+    """What a silo is to have of a part: its size, the least that does, and what the pool has."""
+
+    part: str
+    size: int
+    least: int
+    have: int
+
+    def fits(self, silos: int) -> bool:
+        """Tell whether the pool has enough for so many silos."""
+        return self.size >= self.least and self.size * silos <= self.have
+
+
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Return training and test images a silo.
 
     Raises:
-        DataError: the data set is too small for so many silos of that size.
+        DataError: the data set is too small for so many silos of that size; says what would fit.
     """
-    sizes = []
-    for part, asked, usual, have in (
-        ("train", settings.silo_train_size, source.train_size, len(pool.train_labels)),
-        ("test", settings.silo_test_size, source.test_size, len(pool.test_labels)),
-    ):
-        size = asked or usual or have // settings.silos
-        smallest = VALIDATION_SHARE if part == "train" else 1
-        if 0 < size < smallest:
+    shares = [
+        _Share(part, asked or usual or have // settings.silos, least, have)
+        for part, asked, usual, least, have in (
+            (
+                "train",
+                settings.silo_train_size,
+                source.train_size,
+                VALIDATION_SHARE,
+                len(pool.train_labels),
+            ),
+            ("test", settings.silo_test_size, source.test_size, 1, len(pool.test_labels)),
+        )
+    ]
+    for share in shares:
+        if 0 < share.size < share.least:
             raise DataError(
-                f"a silo of {size} {part} images has no validation part: raise 'silo-{part}-size' "
-                f"to at least {smallest}, or lower 'silos'"
+                f"a silo of {share.size} {share.part} images has no validation part: raise "
+                f"'silo-{share.part}-size' to at least {share.least}, or lower 'silos'"
             )
-        if size < smallest or size * settings.silos > have:
-            raise DataError(
-                f"{settings.silos} silos of {max(size, smallest)} {part} images need "
-                f"{settings.silos * max(size, smallest)}, and '{source.name}' has {have}: lower "
-                f"'silos' or 'silo-{part}-size'"
-            )
-        sizes.append(size)
-    return sizes[0], sizes[1]
+    if short := [share for share in shares if not share.fits(settings.silos)]:
+        raise DataError(_too_few(source.name, settings.silos, short))
+    return shares[0].size, shares[1].size
+
+
+def _too_few(name: str, silos: int, short: list[_Share]) -> str:
+    """Say what the silos need, what there is, and which settings fit."""
+    need = [
+        f"{silos} silos of {max(one.size, one.least)} {one.part} images need "
+        f"{silos * max(one.size, one.least)}, and '{name}' has {one.have}"
+        for one in short
+    ]
+    fitting = []
+    if all(one.have // silos >= one.least for one in short):
+        sizes = [f"'silo-{one.part}-size' {one.have // silos}" for one in short]
+        fitting.append(f"{' and '.join(sizes)} for {silos} silos")
+    if fewer := min(one.have // max(one.size, one.least) for one in short):
+        fitting.append(f"'silos' {fewer} of that size")
+    fits = f"what fits is {', or '.join(fitting)}" if fitting else "lower 'silos' or take more data"
+    return f"{'; '.join(need)}: {fits}"
 
 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
-    """Rotate ``images`` (n, height, width; 0..255) for ``distribution`` and add its noise.
+    """Rotate images for ``distribution`` and add its noise.
 
-    ``key`` names the generator, so that a silo's noise does not depend on the run's seed.
+    Args:
+        images: (n, height, width) or (n, height, width, 3), 0..255.
+        distribution: D1, D2 or D3.
+        noise: whether D3 has noise.
+        key: names its generator, so that a silo's noise does not depend on the run's seed.
+
+    Returns:
+        (n, channels, height, width)
     """
-    tensor = torch.from_numpy(np.array(images, dtype=np.float32)).unsqueeze(1)
+    tensor = torch.from_numpy(np.array(images, dtype=np.float32))
+    tensor = tensor.unsqueeze(1) if images.ndim == 3 else tensor.permute(0, 3, 1, 2).contiguous()
     angle = _ROTATION[distribution]
     if angle:
         # torchvision takes seconds to import, and only a silo's first making needs it
@@ -106,9 +150,11 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
 
 def scaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Return ``pixels`` (n, 1, height, width; 0..255) as ``settings.pixel_scale`` asks."""
-    raw = settings.pixel_scale == "raw"
-    return pixels if raw else (pixels / 255 - source.mean) / source.std
+    """Return ``pixels`` (n, channels, height, width; 0..255) as ``settings.pixel_scale`` asks."""
+    if settings.pixel_scale == "raw":
+        return pixels
+    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
+    return (pixels / 255 - mean) / std
 
 
 @dataclass(frozen=True)
@@ -168,18 +214,26 @@ class _Making:
     settings: CommonSettings
 
     def fill(self, folder: Path) -> None:
-        train_size, test_size = self.sizes
-        validation = train_size // VALIDATION_SHARE
-        train = slice(self.index * train_size, (self.index + 1) * train_size - validation)
-        val = slice(train.stop, train.stop + validation)
+        pool, test_size = self.pool, self.sizes[1]
+        train, val = self._training_rows()
         test = slice(self.index * test_size, (self.index + 1) * test_size)
-        pool = self.pool
         parts = {
             "train": self._split(pool.train_images[train], pool.train_labels[train], "train"),
             "val": self._split(pool.train_images[val], pool.train_labels[val], "val"),
             "test": self._split(pool.test_images[test], pool.test_labels[test], "test"),
         }
         save_silo(folder, parts, {"name": self.name, "distribution": self._distribution()})
+
+    def _training_rows(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the rows of the pool that train and that validate."""
+        size, tracks = self.sizes[0], self.pool.train_tracks
+        first, validation = self.index * size, size // VALIDATION_SHARE
+        if tracks is None:
+            train, val = np.split(np.arange(size), [size - validation])
+        else:
+            own = np.asarray(tracks[first : first + size])
+            train, val = cut_by_track(own, validation, f"{self.source.name}, silo {self.name}")
+        return first + train, first + val
 
     def _distribution(self) -> str:
         return distributions(self.settings.silos)[self.index]
@@ -191,4 +245,7 @@ class _Making:
         return Split(inputs, torch.from_numpy(np.array(labels, dtype=np.int64)))
 
 
-DIGITS, MNIST, FMNIST = (ShiftedImages(SOURCES[name]) for name in ("digits", "mnist", "fmnist"))
+DIGITS, MNIST, FMNIST, CIFAR10, CIFAR100, GTSRB = (
+    ShiftedImages(SOURCES[name])
+    for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb")
+)

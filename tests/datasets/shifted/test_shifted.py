@@ -13,12 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets.digits.shifted import distributions, shift, silo_names
 from datasets.io.locations import Places
 from datasets.registry import load_silo
+from datasets.shifted.shifted import distributions, shift, silo_names
+from datasets.shifted.signs import decode_signs
+from datasets.shifted.tracks import cut_by_track
 from datasets.silo.silos import SPLITS, Silo, Split
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
+from models.networks.kinds import Task
+from tests.support.colour import write_cifar10, write_gtsrb
 
 SMALL = CommonSettings(
     dataset="mnist", silos=5, silo_train_size=29, silo_test_size=4, pixel_scale="raw"
@@ -217,6 +221,31 @@ def test_data_too_few_for_the_silos_are_refused(
         load_silo("s1a", dataclasses.replace(SMALL, **change), small_places)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        (
+            {"silo_train_size": 41, "silo_test_size": 11},
+            "'mnist' has 50: what fits is 'silo-train-size' 40 and 'silo-test-size' 10 for 5 "
+            "silos, or 'silos' 4 of that size",
+        ),
+        (
+            {"silos": 30, "silo_train_size": 10, "silo_test_size": 1},
+            "what fits is 'silos' 20 of that size",
+        ),
+        ({"silo_train_size": 201}, "what fits is 'silo-train-size' 40 for 5 silos"),
+        ({"silos": 60, "silo_train_size": 201}, "lower 'silos' or take more data"),
+    ],
+)
+def test_a_refusal_of_too_few_data_names_what_would_fit(
+    small_places: Places, change: dict[str, int], fits: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load_silo("s1a", dataclasses.replace(SMALL, **change), small_places)  # type: ignore[arg-type]
+    assert str(caught.value).endswith(fits)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_silo_without_test_data_is_refused(
     small_places: Places, write_idx: Callable[[Path, npt.NDArray[np.uint8]], Path]
 ) -> None:
@@ -237,3 +266,80 @@ def test_nine_silos_of_the_real_mnist_have_the_sizes_of_the_paper(real_data: Pat
     assert silos[0].train.labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert silos[0].train.inputs.mean().item() == pytest.approx(0.0, abs=0.02)
     assert len({silo.fingerprints["train"] for silo in silos}) == 9
+
+
+COLOUR = CommonSettings(
+    dataset="cifar10", silos=5, silo_train_size=20, silo_test_size=4, pixel_scale="raw"
+)
+
+
+def test_images_in_colour_are_cut_shifted_and_noised_as_grey_ones(tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    places = Places(tmp_path, tmp_path / "cache")
+    plain, rotated, noisy = (load_silo(name, COLOUR, places) for name in ("s1b", "s2a", "s3a"))
+    assert plain.task == Task((3, 32, 32), 10)
+    assert [len(split) for split in plain.splits().values()] == [18, 2, 4]
+    assert plain.train.inputs[1, :, 5, 6].tolist() == [21, 22, 23]
+    assert plain.val.inputs[:, 0, 0, 0].tolist() == [38, 39]
+    assert plain.test.labels.tolist() == [4, 5, 6, 7]
+    # The middle stays, a corner is filled with zero in each colour
+    assert rotated.train.inputs[0, :, 16, 16].tolist() == pytest.approx([60, 61, 62])
+    assert rotated.train.inputs[0, :, 0, 0].tolist() == [0, 0, 0]
+    noise = noisy.train.inputs[:, :, 16, 16] - torch.arange(80.0, 98)[:, None] - torch.arange(3)
+    assert noise.std().item() == pytest.approx(10, abs=3)
+    assert not torch.equal(noise[:, 0], noise[:, 1])
+
+
+def test_each_channel_is_standardised_by_its_own_published_figures(tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    settings = dataclasses.replace(COLOUR, pixel_scale="standard")
+    silo = load_silo("s1b", settings, Places(tmp_path, tmp_path / "cache"))
+    expected = [(21 / 255 - 0.4914) / 0.2470, (22 / 255 - 0.4822) / 0.2435]
+    assert silo.train.inputs[1, :2, 5, 6].tolist() == pytest.approx(expected, rel=1e-5)
+    assert silo.train.inputs[1, 2, 5, 6].item() == pytest.approx((23 / 255 - 0.4465) / 0.2616)
+
+
+def test_a_spot_turns_alike_in_all_colours() -> None:
+    grey = _blob(row=4, column=14)
+    colour = np.stack([grey, grey // 2, grey], axis=-1)
+    turned, alone = (shift(images, "D2", noise=False, key="k") for images in (colour, grey))
+    assert turned.shape == (1, 3, 29, 29)
+    assert torch.equal(turned[:, :1], alone)
+    assert torch.allclose(turned[:, 1], alone[:, 0] / 2)
+
+
+def test_frames_of_a_track_are_on_one_side_of_a_silos_validation_cut(tmp_path: Path) -> None:
+    root = write_gtsrb(tmp_path, tracks=10, frames=4)
+    places = Places(tmp_path, tmp_path / "cache")
+    settings = CommonSettings(dataset="gtsrb", silos=3, silo_train_size=40, silo_test_size=4)
+    pool = decode_signs(root)
+    assert pool.train_tracks is not None
+    seen = 0
+    for index, name in enumerate(silo_names(3)):
+        tracks = pool.train_tracks[40 * index : 40 * index + 40]
+        train, val = cut_by_track(tracks, 4, name)
+        silo = load_silo(name, settings, places)
+        labels = pool.train_labels[40 * index : 40 * index + 40]
+        assert silo.train.labels.tolist() == labels[train].tolist()
+        assert silo.val.labels.tolist() == labels[val].tolist()
+        assert 1 <= len(val) <= 4
+        seen += len(silo.train) + len(silo.val)
+    assert seen == 120
+
+
+def test_nine_silos_of_the_real_signs_have_the_sizes_of_the_paper(real_data: Path) -> None:
+    settings = CommonSettings(dataset="gtsrb", silos=9, data_dir=str(real_data))
+    silos = [load_silo(name, settings) for name in silo_names(9)[::4]]
+    assert {tuple(len(getattr(s, name)) for name in SPLITS) for s in silos} == {(1800, 200, 500)}
+    assert silos[0].task == Task((3, 32, 32), 43)
+    assert silos[0].train.inputs.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=0.1)
+
+
+def test_nine_silos_that_the_real_part_of_cifar10_is_too_small_for_are_told_what_fits(
+    real_data: Path,
+) -> None:
+    settings = CommonSettings(dataset="cifar10", silos=9, data_dir=str(real_data))
+    with pytest.raises(DataError, match=r"'silo-train-size' 1111 and 'silo-test-size' 111 for 9"):
+        load_silo("s1a", settings)
+    fitting = dataclasses.replace(settings, silo_train_size=1000, silo_test_size=111)
+    assert len(load_silo("s3c", fitting).train) == 900

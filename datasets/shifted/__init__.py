@@ -1,4 +1,4 @@
 """Small benchmark images, cut into silos that are shifted against one another.
 
-Stands on io and silo.
+Stands on io, silo and the decoding of image files.
 """

@@ -14,7 +14,7 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from datasets.digits.idx import read_idx, read_labelled_images
+from datasets.shifted.idx import read_idx, read_labelled_images
 from models.contract.errors import DataError
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.digits.pools import SOURCES, Pool, open_pool, source_key
 from datasets.io.locations import Places, find_places
+from datasets.shifted.pools import Pool, locate, open_pool, source_key
+from datasets.shifted.sources import SOURCES
 from models.contract.errors import DataError
 
 MNIST = SOURCES["mnist"]
@@ -45,12 +46,16 @@ def test_files_are_decoded_once_and_mapped_from_the_cache_after(small_places: Pl
 def test_files_that_change_are_decoded_anew(small_places: Places) -> None:
     assert small_places.data is not None
     folder = small_places.data / "mnist"
-    before = source_key(MNIST, folder)
-    assert source_key(MNIST, folder) == before
-    assert source_key(SOURCES["fmnist"], folder) != before
+
+    def key(name: str) -> str:
+        return source_key(SOURCES[name], *locate(SOURCES[name], small_places))
+
+    before = key("mnist")
+    assert key("mnist") == before
+    assert key("fmnist") != before
     stat = (folder / TEST_LABELS).stat()
     os.utime(folder / TEST_LABELS, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert source_key(MNIST, folder) != before
+    assert key("mnist") != before
 
 
 def test_a_damaged_file_leaves_no_pool_in_the_cache(small_places: Places) -> None:
@@ -88,13 +93,14 @@ def test_training_and_test_images_of_different_size_are_refused(
         open_pool(MNIST, small_places)
 
 
-def _figures(pool: Pool) -> tuple[float, float]:
+def _figures(pool: Pool) -> tuple[tuple[float], tuple[float]]:
     pixels = pool.train_images / 255
-    return float(pixels.mean()), float(pixels.std())
+    return (float(pixels.mean()),), (float(pixels.std()),)
 
 
 def _stated(name: str) -> object:
-    return pytest.approx((SOURCES[name].mean, SOURCES[name].std), abs=1e-4)
+    of_source = SOURCES[name].mean, SOURCES[name].std
+    return tuple(pytest.approx(figure, abs=1e-4) for figure in of_source)
 
 
 def test_digits_are_all_1797_doubled_in_size_and_grey_from_0_to_255() -> None:

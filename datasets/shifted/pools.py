@@ -1,0 +1,126 @@
+"""Pools of public images that silos are cut from, decoded once into memory-mapped arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.io.digests import json_digest
+from datasets.io.locations import Places, RemoteFile, fetch_advice, find_files
+from datasets.io.sealed_folders import open_sealed
+from models.contract.errors import DataError
+
+FloatImages = npt.NDArray[Any]
+Facts = list[list[Any]]  # of files: name, size and time of change of each
+
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_TRACKS = "train_tracks"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Images on the 0..255 scale and labels (n,), in the order in which silos take them.
+
+    Grey images are (n, height, width), those in colour (n, height, width, 3). ``train_tracks`` (n,)
+    numbers the track that each training image is a frame of, where images have one.
+    """
+
+    train_images: FloatImages
+    train_labels: npt.NDArray[Any]
+    test_images: FloatImages
+    test_labels: npt.NDArray[Any]
+    train_tracks: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: where it lies, how it is decoded, and how the UEFL notes cut it.
+
+    ``mean`` and ``std`` standardise pixels (0..1 scale) by the published figures of the whole
+    training set, a channel each. A silo size of 0 shares the pool out equally. Where a part of the
+    files will do, ``listed`` returns facts of those that are in a folder; ``forms`` are folders
+    that may hold the same in another form.
+    """
+
+    name: str
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    decode: Callable[[Path], Pool]
+    train_size: int = 0
+    test_size: int = 0
+    noise: bool = True
+    folder: str = ""
+    forms: tuple[str, ...] = ()
+    listed: Callable[[Path], Facts] | None = None
+    url: str = ""
+    licence: str = ""
+    files: tuple[RemoteFile, ...] = field(default=())
+
+
+def facts_of(folder: Path, names: Iterable[str]) -> Facts:
+    """Return facts of those files of ``folder`` that are there."""
+    stamps = [(name, (folder / name).stat()) for name in names if (folder / name).is_file()]
+    return [[name, stamp.st_size, stamp.st_mtime_ns] for name, stamp in stamps]
+
+
+def locate(source: Source, places: Places) -> tuple[Path, Facts]:
+    """Return the folder that a source is decoded from, and facts of its files.
+
+    Of several forms it is the one with the most files.
+
+    Raises:
+        DataError: no data directory is named, or files are missing; with the public source.
+    """
+    if source.listed is None:
+        folder = find_files(source, places)
+        return folder, facts_of(folder, [file.name for file in source.files])
+    if places.data is None:
+        raise DataError(
+            f"data set '{source.name}' needs files, and no data directory is named: set "
+            f"'data-dir' or $FEDSILO_DATA, or {fetch_advice(source)}"
+        )
+    folders = [places.data / name for name in (source.folder, *source.forms)]
+    found = {folder: source.listed(folder) for folder in folders}
+    folder = max(folders, key=lambda one: len(found[one]))  # the first of equals
+    if not found[folder]:
+        raise DataError(
+            f"no training files of '{source.name}' in {' or '.join(map(str, folders))}: "
+            f"{fetch_advice(source)}"
+        )
+    return folder, found[folder]
+
+
+def source_key(source: Source, folder: Path, facts: Sequence[Any]) -> str:
+    """Return a fingerprint of the source's files: name, size and time of change of each."""
+    return json_digest([source.name, str(folder.resolve()) if facts else "", facts])[:16]
+
+
+def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
+    """Return the decoded arrays, memory-mapped, and their key; decode only the first time."""
+    folder, facts = locate(source, places)
+    key = source_key(source, folder, facts)
+    target = places.cache / f"{source.name}-{key}"
+
+    def fill(work: Path) -> None:
+        pool = source.decode(folder)
+        for name in (*_ARRAYS, _TRACKS):
+            if getattr(pool, name) is not None:
+                np.save(work / f"{name}.npy", getattr(pool, name))
+
+    def read(found: Path) -> Pool:
+        names = [*_ARRAYS, *([_TRACKS] if (found / f"{_TRACKS}.npy").exists() else [])]
+        try:
+            return Pool(*(np.load(found / f"{name}.npy", mmap_mode="r") for name in names))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f"the decoded data in {found} are damaged ({error}): remove that folder, it is "
+                "made again"
+            ) from None
+
+    return open_sealed(target, fill, read), key

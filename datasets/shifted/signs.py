@@ -1,0 +1,165 @@
+"""The German traffic signs (GTSRB, benchmark.ini.rub.de): the official folders with their CSVs.
+
+A training folder per class holds its images and ``GT-000xx.csv``; an image's name is its track's
+number, then the frame's. The test images' classes stand in ``GT-final_test.csv``. Images are of 15
+to 250 pixels; the whole image becomes 32x32 (bilinear), whatever its shape, as the UEFL notes say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from datasets.images.decoding import BrokenImageError, opened_image
+from datasets.io.text_files import read_rows
+from datasets.shifted.pools import Facts, Pool, facts_of
+from models.contract.errors import DataError
+from models.contract.seeding import generator
+
+SIGNS = 43  # classes
+
+_SIDE = 32  # pixels
+_TRAIN = Path("Final_Training") / "Images"
+_TEST = Path("Final_Test") / "Images"
+_TEST_CSVS = ("Final_Test/GT-final_test.csv", "Final_Test/Images/GT-final_test.csv")
+_FETCH = "run 'fedsilo fetch gtsrb --data-dir DIR'"
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """An image of a CSV: its file, class and track, which only training images have."""
+
+    path: Path
+    label: int
+    track: str
+    where: str
+
+
+def list_signs(folder: Path) -> Facts:
+    """Return facts of the CSVs and of the folders of images; none if none trains.
+
+    A folder's time of change tells of images that came or went, not of one that was written over.
+    """
+    classes = [str(_TRAIN / name) for name in _class_names() if (folder / _TRAIN / name).is_dir()]
+    if not classes:
+        return []
+    csvs = facts_of(folder, [*(f"{name}/{_csv_name(Path(name).name)}" for name in classes)])
+    tests = facts_of(folder, _TEST_CSVS)
+    folders = [name for name in (*classes, str(_TEST)) if (folder / name).is_dir()]
+    return csvs + tests + [[name, 0, (folder / name).stat().st_mtime_ns] for name in folders]
+
+
+def decode_signs(folder: Path) -> Pool:
+    """Return all images of the folders, each part in an order that nothing but its size decides.
+
+    Raises:
+        DataError: a CSV or an image is missing or unusable, or a class is out of range.
+    """
+    train = [sign for name in _class_names() for sign in _training_signs(folder / _TRAIN / name)]
+    test = _test_signs(folder)
+    numbers = {track: number for number, track in enumerate(dict.fromkeys(s.track for s in train))}
+    train, test = (_shuffled(signs, part) for signs, part in ((train, "train"), (test, "test")))
+    tracks = np.array([numbers[sign.track] for sign in train], np.int64)
+    return Pool(*_decoded(train), *_decoded(test), tracks)
+
+
+def _class_names() -> list[str]:
+    return [f"{label:05d}" for label in range(SIGNS)]
+
+
+def _csv_name(class_name: str) -> str:
+    return f"GT-{class_name}.csv"
+
+
+def _training_signs(folder: Path) -> list[_Sign]:
+    """Return the signs of a class's folder; none if it is not there, as in a part of the set."""
+    if not folder.is_dir():
+        return []
+    path = folder / _csv_name(folder.name)
+    if not path.is_file():
+        raise DataError(
+            f"{folder} has no {path.name}, which names its images: put it there, or {_FETCH}"
+        )
+    signs = _listed(path, folder)
+    for sign in signs:
+        if sign.label != int(folder.name):
+            raise DataError(
+                f"{sign.where}: ClassId {sign.label} in the folder of class {int(folder.name)}: "
+                f"{_FETCH} again"
+            )
+    return signs
+
+
+def _test_signs(folder: Path) -> list[_Sign]:
+    paths = [folder / name for name in _TEST_CSVS if (folder / name).is_file()]
+    if not paths:
+        raise DataError(
+            f"{folder} has no {_TEST_CSVS[0]}, which holds the test images' classes (the CSV in "
+            f"Final_Test/Images, GT-final_test.test.csv, does not): put it there, or {_FETCH}"
+        )
+    return _listed(paths[0], folder / _TEST)
+
+
+def _listed(path: Path, folder: Path) -> list[_Sign]:
+    """Return what a CSV names, of the images in ``folder``."""
+    here = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    signs: list[_Sign] = []
+    seen: set[str] = set()
+    for line, row in read_rows(path, ["Filename", "ClassId"], delimiter=";"):
+        name, where = row["Filename"], f"{path}, line {line}"
+        if name not in here:  # nor is any name with a folder in it
+            raise DataError(
+                f"{where}: {name[:80]!r} is not in {folder}: put the image there or take the line "
+                f"out, or {_FETCH}"
+            )
+        if name in seen:
+            raise DataError(f"{where}: {name[:80]!r} stands twice: take the line out")
+        seen.add(name)
+        track = f"{folder.name}/{name.split('_')[0]}"
+        signs.append(_Sign(folder / name, _label(row["ClassId"], where), track, where))
+    if not signs:
+        raise DataError(f"{path} names no image: {_FETCH} again")
+    return signs
+
+
+def _label(text: str, where: str) -> int:
+    label = int(text) if text.isascii() and text.isdigit() and len(text) < 5 else SIGNS
+    if label >= SIGNS:
+        raise DataError(f"{where}: ClassId {text[:20]!r} is out of range 0..{SIGNS - 1}")
+    return label
+
+
+def _shuffled(signs: Sequence[_Sign], part: str) -> list[_Sign]:
+    """Return ``signs`` in another order, the same in every run."""
+    order = torch.randperm(len(signs), generator=generator(0, "gtsrb-order", part))
+    return [signs[place] for place in order.tolist()]
+
+
+def _decoded(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return images (n, 32, 32, 3) and labels (n,)."""
+    images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
+    for place, sign in enumerate(signs):
+        images[place] = _decode(sign)
+    return images, np.array([sign.label for sign in signs], np.int64)
+
+
+def _decode(sign: _Sign) -> npt.NDArray[Any]:
+    from PIL.Image import Resampling
+
+    try:
+        with opened_image(sign.path, ("PPM",)) as image:
+            if image.mode != "RGB":
+                raise BrokenImageError(
+                    f"is of mode {image.mode}, and signs are in colour of 8 bits (RGB)"
+                )
+            return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BILINEAR))
+    except BrokenImageError as error:
+        raise DataError(
+            f"{sign.where}: {sign.path} {error}: replace the image, or {_FETCH} again"
+        ) from None

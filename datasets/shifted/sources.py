@@ -1,0 +1,164 @@
+"""The public images by name: where they lie, how they are decoded, how the UEFL notes cut them.
+
+``digits`` ships with scikit-learn (1,797 real handwritten digits, UCI); the others are files of
+the data directory, laid out as their public sources lay them out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from datasets.io.locations import RemoteFile
+from datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
+from datasets.shifted.idx import read_labelled_images
+from datasets.shifted.pools import Pool, Source
+from datasets.shifted.signs import SIGNS, decode_signs, list_signs
+from models.contract.errors import DataError
+
+
+def _decode_digits(_: Path) -> Pool:
+    """Double the 8x8 digits to 16x16, so that three 2x2 poolings leave a 2x2 map."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    small = torch.from_numpy(images).reshape(-1, 1, 8, 8) * (255 / 16)
+    large = torch.nn.functional.interpolate(small, scale_factor=2, mode="bilinear")
+    pixels = large.squeeze(1).float().numpy()
+    split = len(pixels) * 4 // 5  # no public split exists: the last fifth, in file order, tests
+    return Pool(pixels[:split], labels[:split], pixels[split:], labels[split:])
+
+
+def _decode_idx(folder: Path) -> Pool:
+    train = read_labelled_images(
+        folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz", 10
+    )
+    test = read_labelled_images(
+        folder / "t10k-images-idx3-ubyte.gz", folder / "t10k-labels-idx1-ubyte.gz", 10
+    )
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise DataError(
+            f"{folder}: training images are {train[0].shape[1:]} pixels and test images "
+            f"{test[0].shape[1:]}: download both again"
+        )
+    return Pool(*train, *test)
+
+
+_MNIST_FILES = (
+    RemoteFile("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    RemoteFile("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+    RemoteFile("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+    RemoteFile("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+)
+_FASHION_FILES = (
+    RemoteFile("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    RemoteFile("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+    RemoteFile("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+    RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+)
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
+_CIFAR_LICENCE = "none is stated; cite Krizhevsky 2009"
+_CIFAR10_FILE = RemoteFile(
+    "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, unpacked=""
+)
+_CIFAR100_FILE = RemoteFile(
+    "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, unpacked=""
+)
+# The archive that torchvision takes, GTSRB-Training_fixed.zip, is the smaller one of a preliminary
+# round: 26,640 images
+_GTSRB_FILES = (
+    RemoteFile(
+        "GTSRB_Final_Training_Images.zip",
+        "f33fd80ac59bff73c82d25ab499e03a3",
+        276_294_756,
+        unpacked="",
+    ),
+    RemoteFile(
+        "GTSRB_Final_Test_Images.zip", "c7e4e6327067d32654124b0fe9e82185", 88_978_620, unpacked=""
+    ),
+    RemoteFile(
+        "GTSRB_Final_Test_GT.zip",
+        "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
+        99_620,
+        unpacked="GTSRB/Final_Test",
+    ),
+)
+
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source("digits", 10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
+        Source(
+            "mnist",
+            10,
+            mean=(0.1307,),
+            std=(0.3081,),
+            decode=_decode_idx,
+            noise=False,
+            train_size=2000,
+            test_size=500,
+            folder="mnist",
+            files=_MNIST_FILES,
+            url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+            licence="CC BY-SA 3.0",
+        ),
+        Source(
+            "fmnist",
+            10,
+            mean=(0.2860,),
+            std=(0.3530,),
+            decode=_decode_idx,
+            train_size=2000,
+            test_size=500,
+            folder="fashion_mnist",
+            files=_FASHION_FILES,
+            url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            licence="MIT",
+        ),
+        Source(
+            "cifar10",
+            10,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2616),
+            decode=partial(decode_batches, CIFAR10),
+            train_size=2000,
+            test_size=500,
+            folder="cifar-10-batches-bin",
+            forms=("cifar-10-batches-py",),
+            listed=partial(list_batches, CIFAR10),
+            files=(_CIFAR10_FILE,),
+            url=_CIFAR_URL,
+            licence=_CIFAR_LICENCE,
+        ),
+        Source(
+            "cifar100",
+            100,
+            mean=(0.5071, 0.4865, 0.4409),
+            std=(0.2673, 0.2564, 0.2762),
+            decode=partial(decode_batches, CIFAR100),
+            train_size=4000,
+            test_size=500,
+            folder="cifar-100-binary",
+            forms=("cifar-100-python",),
+            listed=partial(list_batches, CIFAR100),
+            files=(_CIFAR100_FILE,),
+            url=_CIFAR_URL,
+            licence=_CIFAR_LICENCE,
+        ),
+        Source(
+            "gtsrb",
+            SIGNS,
+            mean=(0.3403, 0.3121, 0.3214),
+            std=(0.2724, 0.2608, 0.2669),
+            decode=decode_signs,
+            train_size=2000,
+            test_size=500,
+            folder="GTSRB",
+            listed=list_signs,
+            files=_GTSRB_FILES,
+            url="https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/",
+            licence="for research; none is stated",
+        ),
+    )
+}

@@ -1,0 +1,151 @@
+"""CIFAR's batches, hand-made in both forms and the real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datasets.io.locations import Places, find_places
+from datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
+from datasets.shifted.pools import open_pool
+from datasets.shifted.sources import SOURCES
+from models.contract.errors import DataError
+from tests.support.colour import (
+    flat_planes,
+    python2_batch,
+    read_or_refused,
+    write_binary,
+    write_cifar10,
+)
+
+
+def _write_python(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "data_batch_2").write_bytes(python2_batch(flat_planes(5, 2), [3, 1]))
+    (folder / "test_batch").write_bytes(python2_batch(flat_planes(9, 1), [0]))
+    return folder
+
+
+def test_binary_batches_follow_one_another_as_images_of_red_green_and_blue(tmp_path: Path) -> None:
+    pool = decode_batches(CIFAR10, write_cifar10(tmp_path))
+    assert pool.train_images.shape == (100, 32, 32, 3)
+    assert pool.train_images[61, 4, 30].tolist() == [61, 62, 63]
+    assert pool.train_labels.tolist() == [i % 10 for i in range(100)]
+    assert pool.test_images[:, 31, 0, 2].tolist() == list(range(202, 222))
+    assert pool.train_tracks is None
+
+
+def test_rows_of_an_image_go_from_left_to_right_and_down(tmp_path: Path) -> None:
+    planes = np.zeros((1, 3072), np.uint8)
+    planes[0, [1, 32, 1024]] = (10, 20, 30)
+    write_binary(tmp_path / "data_batch_1.bin", planes, [[0]])
+    write_binary(tmp_path / "test_batch.bin", planes, [[0]])
+    image = decode_batches(CIFAR10, tmp_path).train_images[0]
+    assert (image[0, 1, 0], image[1, 0, 0], image[0, 0, 1]) == (10, 20, 30)
+
+
+def test_python_batches_hold_the_same(tmp_path: Path) -> None:
+    pool = decode_batches(CIFAR10, _write_python(tmp_path / "cifar-10-batches-py"))
+    assert pool.train_images[1, 9, 9].tolist() == [6, 7, 8]
+    assert (pool.train_labels.tolist(), pool.test_labels.tolist()) == ([3, 1], [0])
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_cifar100_is_labelled_finely(tmp_path: Path, form: str) -> None:
+    planes = flat_planes(0, 2)
+    if form == "binary":
+        for name in ("train.bin", "test.bin"):
+            write_binary(tmp_path / name, planes, [[19, 99], [0, 40]])
+    else:
+        for name in ("train", "test"):
+            (tmp_path / name).write_bytes(python2_batch(planes, [99, 40], b"fine_labels"))
+    pool = decode_batches(CIFAR100, tmp_path)
+    assert pool.train_labels.tolist() == pool.test_labels.tolist() == [99, 40]
+
+
+def test_of_two_forms_the_one_with_more_batches_is_read(tmp_path: Path) -> None:
+    places = Places(tmp_path, tmp_path / "cache")
+    _write_python(tmp_path / "cifar-10-batches-py")
+    assert open_pool(SOURCES["cifar10"], places)[0].train_labels.tolist() == [3, 1]
+    write_cifar10(tmp_path)
+    pool, key = open_pool(SOURCES["cifar10"], places)
+    assert len(pool.train_labels) == 100
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin").unlink()
+    pool, other = open_pool(SOURCES["cifar10"], places)
+    assert (len(pool.train_labels), key == other) == (60, False)
+
+
+def test_a_set_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no training files of 'cifar10' in .*bin or .*-py: run"):
+        open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
+    with pytest.raises(DataError, match=r"no data directory is named: set 'data-dir'"):
+        open_pool(SOURCES["cifar10"], Places(None, tmp_path / "cache"))
+    folder = write_cifar10(tmp_path)
+    (folder / "test_batch.bin").unlink()
+    with pytest.raises(DataError, match=r"lacks test_batch.bin.*fedsilo fetch cifar10 --data-dir"):
+        open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
+    assert list_batches(CIFAR10, tmp_path / "none") == []
+    assert list((tmp_path / "cache").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\0" * 3072, "has 3072 bytes, .* of 3073 bytes each: it is cut short or of another set"),
+        (b"\0" * 3074, "no whole records of 'cifar10'"),
+        (b"", "has 0 bytes"),
+        (b"\0" * 3073 + b"\x0a" + b"\0" * 3072, r"label 10 of image 1 is out of range 0..9"),
+    ],
+)
+def test_a_damaged_binary_batch_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    folder = write_cifar10(tmp_path)
+    (folder / "data_batch_2.bin").write_bytes(content)
+    with pytest.raises(DataError, match=says) as caught:
+        open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
+    assert "data_batch_2.bin" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (python2_batch(flat_planes(0, 2), [3, 10]), r"label 10 of image 1 is out of range"),
+        (python2_batch(flat_planes(0, 2), [3]), "no label for each of 2 images"),
+        (python2_batch(flat_planes(0, 2)[:, :1024], [3, 1]), r"rows of 3072 bytes, .*grey ones"),
+        (python2_batch(flat_planes(0, 2), [3, 1], b"fine_labels"), "has no 'labels' or no 'data'"),
+        (python2_batch(flat_planes(0, 0), []), "no label for each of 0 images"),
+    ],
+)
+def test_a_python_batch_of_another_set_is_refused(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    folder = _write_python(tmp_path / "cifar-10-batches-py")
+    (folder / "data_batch_2").write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        decode_batches(CIFAR10, folder)
+
+
+@given(content=st.binary(max_size=40), repeat=st.integers(1, 200))
+def test_any_bytes_are_a_batch_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, repeat: int
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    write_binary(folder / "test_batch.bin", flat_planes(0, 1), [[0]])
+    (folder / "data_batch_1.bin").write_bytes(content * repeat)
+    pool = read_or_refused(lambda: decode_batches(CIFAR10, folder))
+    assert pool is None or pool.train_labels.max() < 10
+
+
+def test_the_real_part_of_cifar10_has_the_published_figures(real_data: Path) -> None:
+    source = SOURCES["cifar10"]
+    pool, _ = open_pool(source, find_places(str(real_data), ""))
+    assert (len(pool.train_labels), len(pool.test_labels)) == (10000, 1000)
+    assert pool.train_labels[:5].tolist() == [6, 9, 9, 4, 1]  # a frog, lorries, a deer, a car
+    pixels = pool.train_images[::4] / 255
+    assert pixels.mean((0, 1, 2)).tolist() == pytest.approx(source.mean, abs=5e-3)
+    assert pixels.std((0, 1, 2)).tolist() == pytest.approx(source.std, abs=5e-3)
