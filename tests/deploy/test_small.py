@@ -14,7 +14,9 @@ from server_app.records.run_directory import RunDirectory
 ALWAYS, SITES = True, 2
 
 
+@pytest.mark.parametrize("method", ["fedavg", "distrans"])
 def test_processes_with_tls_and_keys_find_what_the_simulation_finds(
+    method: str,
     deployment: Deployment,
     deployed: Callable[..., tuple[int, RunDirectory]],
     tiny: Callable[..., dict[str, Value]],
@@ -22,8 +24,8 @@ def test_processes_with_tls_and_keys_find_what_the_simulation_finds(
     same: Callable[[RunDirectory, RunDirectory], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    values = tiny("fedavg", silos=SITES, rounds=1)
-    code, found = deployed(values, "small")
+    values = tiny(method, silos=SITES, rounds=1)
+    code, found = deployed(values, f"small-{method}")
     assert code == 0
     same(found, inline_run(values, SITES))
     assert main(["deploy", "status", "--dir", str(deployment.folder)]) == 0
