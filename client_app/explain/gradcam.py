@@ -67,6 +67,8 @@ def explain_by_grad_cam(
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
     """Return the Grad-CAM maps (batch, rows, columns) of a class, on the CPU.
 
+    Of a network that views an image twice it is the mean of both views' maps.
+
     Args:
         network: put in eval mode, on the device of the inputs.
         inputs: (batch, channels, height, width), as networks take them.
@@ -89,7 +91,8 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
             "that Grad-CAM has no place to show: train at a larger 'image-size' (resnet22: 76 or "
             "more)"
         )
-    return maps[:, 0].detach().float().cpu()
+    views = maps[:, 0].detach().float().cpu()
+    return views.reshape(network.views, -1, *views.shape[1:]).mean(dim=0)
 
 
 def last_maps(network: SiteNetwork) -> nn.Module:

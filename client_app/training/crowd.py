@@ -63,7 +63,8 @@ class Crowd:
         put_back: the share of units that were put back.
 
     Args:
-        network: is trained in place.
+        network: is trained in place. Of a sample that it views twice the larger part is known, by
+            which it counts twice: units then need twice as many.
         minimum: samples that must stand behind a unit's change, else the unit is put back; 1 and
             less: nothing is watched.
         shares: is told, by parameter name, how much larger than a unit's change what its samples
@@ -73,6 +74,7 @@ class Crowd:
     def __init__(self, network: nn.Module, minimum: int, shares: dict[str, Tensor]) -> None:
         self.network = network
         self.minimum = minimum
+        self.views = int(getattr(network, "views", 1))
         self.shares = shares
         self.put_back = 0.0
         self._passes = 0
@@ -129,20 +131,21 @@ class Crowd:
     def _tell_shares(self) -> None:
         names = {module: name for name, module in self.network.named_modules()}
         for layer, units in self._layers.items():
-            energy = max(self._passes - 1, 1) * units.energy / units.net.shape[1]
+            energy = max(self._passes - 1, 1) * self.views * units.energy / units.net.shape[1]
             share = (energy / units.net.square().mean(dim=1).clamp_min(_TINY)).sqrt().cpu()
             for part in ("weight", "bias"):
                 key = f"{names[layer]}.{part}".removeprefix(".")
                 self.shares[key] = torch.maximum(share, self.shares.get(key, share))
 
     def _put_back(self) -> None:
+        minimum = self.minimum * self.views
         few = {
-            layer: units.total < self.minimum * units.peaks
+            layer: units.total < minimum * units.peaks
             for layer, units in self._layers.items()
             if units.total.any()
         }
         for norm, channels in self._norms.items():
-            one = channels.total < self.minimum * channels.peaks
+            one = channels.total < minimum * channels.peaks
             if norm.running_mean is not None and norm.running_var is not None:
                 norm.running_mean[one] = channels.mean[one]
                 norm.running_var[one] = channels.variance[one]

@@ -68,10 +68,12 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """Return a fresh optimiser of what ``module`` trains.
 
-    A module with ``slow_parameters`` trains those at ``basic-learning-rate``.
+    A module with ``slow_parameters`` trains those at ``basic-learning-rate``; one with
+    ``apart_parameters`` has those trained by its method itself.
     """
     slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    apart: set[nn.Parameter] = set(getattr(module, "apart_parameters", list)())
+    trained = [p for p in module.parameters() if p.requires_grad and p not in apart]
     groups: list[dict[str, Any]] = [{"params": [p for p in trained if p not in slow]}]
     if slow:
         rate = settings.basic_learning_rate

@@ -17,6 +17,7 @@ from models.contract.settings_schema import unknown_name
 METHODS = {
     "cdl": "CDL",
     "cross": "Cross",
+    "distrans": "DisTrans",
     "ensemble": "Ensemble",
     "fedadam": "FedAdam",
     "fedavg": "FedAvg",

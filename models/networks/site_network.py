@@ -14,7 +14,12 @@ class SiteNetwork(nn.Module, ABC):
     are means of. ``features`` makes of tokens what the classifier reads: the tokens as they are,
     unless a network puts something between (UEFL its codewords). ``classify`` makes logits of
     features. All dropout is in ``classify``, so that Monte Carlo dropout runs it alone anew.
+
+    Attributes:
+        views: how many rows of a layer's batch are of one sample, at most.
     """
+
+    views: int = 1
 
     @abstractmethod
     def encode(self, inputs: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ ALWAYS, SITES = True, 2
     ("method", "rounds"),
     [
         ("fedavg", 1),
+        ("distrans", 1),
         ("uefl", 2),  # its uncertain hospital gets a book, its certain one lays the first anew
     ],
 )

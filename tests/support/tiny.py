@@ -69,6 +69,8 @@ HALF_EPOCHS: dict[str, Value] = {
 VARIANTS: dict[str, dict[str, Value]] = {
     method: {"method": method} for method in sorted(METHODS)
 } | {
+    "distrans-embedding": {"method": "distrans", "distrans.offset-aggregation": "embedding"},
+    "distrans-none": {"method": "distrans", "distrans.offset-aggregation": "none"},
     "fedaligncl-half-epochs": {"method": "fedaligncl", "epoch-steps": 4, "network": "resnet22"},
     "fedavg-half-epochs": {"method": "fedavg"} | HALF_EPOCHS,
     "fedefm-ring-vit": {"method": "fedefm", "topology": "ring", "train-backbone": True} | VIT,

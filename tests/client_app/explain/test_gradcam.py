@@ -64,6 +64,22 @@ def test_a_map_is_the_relu_of_maps_weighed_by_their_mean_gradients() -> None:
     torch.testing.assert_close(grad_cam(network, MAPS[None], 1), expected)
 
 
+def test_of_a_network_with_two_views_it_is_the_mean_of_both_views_maps() -> None:
+    """Views x and 3 x of the maps above: the same gradients each, so the map once and thrice."""
+
+    class Views(TokenClassifier):
+        views = 2
+
+        def encode(self, inputs: Tensor) -> Tensor:
+            tokens = super().encode(torch.cat([inputs, 3 * inputs]))
+            return cast(Tensor, sum(tokens.chunk(2)))
+
+    single = identity(GRADIENTS)
+    network = Views(single.encoder, single.head, tokens=4, channels=2)
+    expected = grad_cam(single, MAPS[None], 0)
+    torch.testing.assert_close(grad_cam(network, MAPS[None], 0), 2 * expected)
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "places"), [("resnet22", 96, 2), ("conv", 32, 8), ("vgg16-bn", 64, 4)]
 )

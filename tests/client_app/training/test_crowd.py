@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import pytest
 import torch
@@ -125,3 +126,38 @@ def test_a_running_mean_that_one_sample_moves_is_put_back(
     assert norm.running_var is not None
     assert (float(norm.running_mean) != 0.0) == moved
     assert (float(norm.running_var) != 1.0) == moved
+
+
+class Twice(nn.Module):
+    """Shows a layer every sample twice, as rows of one batch."""
+
+    views = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        first, second = self.layer(torch.cat([inputs, inputs])).chunk(2)
+        return cast(torch.Tensor, first + second)
+
+
+@pytest.mark.parametrize(("weights", "trained"), [([1.0, 0.0], False), ([1.0, 1.0], True)])
+def test_a_sample_that_is_seen_twice_is_no_crowd(weights: list[float], trained: bool) -> None:
+    network = Twice()
+    before = network.layer.weight.detach().clone()
+    crowd = Crowd(network, 2, {})
+    with crowd.watching():
+        step(network, torch.ones(2, 1), torch.tensor(weights), crowd)
+    assert bool((network.layer.weight != before).all()) is trained
+    assert crowd.put_back == (not trained)
+
+
+def test_of_a_sample_that_is_seen_twice_no_less_is_told_than_it_adds() -> None:
+    """Samples of 2, -2 and 1, each half by either view: rows tell half of the square."""
+    network, shares = Twice(), dict[str, torch.Tensor]()
+    crowd = Crowd(network, 2, shares)
+    with crowd.watching():
+        step(network, torch.ones(3, 1), torch.tensor([1.0, -1.0, 0.5]), crowd)
+    added = math.sqrt((4 + 4 + 1) * 2 / 1)  # squared norms of (2 a, 2 a), over one input
+    assert float(shares["layer.weight"]) == pytest.approx(added / 1.0)

@@ -213,6 +213,17 @@ def test_slow_parameters_have_the_basic_learning_rate_and_frozen_ones_none() -> 
     assert [group["weight_decay"] for group in groups] == [0.25, 0.25]
 
 
+def test_what_a_method_trains_itself_is_in_no_group() -> None:
+    class Apart(TwoRates):
+        def apart_parameters(self) -> list[nn.Parameter]:
+            return [self.fast]
+
+    module = Apart()
+    groups = open_optimiser(module, CommonSettings(**RATES)).param_groups  # type: ignore[arg-type]
+    trained = [id(p) for group in groups for p in group["params"]]
+    assert trained == [id(module.slow)]
+
+
 def test_a_step_of_sgd_moves_the_slow_parameter_by_its_own_rate() -> None:
     module = TwoRates()
     settings = CommonSettings(optimiser="sgd", learning_rate=0.5, basic_learning_rate=0.125)

@@ -1,0 +1,199 @@
+"""DisTrans (Yuan et al. 2022): each site's images are shifted by a learned offset, in two channels.
+
+An offset t has the size of an image. A network of two input channels sees each image twice: moved
+towards t and moved away from it, by alpha, so that the image itself can be had back. One encoder
+and one dense layer serve both; the logits' layer reads the two results beside one another. It
+starts as the network of every other method, the logits' layer reading the mean of both. A site
+trains network and offset together; docs/methods/baselines.md says where the authors' code differs.
+
+Equations (arXiv:2210.15025, and its authors' code):
+  (transformation) both channels of an image -> models.methods.distrans.transformed
+  (network) backbone, dense and logits layers -> models.methods.distrans.DoubleChannelClassifier
+  (local step) of the offset -> client_app.methods.distrans.DisTransSite.local_training
+  (aggregation) of networks and offsets -> strategies.methods.distrans.DisTrans.combine
+  (embedding) offsets from class shares -> models.methods.distrans.OffsetEmbedding
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.seeding import generator, seeded
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import setting
+from models.networks.classifier import TokenClassifier
+
+OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
+OFFSETS = "offset/"  # offset/<site>, in a model with one for each site
+_HIDDEN = 100  # of the embedding, as the authors have it
+
+
+@dataclass(frozen=True)
+class DisTransSettings:
+    """Settings of DisTrans; defaults are those of the authors' code, whose network takes SGD."""
+
+    offset_alpha: float = setting(
+        0.2, "alpha: how far the channels are moved to the offset and from it", above=0.0
+    )
+    offset_learning_rate: float = setting(
+        0.001, "step size of the offset's SGD; 0: it stays as it began", minimum=0.0
+    )
+    offset_aggregation: str = setting(
+        "mean",
+        "mean: all sites go on from the mean offset; embedding: from what a network at the server "
+        "makes of their class shares; none: an offset never leaves its site",
+        choices=("mean", "embedding", "none"),
+    )
+    embedding_learning_rate: float = setting(
+        0.01, "step size of the embedding's SGD at the server", above=0.0
+    )
+
+
+def transformed(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return both channels' inputs: (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
+
+    Their mean is x. ``images`` and ``offsets`` are (batch, channels, height, width).
+    """
+    shift = alpha * (images - offsets)
+    return images - shift, images + shift
+
+
+def to_pixels(values: Tensor, settings: CommonSettings) -> Tensor:
+    """Map values within -1..1 to the pixels' range: as they are, or 0..255 of raw pixels."""
+    return 127.5 * (values + 1) if settings.pixel_scale == "raw" else values
+
+
+def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
+    """Undo ``to_pixels``."""
+    return pixels / 127.5 - 1 if settings.pixel_scale == "raw" else pixels
+
+
+def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
+    """Return an offset (pixels, 1) drawn evenly over the pixels' range, keyed on the seed."""
+    rng = generator(settings.seed, "offset", *key)
+    return to_pixels(2 * torch.rand(math.prod(shape), 1, generator=rng) - 1, settings)
+
+
+class DoubleHead(nn.Module):
+    """A dense part that both channels pass, and a layer of logits that reads both results."""
+
+    def __init__(self, head: nn.Sequential) -> None:
+        super().__init__()
+        self.dense = head[:-1]
+        single = cast(nn.Linear, head[-1])
+        self.logits = nn.Linear(2 * single.in_features, single.out_features)
+        with torch.no_grad():
+            self.logits.weight.copy_(single.weight.repeat(1, 2) / 2)
+            self.logits.bias.copy_(single.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features (batch, 2 n), the second channel's last, to logits (batch, classes)."""
+        hidden = self.dense(torch.cat(features.chunk(2, dim=1)))
+        logits: Tensor = self.logits(torch.cat(hidden.chunk(2), dim=1))
+        return logits
+
+
+class DoubleChannelClassifier(TokenClassifier):
+    """A classifier of images that sees each in two channels, shifted by its offset.
+
+    The offset is the weights of a linear layer of one input, which is 1 for every sample: so it is
+    counted and blurred as any other unit's weights are.
+
+    Args:
+        single: the network of one channel; its parts become this one's.
+        offset: (pixels, 1).
+        shape: of an image, (channels, height, width).
+        alpha: how far the channels are moved.
+    """
+
+    views = 2
+
+    def __init__(
+        self, single: TokenClassifier, offset: Tensor, shape: tuple[int, ...], alpha: float
+    ) -> None:
+        super().__init__(
+            single.encoder,
+            DoubleHead(cast(nn.Sequential, single.head)),
+            tokens=2 * single.tokens,
+            channels=single.channels,
+            evidence=single.evidence,
+        )
+        self.offset = nn.Linear(1, len(offset), bias=False)
+        with torch.no_grad():
+            self.offset.weight.copy_(offset)
+        self.shape = shape
+        self.alpha = alpha
+
+    def apart_parameters(self) -> list[nn.Parameter]:
+        """Return the offset, which has an optimiser of its own."""
+        return list(self.offset.parameters())
+
+    def both_channels(self, inputs: Tensor) -> Tensor:
+        """Map images (batch, ...) to (2 batch, ...): all first channels, then all second ones."""
+        with torch.autocast(inputs.device.type, enabled=False):  # bf16 would round its steps away
+            ones = self.offset.weight.new_ones(len(inputs), 1)
+            offsets = self.offset(ones).unflatten(1, self.shape)
+            return torch.cat(transformed(inputs.float(), offsets, self.alpha))
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map images (batch, channels, height, width) to tokens (batch, 2 l, c) of both channels.
+
+        Both pass the encoder in one batch, whose statistics batch norm then takes.
+        """
+        tokens = super().encode(self.both_channels(inputs))
+        return torch.cat(tokens.chunk(2), dim=1)
+
+
+def double_channels(
+    single: TokenClassifier,
+    settings: CommonSettings,
+    own: DisTransSettings,
+    shape: tuple[int, ...],
+    *key: str,
+) -> DoubleChannelClassifier:
+    """Return the network of two channels that starts as ``single``, with a first offset."""
+    offset = first_offset(settings, shape, *key)
+    with seeded(settings.seed, "double-channels"):  # new layers draw, though all is overwritten
+        return DoubleChannelClassifier(single, offset, shape, own.offset_alpha)
+
+
+class OffsetEmbedding(nn.Module):
+    """Maps a site's class shares (classes,) to an offset (pixels, 1), in float64 at the server."""
+
+    def __init__(self, classes: int, pixels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(classes, _HIDDEN),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN, _HIDDEN),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN, pixels),
+            nn.Tanh(),
+        )
+        self.double()
+
+    def forward(self, shares: Tensor) -> Tensor:
+        """Map class shares (classes,) to an offset (pixels, 1) within -1..1."""
+        offset: Tensor = self.layers(shares)
+        return offset[:, None]
+
+    def fit(self, shares: Tensor, offset: Tensor, rate: float) -> None:
+        """Take one step of SGD down the mean squared distance to ``offset`` (pixels, 1)."""
+        self.zero_grad()
+        distance = nn.functional.mse_loss(self(shares), offset)
+        distance.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(rate * parameter.grad)
+
+
+def build_embedding(seed: int, classes: int, pixels: int) -> OffsetEmbedding:
+    """Return the embedding with initial weights keyed on the seed."""
+    with seeded(seed, "offset-embedding"):
+        return OffsetEmbedding(classes, pixels)

@@ -1,0 +1,132 @@
+"""DisTrans (Yuan et al. 2022): FedAvg of networks of two channels, and of the sites' offsets.
+
+Messages, both ways: FedAvg's, the logits' layer with twice the inputs, and ``offset.weight``
+(pixels, 1), float32. It is the mean of the sites' offsets, or what an embedding at the server makes
+of the site's class shares; with ``offset-aggregation`` "none" it never crosses the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.methods.distrans import (
+    OFFSET,
+    OFFSETS,
+    DisTransSettings,
+    OffsetEmbedding,
+    build_embedding,
+    double_channels,
+    from_pixels,
+    to_pixels,
+)
+from models.networks.kinds import Task
+from strategies.loop.averaging import weighted_mean
+from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import initial_weights, starting_network
+from strategies.loop.reporting import Disclosures, Published
+from strategies.loop.state import RoundState, SiteReply
+from strategies.methods.fedavg import FedAvg
+from strategies.published.uefl import shifted_digits
+from strategies.wire.records import NDArray
+
+_EMBEDDING = "embedding/"
+
+
+class DisTrans(FedAvg):
+    """Averages what all sites trained, and aggregates their offsets."""
+
+    settings: DisTransSettings
+    title = "DisTrans"
+    capabilities = Capabilities(vit=False, tables=False, paced_epochs=True, initial_weights=True)
+
+    def disclosures(self) -> Disclosures:
+        """Name the weights and, unless it stays, the offset."""
+        if self.settings.offset_aggregation == "none":
+            return super().disclosures()
+        return Disclosures(
+            *super().disclosures().leaves,
+            "the site's offset, each round: an array as large as an image, which differs from what "
+            "the site was sent by a sum of gradients at the pixels of its training images",
+        )
+
+    def published(self) -> Published:
+        """Return UEFL's table 3 (nine silos)."""
+        return shifted_digits("DisTrans", self.common)
+
+    def initial_state(self, task: Task) -> RoundState:
+        """Return the network that starts as FedAvg's, and the first offset or offsets."""
+        single = starting_network(self.common, task)
+        network = double_channels(single, self.common, self.settings, task.input_shape)
+        arrays = initial_weights(network)
+        if self.settings.offset_aggregation == "none":
+            del arrays[OFFSET]
+        if self.settings.offset_aggregation == "embedding":
+            pixels = len(arrays.pop(OFFSET))
+            embedding = build_embedding(self.common.seed, task.classes, pixels)
+            arrays |= self._embedded(embedding)
+        return RoundState(0, arrays)
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the network and the offset that ``site`` goes on from."""
+        network = {name: state.arrays[name] for name in _network(state.arrays)}
+        own = state.arrays.get(f"{OFFSETS}{site}")
+        return network if own is None else network | {OFFSET: own}
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the n_k-weighted means; with an embedding, what it makes after a step a site."""
+        arrays = weighted_mean(replies, _network(state.arrays))
+        if self.settings.offset_aggregation == "embedding":
+            embedding = self._fitted(state, replies)
+            arrays |= self._embedded(embedding)
+        return RoundState(state.round, arrays, state.extras)
+
+    def model(self, state: RoundState) -> Mapping[str, NDArray]:
+        """Return the network with its offset or those of all sites; the embedding is the server's.
+
+        A network whose offsets stay at their sites is whole at these alone.
+        """
+        return {n: array for n, array in state.arrays.items() if not n.startswith(_EMBEDDING)}
+
+    def _fitted(self, state: RoundState, replies: Mapping[str, SiteReply]) -> OffsetEmbedding:
+        """Return the embedding after a step towards each site's offset, in the sites' order."""
+        some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
+        classes = self.participants.task().classes
+        embedding = build_embedding(self.common.seed, classes, len(some_offset))
+        embedding.load_state_dict(
+            {
+                name.removeprefix(_EMBEDDING): torch.from_numpy(np.array(array, np.float64))
+                for name, array in state.arrays.items()
+                if name.startswith(_EMBEDDING)
+            }
+        )
+        for site, reply in sorted(replies.items()):
+            offset = torch.from_numpy(reply.array(OFFSET).astype(np.float64))
+            wanted = from_pixels(offset, self.common)
+            embedding.fit(self._shares(site), wanted, self.settings.embedding_learning_rate)
+        return embedding
+
+    def _embedded(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
+        """Return the embedding's weights and the offset that it makes for each site, float32."""
+        weights = {f"{_EMBEDDING}{n}": tensor for n, tensor in embedding.state_dict().items()}
+        with torch.no_grad():
+            offsets = {
+                f"{OFFSETS}{site}": to_pixels(embedding(self._shares(site)), self.common)
+                for site in self.participants.sites()
+            }
+        return {name: tensor.float().numpy() for name, tensor in {**weights, **offsets}.items()}
+
+    def _shares(self, site: str) -> Tensor:
+        """Return the share (classes,) of each class among a site's training samples, float64."""
+        counts = torch.tensor(self.participants.facts[site].label_counts["train"])
+        return counts.double() / counts.sum()
+
+
+def _network(names: Iterable[str]) -> list[str]:
+    """Return the names of what sites average, a mean offset among them."""
+    return [name for name in names if not name.startswith((_EMBEDDING, OFFSETS))]
