@@ -59,6 +59,13 @@ def test_the_table_shows_every_site_each_distribution_and_the_published_number()
     assert sum(line.startswith("│ s") for line in lines) == 3
 
 
+def test_the_table_shows_what_a_paper_says_of_single_silos() -> None:
+    paper = {"s1b": {"accuracy": 0.936}, "D1": {"accuracy": 0.95}}
+    lines = _printed(result_table(VALUES, OF, "title", paper, ("accuracy",)))
+    assert _cells_of(lines, "s1b (D1)")[2:] == ["0.936"]
+    assert _cells_of(lines, "s1a (D1)")[2:] == [""]
+
+
 def test_the_table_shows_the_metrics_asked_for_in_that_order_and_none_that_nobody_has() -> None:
     lines = _printed(result_table(VALUES, OF, "title", None, ("extra", "auc", "accuracy")))
     header = next(line for line in lines if "site" in line)
