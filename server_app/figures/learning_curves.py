@@ -23,6 +23,7 @@ CURVES = {
     "accuracy": "accuracy",
     "entropy": "entropy (nats)",
     "perplexity": "codebook perplexity",
+    "codebook-loss": "codebook loss (eq. 6)",
     "loss": "loss (nats)",
 }
 
