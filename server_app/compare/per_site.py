@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _USUAL = ("accuracy", "entropy", "perplexity")
+_LEGEND_COLUMNS = 3
 _OWN = "trained-"  # a site's own model, right after its training
 _KEY = ["metric", "experiment", "site", "distribution"]
 
@@ -157,8 +158,8 @@ def draw_bars(bars: SiteBars) -> Figure:
     table = bars.table
     metrics, names = list(table["metric"].unique()), list(table["experiment"].unique())
     groups = dict(sorted(zip(table["site"], table["distribution"], strict=True)))
-    width = 2.4 + len(groups) * max(0.5, 0.16 * len(names) + 0.2)
-    figure = Figure(figsize=(width, 0.7 + 2.1 * len(metrics)), layout="constrained")
+    width = 1.2 + len(groups) * max(0.6, 0.17 * len(names) + 0.2)
+    figure = Figure(figsize=(max(5.0, width), 0.9 + 2.0 * len(metrics)), layout="constrained")
     panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_panel(axes, table[table["metric"] == metric], list(groups), colours(names))
@@ -167,7 +168,9 @@ def draw_bars(bars: SiteBars) -> Figure:
     _name_groups(panels[0], groups)
     panels[-1].set_xticks(range(len(groups)), list(groups))
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small"
+    )
     figure.suptitle(bars.title, fontsize="medium")
     return figure
 

@@ -110,14 +110,29 @@ def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:
     assert found["D2"] == {1: 0.9}
 
 
-def test_the_picture_has_a_panel_per_metric_that_was_measured(tmp_path: Path) -> None:
+_UEFL = ("accuracy", "entropy", "perplexity", "codebook-loss", "loss")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "across", "down"),
+    [
+        (("accuracy", "entropy"), 2, 1),
+        ((*_UEFL[:4], "codeword-distance"), 4, 1),
+        (_UEFL, 3, 2),
+    ],
+)
+def test_the_picture_has_a_panel_per_metric_that_was_measured(
+    tmp_path: Path, metrics: tuple[str, ...], across: int, down: int
+) -> None:
     directory = RunDirectory(tmp_path)
     summary = {"title": "UEFL", "dataset": "digits", "seed": 1, "marks": {"1": "new codewords"}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "silos.json").write_text(json.dumps({"s1a": {"distribution": "D1"}}))
-    rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in ("accuracy", "entropy")]
+    rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in metrics]
     directory.write_csv("metrics.csv", ("round", "site", "split", "metric", "value"), rows)
     draw_curves(directory)
     picture = (tmp_path / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    assert int.from_bytes(picture[16:20], "big") > 900  # two panels of 4.2 inches at 120 dpi
+    # 120 dpi, 4.2 inches a panel beside the legend's 1.2, 3.2 inches below the title's 0.4
+    assert int.from_bytes(picture[16:20], "big") == pytest.approx(120 * (4.2 * across + 1.2), abs=1)
+    assert int.from_bytes(picture[20:24], "big") == pytest.approx(120 * (3.2 * down + 0.4), abs=1)
