@@ -84,7 +84,7 @@ def site_bars(folders: Sequence[Path], asked: AskedBars) -> SiteBars:
     grouped = cells.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
     when = "the last round" if asked.round is None else f"round {asked.round}"
-    return SiteBars(table, f"{split} samples, {when}")
+    return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
 
 
 def _refuse_unlike(runs: Sequence[FinishedRun], split: str) -> None:
@@ -96,10 +96,14 @@ def _refuse_unlike(runs: Sequence[FinishedRun], split: str) -> None:
         other = seeds.setdefault((read.line, read.settings["seed"]), run.path)
         if other != run.path:
             raise RunDirectoryError(f"{run.path} has the same name and seed as {other}")
-        if _groups(run) != _groups(runs[0]):
+        if _silos(run) != _silos(runs[0]):
             raise RunDirectoryError(
-                f"{run.path} is of other sites than {runs[0].path}: name runs of the same sites"
+                f"{run.path} is of other data or sites than {runs[0].path}: name runs of the same"
             )
+
+
+def _silos(run: FinishedRun) -> tuple[str, dict[str, str]]:
+    return run.settings.common.dataset, _groups(run)
 
 
 def _groups(run: FinishedRun) -> dict[str, str]:

@@ -34,8 +34,12 @@ _TRAINING: Mapping[str, Collection[Value]] = {
     "uefl.codebook-weight": [1.0],
     "uefl.commitment-weight": [0.25],
 }
-_GREY: Mapping[str, Collection[Value]] = {"network": ["auto", "conv"], "width": [128]}
-_COLOUR: Mapping[str, Collection[Value]] = {"network": ["auto", "vgg16-bn"], "width": [64]}
+_GREY: Mapping[str, Collection[Value]] = {
+    "network": ["auto", "conv"],
+    "width": [128],
+    "leading-norm": [False],
+}
+_COLOUR: Mapping[str, Collection[Value]] = {"network": ["auto", "vgg16-bn"], "width": [128]}
 # Of UEFL, where a table varies something else
 _USUAL: Mapping[str, Value] = {
     "uefl.segments": 1,

@@ -64,7 +64,7 @@ def test_a_bar_is_the_mean_over_seeds_of_a_site(written: Write) -> None:
     a = bars.table[bars.table["experiment"] == "a"]
     assert a["sd"].tolist() == pytest.approx([*[0.02**0.5] * 3, 0, 0, 0])
     assert set(a["seeds"]) == {2}
-    assert bars.title == "test samples, the last round"
+    assert bars.title == "digits, test samples, the last round"
 
 
 def test_metrics_come_in_the_order_asked_for(written: Write) -> None:
@@ -80,7 +80,7 @@ def test_a_round_is_that_asked_for_and_must_have_been_measured(written: Write) -
     run = written("a-seed0", rows(0.8))
     first = site_bars([run], AskedBars(round=1))
     assert values(first, "a")["s1a"] == pytest.approx(0.4)
-    assert first.title == "test samples, round 1"
+    assert first.title == "digits, test samples, round 1"
     with pytest.raises(SettingError, match="no test figures of round 3; it has those of 1, 2"):
         site_bars([run], AskedBars(round=3))
     with pytest.raises(SettingError, match="no val figures of round 2; it has those of none"):
@@ -99,15 +99,16 @@ def test_each_sites_own_model_stands_beside_the_average_on_validation_samples(
     bars = site_bars([run], AskedBars(own=True))
     assert values(bars, "a") == dict.fromkeys(GROUPS, 0.5)
     assert values(bars, "a, own") == dict.fromkeys(GROUPS, 0.9)
-    assert bars.title == "val samples, the last round"
+    assert bars.title == "digits, val samples, the last round"
     assert list(site_bars([run], AskedBars(split="val")).table["experiment"].unique()) == ["a"]
 
 
 @pytest.mark.parametrize(
     ("name", "groups", "settings", "told"),
     [
-        ("b-seed0", {"s1a": "D1"}, {}, "is of other sites than"),
-        ("b-seed0", {**GROUPS, "s2a": "D3"}, {}, "is of other sites than"),
+        ("b-seed0", {"s1a": "D1"}, {}, "is of other data or sites than"),
+        ("b-seed0", {**GROUPS, "s2a": "D3"}, {}, "is of other data or sites than"),
+        ("b-seed0", GROUPS, {"dataset": "mnist"}, "is of other data or sites than"),
         ("more/a-seed0", GROUPS, {}, "has the same name and seed as"),
         ("a-seed1", GROUPS, {"seed": 1, "width": 4}, "width is 16 there and 4 here"),
     ],

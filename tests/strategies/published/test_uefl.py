@@ -17,13 +17,14 @@ from strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row
 THERE: dict[str, Any] = {
     "dataset": "mnist",
     "width": 128,
+    "leading-norm": False,
     "pixel-scale": "raw",
     "local-epochs": 20,
     "batch-size": 1024,
     "learning-rate": 1e-4,
     "rounds": 60,
 }
-COLOUR: dict[str, Any] = {"width": 64, "initial-weights": "timm:vgg16_bn"}
+COLOUR: dict[str, Any] = {"initial-weights": "timm:vgg16_bn"}
 GTSRB: dict[str, Any] = {"dataset": "gtsrb", **COLOUR, "uefl.codes": 64, "uefl.gamma": 0.1}
 
 
