@@ -35,7 +35,7 @@ from models.networks.site_network import SiteNetwork
 
 
 class CodeUse:
-    """Code use as perplexity (eq. 11), and the mean squared distance of tokens to codewords."""
+    """Code use as perplexity (eq. 11), and how far tokens are from their codewords (eq. 6)."""
 
     def __init__(self, network: UEFLNetwork) -> None:
         self.network = network
@@ -52,10 +52,12 @@ class CodeUse:
         self.elements += tokens.numel()
 
     def values(self) -> dict[str, float]:
-        """Return ``perplexity`` and ``codeword-distance``."""
+        """Return ``perplexity``, ``codebook-loss`` and, without its weights, the distance."""
+        settings, distance = self.network.settings, self.squared / self.elements
         return {
             "perplexity": perplexity(self.counts),
-            "codeword-distance": self.squared / self.elements,
+            "codeword-distance": distance,
+            "codebook-loss": (settings.codebook_weight + settings.commitment_weight) * distance,
         }
 
 

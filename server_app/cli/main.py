@@ -11,12 +11,21 @@ import typer.core
 import typer.main
 
 from models.contract.errors import FedsiloError
-from server_app.cli import compare, data, deploy, figures, finetune, runs, settings, sweep
+from server_app.cli import bars, compare, data, deploy, figures, finetune, runs, settings, sweep
 from server_app.run.processes import end_if_bound
 
 _LISTED = (
     *("simulate", "resume", "compare", "tune", "crossvalidate", "fetch", "pretrain", "plot"),
-    *("explain", "attention", "settings", "experiments", "sweep", "histograms", "embeddings"),
+    *(
+        "explain",
+        "attention",
+        "settings",
+        "experiments",
+        "sweep",
+        "bars",
+        "histograms",
+        "embeddings",
+    ),
     *("gradcam", "finetune", "deploy"),
 )
 
@@ -81,7 +90,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (runs, compare, data, figures, settings, sweep, finetune, deploy):
+    for module in (runs, compare, data, figures, settings, sweep, bars, finetune, deploy):
         module.add_commands(app)
     return app
 

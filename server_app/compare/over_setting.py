@@ -121,7 +121,7 @@ def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.Data
     records = []
     for run in runs:
         value = _number(run, setting)
-        _refuse_others(first.setdefault(run.line, run), run, setting)
+        refuse_other_settings(first.setdefault(run.line, run), run, setting)
         identity = (run.line, value, *(run.settings[key] for key in _SEEDS))
         if identity in seen:
             raise RunDirectoryError(
@@ -178,8 +178,13 @@ def _number(run: SweptRun, setting: str) -> float:
     return float(value)
 
 
-def _refuse_others(first: SweptRun, run: SweptRun, setting: str) -> None:
-    free = {setting, *_SEEDS}
+def refuse_other_settings(first: SweptRun, run: SweptRun, *free_settings: str) -> None:
+    """Refuse runs of one name that differ in more than their seeds and what is free.
+
+    Raises:
+        RunDirectoryError: they do.
+    """
+    free = {*free_settings, *_SEEDS}
     before, now = (
         {key: value for key, value in swept.settings.items() if key not in free}
         for swept in (first, run)

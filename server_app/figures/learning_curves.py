@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,8 +24,11 @@ CURVES = {
     "accuracy": "accuracy",
     "entropy": "entropy (nats)",
     "perplexity": "codebook perplexity",
+    "codebook-loss": "codebook loss (eq. 6)",
     "loss": "loss (nats)",
 }
+
+_ONE_ROW = 4  # panels at most
 
 Series = dict[str, dict[int, float]]
 
@@ -66,9 +70,6 @@ def draw_curves(directory: RunDirectory) -> None:
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    # A figure without pyplot: no global state, no display
-    from matplotlib.figure import Figure
-
     summary = directory.read_json("summary.json")
     silos = directory.read_json("silos.json")
     distribution_of = {site: facts["distribution"] for site, facts in silos.items()}
@@ -78,9 +79,8 @@ def draw_curves(directory: RunDirectory) -> None:
     drawn = {metric: lines for metric, lines in curves.items() if lines}
     if not drawn:
         return
-    figure = Figure(figsize=(4.2 * len(drawn) + 1.2, 3.6), layout="constrained")
+    figure, panels = _panels(len(drawn))
     styles = line_styles(sorted({name for lines in drawn.values() for name in lines}))
-    panels = figure.subplots(1, len(drawn), squeeze=False)[0]
     for axes, (metric, lines) in zip(panels, drawn.items(), strict=True):
         _draw_panel(axes, lines, styles, [int(round_) for round_ in summary["marks"]])
         axes.set_ylabel(f"{split} {CURVES[metric]}")
@@ -89,6 +89,20 @@ def draw_curves(directory: RunDirectory) -> None:
     figure.supxlabel("\n".join(marks), fontsize="small", color=GREY)
     figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
     write_picture(directory.path / "curves.png", figure)
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure of so many panels, of more than four in rows of three."""
+    # A figure without pyplot: no global state, no display
+    from matplotlib.figure import Figure
+
+    columns = count if count <= _ONE_ROW else 3
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(4.2 * columns + 1.2, 3.2 * rows + 0.4), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
 
 
 def _draw_panel(

@@ -108,7 +108,7 @@ def result_table(
             table.add_row(
                 escape(f"{site} ({distribution_of[site]})"),
                 *_cells(row, metrics),
-                *[""] * len(compared),
+                *_cells((published or {}).get(site, {}), compared),
             )
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:

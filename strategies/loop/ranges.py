@@ -68,6 +68,7 @@ _SHARES = (
 _RANGES = dict.fromkeys(_SHARES, _SHARE) | {
     "perplexity": Range(0, _LARGEST),
     "codeword-distance": Range(0, _DIVERGED),
+    "codebook-loss": Range(0, _DIVERGED),
     "closeness": Range(-1, 1),
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),

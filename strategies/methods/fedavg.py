@@ -31,7 +31,7 @@ class FedAvg(Method):
         return Disclosures("all weights and batch-norm statistics of the network, each round")
 
     def published(self) -> Published:
-        """Return UEFL's table 3 (nine silos), PICSR's table 1 or FedEvPrompt's tables."""
+        """Return UEFL's tables, PICSR's table 1 or FedEvPrompt's tables."""
         heart = heart_disease("FedAvg", self.common, self.participants)
         row = with_prompts("FedAvg", self.common)
         skin = dermoscopy(row, self.common, self.participants)

@@ -77,8 +77,8 @@ class UEFL(Method):
         return Disclosures(*sentences)
 
     def published(self) -> Published:
-        """Return table 3, if there are nine silos and the codebook can grow, as there."""
-        return shifted_digits("UEFL", self.common) if self.settings.max_iterations > 1 else {}
+        """Return what the paper's tables have of this very setting."""
+        return shifted_digits("UEFL", self.common, self.settings)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:

@@ -13,7 +13,7 @@ from client_app.site_round import SiteRound
 from client_app.training.evaluation import tokens_of
 from models.contract.errors import CheckpointError, SettingError
 from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.methods.uefl import UEFLNetwork, gaussian_codebook
+from models.methods.uefl import UEFLNetwork, codebook_loss, gaussian_codebook
 
 Opened = Callable[..., UEFLSite]
 WIDTH = 16  # channels of a width-4 network
@@ -76,6 +76,20 @@ def test_code_use_is_counted_over_all_batches(opened: Opened, shared: dict[str, 
     assert use.counts.tolist() == [6] * 4
     assert use.values()["perplexity"] == pytest.approx(4.0)
     assert use.values()["codeword-distance"] == pytest.approx(1e-4, rel=1e-3)
+    assert use.values()["codebook-loss"] == pytest.approx(1.25e-4, rel=1e-3)
+
+
+def test_the_codebook_loss_that_is_measured_is_that_which_is_trained(
+    opened: Opened, shared: dict[str, Any]
+) -> None:
+    weights = {"codebook_weight": 0.5, "commitment_weight": 2.0}
+    network = opened("uefl", shared, own=weights).open_network()
+    tokens = torch.randn(2, 3, WIDTH)
+    use = CodeUse(network)
+    with torch.no_grad():
+        use.see(tokens)
+    trained = codebook_loss(tokens, network.nearest(tokens).codewords, 0.5, 2.0)
+    assert use.values()["codebook-loss"] == pytest.approx(float(trained), rel=1e-5)
 
 
 def test_perplexity_and_distance_stand_beside_every_measurement(

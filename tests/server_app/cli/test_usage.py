@@ -14,7 +14,16 @@ from server_app.cli.main import main
 
 COMMANDS = (
     *("simulate", "resume", "compare", "tune", "crossvalidate", "fetch", "pretrain", "plot"),
-    *("explain", "attention", "settings", "experiments", "sweep", "histograms", "embeddings"),
+    *(
+        "explain",
+        "attention",
+        "settings",
+        "experiments",
+        "sweep",
+        "bars",
+        "histograms",
+        "embeddings",
+    ),
     *("gradcam", "finetune", "deploy"),
 )
 
@@ -88,6 +97,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("settings", "pyproject"),
         ("experiments", "file"),
         ("sweep", "metric split picture"),
+        ("bars", "metrics round split own csv picture"),
         ("against", "metric split picture"),
     ],
 )

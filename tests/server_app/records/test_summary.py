@@ -59,6 +59,13 @@ def test_the_table_shows_every_site_each_distribution_and_the_published_number()
     assert sum(line.startswith("│ s") for line in lines) == 3
 
 
+def test_the_table_shows_what_a_paper_says_of_single_silos() -> None:
+    paper = {"s1b": {"accuracy": 0.936}, "D1": {"accuracy": 0.95}}
+    lines = _printed(result_table(VALUES, OF, "title", paper, ("accuracy",)))
+    assert _cells_of(lines, "s1b (D1)")[2:] == ["0.936"]
+    assert _cells_of(lines, "s1a (D1)")[2:] == [""]
+
+
 def test_the_table_shows_the_metrics_asked_for_in_that_order_and_none_that_nobody_has() -> None:
     lines = _printed(result_table(VALUES, OF, "title", None, ("extra", "auc", "accuracy")))
     header = next(line for line in lines if "site" in line)
@@ -103,14 +110,29 @@ def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:
     assert found["D2"] == {1: 0.9}
 
 
-def test_the_picture_has_a_panel_per_metric_that_was_measured(tmp_path: Path) -> None:
+_UEFL = ("accuracy", "entropy", "perplexity", "codebook-loss", "loss")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "across", "down"),
+    [
+        (("accuracy", "entropy"), 2, 1),
+        ((*_UEFL[:4], "codeword-distance"), 4, 1),
+        (_UEFL, 3, 2),
+    ],
+)
+def test_the_picture_has_a_panel_per_metric_that_was_measured(
+    tmp_path: Path, metrics: tuple[str, ...], across: int, down: int
+) -> None:
     directory = RunDirectory(tmp_path)
     summary = {"title": "UEFL", "dataset": "digits", "seed": 1, "marks": {"1": "new codewords"}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "silos.json").write_text(json.dumps({"s1a": {"distribution": "D1"}}))
-    rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in ("accuracy", "entropy")]
+    rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in metrics]
     directory.write_csv("metrics.csv", ("round", "site", "split", "metric", "value"), rows)
     draw_curves(directory)
     picture = (tmp_path / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    assert int.from_bytes(picture[16:20], "big") > 900  # two panels of 4.2 inches at 120 dpi
+    # 120 dpi, 4.2 inches a panel beside the legend's 1.2, 3.2 inches below the title's 0.4
+    assert int.from_bytes(picture[16:20], "big") == pytest.approx(120 * (4.2 * across + 1.2), abs=1)
+    assert int.from_bytes(picture[20:24], "big") == pytest.approx(120 * (3.2 * down + 0.4), abs=1)

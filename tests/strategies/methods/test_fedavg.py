@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from models.contract.settings import CommonSettings, NoSettings
 from models.methods.uefl import UEFLSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task
+from server_app.config.experiments import find_experiment
+from server_app.config.settings import resolve
 from strategies.loop.initial_arrays import initial_weights
 from strategies.loop.participants import Participants
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.uefl import UEFL
 
+ROOT = Path(__file__).resolve().parents[3]
 COMMON = CommonSettings(width=4, seed=7, silos=3)
 TASK = Task((1, 16, 16), 10)
 
@@ -67,21 +71,13 @@ def test_two_runs_of_one_seed_are_equal_bits_and_other_seeds_are_not(
     assert weights(7) != weights(8)
 
 
-def published(participants: Participants, **common: Any) -> Any:
-    settings = CommonSettings(**{"silos": 9, **common})
-    return FedAvg(settings, NoSettings(), participants).published()
-
-
-def test_the_published_numbers_are_those_of_the_papers_table(participants: Participants) -> None:
-    assert published(participants, dataset="mnist")["all"] == {"accuracy": 0.780, "entropy": 0.273}
-    assert published(participants, dataset="fmnist")["D3"] == {"accuracy": 0.784, "entropy": 0.341}
-
-
-def test_nothing_is_published_of_other_data_or_another_number_of_silos(
-    participants: Participants,
-) -> None:
-    assert published(participants, dataset="digits") == {}
-    assert published(participants, dataset="mnist", silos=3) == {}
+def test_uefls_tables_stand_beside_their_own_setting(participants: Participants) -> None:
+    experiment = find_experiment(ROOT / "simulation.yaml", "fedavg-mnist")
+    common = resolve(experiment.values).common
+    found = FedAvg(common, NoSettings(), participants).published()
+    assert found["all"] == {"accuracy": 0.780, "entropy": 0.273}
+    narrow = dataclasses.replace(common, width=16)
+    assert FedAvg(narrow, NoSettings(), participants).published() == {}
 
 
 def test_fedavg_says_that_weights_leave_a_site(participants: Participants) -> None:

@@ -11,11 +11,14 @@ from datasets.io.state_files import load_state
 from models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from models.contract.settings import CommonSettings, NoSettings
 from models.methods.fedavgm import FedAvgMSettings
+from server_app.config.experiments import find_experiment
+from server_app.config.settings import resolve
 from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.fedavgm import FedAvgM
 
+ROOT = Path(__file__).resolve().parents[3]
 Replied = Callable[..., SiteReply]
 MEAN = "norm.running_mean"
 VARIANCE = "norm.running_var"
@@ -116,7 +119,7 @@ def test_the_checkpoint_holds_the_moments_and_what_is_sent_does_not(
 
 
 def test_what_leaves_a_site_is_fedavgs_and_no_table_is_its(participants: Participants) -> None:
-    common = CommonSettings(silos=9, dataset="mnist")
+    common = resolve(find_experiment(ROOT / "simulation.yaml", "fedavg-mnist").values).common
     server = FedAvgM(common, FedAvgMSettings(), participants)
     fedavg = FedAvg(common, NoSettings(), participants)
     assert server.disclosures().leaves == fedavg.disclosures().leaves

@@ -1,0 +1,269 @@
+"""The UEFL paper's tables: what is published, and beside which runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import as_mapping, build
+from models.methods.uefl import UEFLSettings
+from strategies.published.uefl import shifted_digits
+from strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row
+
+# As the authors train; the paper's gamma and codes of MNIST are UEFL's defaults
+THERE: dict[str, Any] = {
+    "dataset": "mnist",
+    "width": 128,
+    "leading-norm": False,
+    "pixel-scale": "raw",
+    "local-epochs": 20,
+    "batch-size": 1024,
+    "learning-rate": 1e-4,
+    "rounds": 60,
+}
+COLOUR: dict[str, Any] = {"initial-weights": "timm:vgg16_bn"}
+GTSRB: dict[str, Any] = {"dataset": "gtsrb", **COLOUR, "uefl.codes": 64, "uefl.gamma": 0.1}
+
+
+def published(method: str, **changes: Any) -> Any:
+    """Return what stands beside a run of the authors' setting with changes (``_`` for ``-``)."""
+    named = {key.replace("_", "-"): value for key, value in changes.items()}
+    values = THERE | named
+    own = build(UEFLSettings, values) if method == UEFL else None
+    return shifted_digits(method, build(CommonSettings, values), own)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "part", "figures"),
+    [
+        ("FedAvg", {}, "all", {"accuracy": 0.780, "entropy": 0.273}),
+        ("FedAvg", {"dataset": "fmnist"}, "D3", {"accuracy": 0.784, "entropy": 0.341}),
+        ("DisTrans", {}, "D2", {"accuracy": 0.799}),
+        ("DisTrans", {"dataset": "cifar100", **COLOUR}, "all", {"accuracy": 0.267}),
+        (UEFL, {}, "D1", {"accuracy": 0.951, "entropy": 0.120}),
+        (
+            UEFL,
+            {"dataset": "cifar10", **COLOUR, "uefl.codes": 64, "uefl.gamma": 0.2},
+            "all",
+            {"accuracy": 0.720, "entropy": 0.0222},
+        ),
+    ],
+)
+def test_table_3_stands_beside_the_authors_setting(
+    method: str, changes: dict[str, Any], part: str, figures: dict[str, float]
+) -> None:
+    found = published(method, **changes)
+    assert list(found) == ["D1", "D2", "D3", "all"]
+    assert found[part] == figures
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": "digits"},
+        {"silos": 8},
+        {"silo-train-size": 1000},
+        {"silo-test-size": 400},
+        {"partition": "unseen"},
+        {"silo-set": "gaia"},
+        {"network": "vgg16-bn"},
+        {"width": 16},
+        {"initial-weights": "run.safetensors"},
+        {"pixel-scale": "standard"},
+        {"learning-rate": 1e-3},
+        {"optimiser": "sgd"},
+        {"batch-size": 64},
+        {"local-epochs": 1},
+        {"local-steps": 40},
+        {"rounds": 19},
+        {"dropout": 0.2},
+        {"mc-passes": 0},
+        {"clip-norm": 1.0},
+    ],
+)
+@pytest.mark.parametrize("method", ["FedAvg", "DisTrans", UEFL])
+def test_nothing_stands_beside_other_data_networks_and_training(
+    method: str, changes: dict[str, Any]
+) -> None:
+    assert published(method, **changes) == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"uefl.codes": 64},
+        {"uefl.gamma": 0.1},
+        {"uefl.segments": 2},
+        {"uefl.codebooks": "personal"},
+        {"uefl.codeword-start": "gaussian"},
+        {"uefl.codebook-weight": 0.5},
+        {"uefl.commitment-weight": 1.0},
+        {"uefl.iteration-rounds": 10},
+        {"uefl.extension-rounds": 4},
+        {"uefl.max-iterations": 1},  # DisFL, of which the paper has GTSRB and CIFAR100
+    ],
+)
+def test_nothing_stands_beside_another_codebook(changes: dict[str, Any]) -> None:
+    assert published(UEFL, **changes) == {}
+
+
+def test_faults_seen_before_show_nothing() -> None:
+    assert published("FedAvg", dataset="fmnist", partition="unseen") == {}
+    seen = {"uefl.codeword-start": "gaussian", "uefl.codebooks": "personal", "uefl.codes": 128}
+    assert published(UEFL, **seen) == {}
+
+
+def test_other_ways_of_saying_the_same_setting_are_the_same() -> None:
+    same = {"silo-train-size": 2000, "silo-test-size": 500, "network": "conv"}
+    assert published("FedAvg", **same, loss="cross-entropy") == published("FedAvg")
+    assert published("FedAvg", rounds=20, seed=3, precision="fp32") == published("FedAvg")
+
+
+def test_colour_starts_from_pretrained_weights() -> None:
+    assert published(UEFL, **GTSRB)
+    assert published(UEFL, **GTSRB | {"initial-weights": ""}) == {}
+    assert published(UEFL, **GTSRB | {"width": 16}) == {}
+    assert published("FedAvg", dataset="cifar100", **COLOUR, silo_train_size=4000)
+    assert published("FedAvg", dataset="cifar100", **COLOUR, silo_train_size=2000) == {}
+
+
+def test_static_books_are_those_that_never_grow() -> None:
+    large = {"dataset": "cifar100", **COLOUR, "uefl.codes": 512, "uefl.gamma": 0.1}
+    assert published(UEFL, **large) == {}
+    static = published(UEFL, **large, **{"uefl.max-iterations": 1, "uefl.codeword-start": "kmeans"})
+    assert static["D2"]["accuracy"] == 0.135
+    assert static["D2"]["codebook-loss"] == 2.91
+    grown = {"uefl.codes": 128}
+    assert published(UEFL, **large | grown)["D2"]["perplexity"] == 27.42
+    assert published(UEFL, **large | grown, **{"uefl.max-iterations": 2}) == {}
+    disfl = published(UEFL, **GTSRB, **{"uefl.max-iterations": 1})
+    assert disfl["D1"] == {"accuracy": 0.712}
+
+
+def test_gaussian_codewords_have_their_own_row() -> None:
+    gaussian = {"uefl.codeword-start": "gaussian"}
+    if "uefl.refresh" in as_mapping(UEFLSettings()):
+        gaussian |= {"uefl.refresh": "none"}
+    found = published(UEFL, **{"uefl.codes": 128} | gaussian)
+    assert found["D2"] == {
+        "codebook-loss": 0.6063,
+        "perplexity": 5.99,
+        "entropy": 0.296,
+        "accuracy": 0.554,
+    }
+    assert published(UEFL, **{"uefl.codes": 128})["D2"]["accuracy"] == 0.906
+
+
+def test_five_silos_have_a_number_each_and_their_distributions_the_mean() -> None:
+    found = published("FedAvg", silos=5)
+    assert found["s1b"] == {"accuracy": 0.936, "entropy": 0.0252}
+    assert found["D1"]["accuracy"] == pytest.approx((0.964 + 0.936 + 0.964) / 3, abs=1e-4)
+    assert found["D3"] == found["s3a"] == {"accuracy": 0.508, "entropy": 0.2560}
+    assert found["all"]["accuracy"] == pytest.approx(4.168 / 5)
+    assert published(UEFL, silos=5)["s3a"]["accuracy"] == 0.828
+    assert published("FedAvg", silos=5, dataset="fmnist") == {}
+    assert published("DisTrans", silos=5) == {}
+
+
+def test_tables_that_agree_are_joined_and_of_two_that_do_not_the_first_stands() -> None:
+    main = published(UEFL, **GTSRB)
+    assert main["D1"] == {
+        "accuracy": 0.95,
+        "entropy": 0.0196,
+        "codebook-loss": 0.387,  # table 7 has both accuracies as well
+        "perplexity": 25.85,
+    }
+    assert main["all"]["accuracy"] == 0.942  # and not 0.9417, the mean of three
+    assert main["all"]["perplexity"] == pytest.approx((25.85 + 25.94 + 26.96) / 3, abs=1e-4)
+    assert published("FedAvg", dataset="gtsrb", **COLOUR)["D1"]["accuracy"] == 0.670
+    sixteen = published(UEFL, **GTSRB | {"uefl.codes": 16})
+    assert sixteen["D1"] == {"accuracy": 0.188, "entropy": 2.81}
+
+
+def test_what_is_no_figure_is_left_out() -> None:
+    two = published(UEFL, **GTSRB | {"uefl.codes": 16, "uefl.segments": 2})
+    assert two["D1"] == {"accuracy": 0.918}
+    one = {"dataset": "cifar100", **COLOUR, "uefl.codes": 32, "uefl.gamma": 0.1}
+    assert published(UEFL, **one)["D1"] == {"entropy": 2.75}
+    assert published(UEFL, **one)["all"] == {"entropy": pytest.approx(8 / 3, abs=1e-4)}
+
+
+# Lines of numbers in the paper, table by table
+_LINES = {1: 6, 2: 6, 3: 12, 4: 3, 5: 5, 6: 9, 7: 15, 8: 18}
+_COLUMNS = {
+    3: ("mnist", "fmnist", "gtsrb", "cifar10", "cifar100"),
+    4: ("FedAvg", "DisFL", "UEFL"),
+    5: ("FedAvg", "UEFL"),
+    6: ("gtsrb", "cifar100"),
+}
+_BLOCKS = {3: ("FedAvg", "DisTrans", "UEFL"), 6: (1, 2, 4)}  # below one another
+
+
+def _printed(text: str) -> dict[int, list[list[str]]]:
+    """Return the numbers as printed, line by line, of each table."""
+    labels = ("\\mathcal{D}_", "s_{", "All")
+    lines = []
+    for line in text.splitlines():
+        cells = line.split("\t")
+        places = [place for place, cell in enumerate(cells) if cell.startswith(labels)]
+        if places:
+            lines.append(cells[places[-1] + 1 :])
+    assert len(lines) == sum(_LINES.values())
+    tables, start = {}, 0
+    for table, count in _LINES.items():
+        tables[table] = lines[start : start + count]
+        start += count
+    return tables
+
+
+def _place(row: Row) -> tuple[int, int]:
+    """Return a row's first line in its table, and the first cell there."""
+    column = row.dataset if row.table in (3, 6) else row.method
+    cell = _COLUMNS[row.table].index(column) if row.table in _COLUMNS else 0
+    cells_each = 1 if row.table == 4 else 2
+    if row.table in (4, 5):
+        return 0, cells_each * cell
+    if row.table in _BLOCKS:
+        block = _BLOCKS[row.table].index(row.method if row.table == 3 else row.own["uefl.segments"])
+    else:
+        block = [other for other in ROWS if other.table == row.table].index(row)
+    return block * len(row.parts), cells_each * cell
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.method}-{row.dataset}")
+def test_every_number_is_the_papers(row: Row, real_data: Path) -> None:
+    paper = real_data.parent / "papers" / "uefl.txt"
+    if not paper.is_file():
+        pytest.skip(f"no paper at {paper}")
+    lines = _printed(paper.read_text())[row.table]
+    line, cell = _place(row)
+    for offset, numbers in enumerate(row.lines):
+        cells = lines[line + offset][cell : cell + len(numbers)]
+        for printed, number in zip(cells, numbers, strict=True):
+            if number is not None:
+                assert float(printed) == number
+            else:
+                left_out = row.dataset == "cifar100" and row.own["uefl.segments"] == 1
+                assert printed == "-" or left_out
+
+
+def test_every_row_is_published_beside_some_run() -> None:
+    shown: dict[int, int] = {}
+    for row in ROWS:
+        colour = COLOUR if row.dataset not in ("mnist", "fmnist") else {}
+        base = {"dataset": row.dataset, "silos": row.silos, **colour}
+        codes = {"mnist": 32}.get(row.dataset, 64)
+        gamma = {"mnist": 0.3, "cifar10": 0.2}.get(row.dataset, 0.1)
+        never = {"uefl.max-iterations": 1} if row.method == DISFL else {}
+        own = {"uefl.codes": codes, "uefl.gamma": gamma, **never, **row.own}
+        method = UEFL if row.method == DISFL else row.method
+        known = as_mapping(UEFLSettings())
+        asked = {key: value for key, value in own.items() if key in known}
+        found = published(method, **base, **asked)
+        first = row.printed()[row.parts[0]]
+        shown[row.table] = shown.get(row.table, 0) + (found[row.parts[0]].items() >= first.items())
+    # Of tables 4 and 8 the rows that contradict an earlier table are not shown
+    assert shown == {1: 2, 2: 2, 3: 15, 4: 2, 5: 2, 6: 6, 7: 5, 8: 4}
