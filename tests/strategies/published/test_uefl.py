@@ -10,8 +10,14 @@ import pytest
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, build
 from models.methods.uefl import UEFLSettings
+from server_app.config.experiments import Experiment, read_experiments
+from server_app.config.settings import RunSettings, resolve
+from strategies.loop.participants import Participants
+from strategies.methods.registry import strategy_class
 from strategies.published.uefl import shifted_digits
 from strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row
+
+ROOT = Path(__file__).resolve().parents[3]
 
 # As the authors train; the paper's gamma and codes of MNIST are UEFL's defaults
 THERE: dict[str, Any] = {
@@ -267,3 +273,57 @@ def test_every_row_is_published_beside_some_run() -> None:
         shown[row.table] = shown.get(row.table, 0) + (found[row.parts[0]].items() >= first.items())
     # Of tables 4 and 8 the rows that contradict an earlier table are not shown
     assert shown == {1: 2, 2: 2, 3: 15, 4: 2, 5: 2, 6: 6, 7: 5, 8: 4}
+
+
+@pytest.fixture(scope="module")
+def experiments() -> dict[str, Experiment]:
+    return read_experiments(ROOT / "simulation.yaml")
+
+
+def _name(row: Row) -> str:
+    """Return the experiment of a row."""
+    method, own = row.method.lower(), row.own
+    return (
+        f"uefl-table{row.table}-"
+        + {
+            1: "static" if row.method == DISFL else "extended",
+            2: "gaussian" if "uefl.codeword-start" in own else "kmeans",
+            3: f"{row.dataset}-{method}",
+            4: {"fedavg": "fl"}.get(method, method),
+            5: method,
+            6: f"{row.dataset}-{own.get('uefl.segments')}",
+            7: f"gamma-{own.get('uefl.gamma')}",
+            8: f"codes-{own.get('uefl.codes')}",
+        }[row.table]
+    )
+
+
+def _published(settings: RunSettings) -> Any:
+    cls = strategy_class(settings.common.method)
+    return cls(settings.common, settings.own, Participants({}, {})).published()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=_name)
+def test_every_row_has_an_experiment_beside_which_it_stands_and_a_small_one(
+    row: Row, experiments: dict[str, Experiment]
+) -> None:
+    large = resolve(experiments[_name(row)].values)
+    part = row.parts[0]
+    shown, printed = _published(large)[part], row.printed()[part]
+    contradicting = ("uefl-table4-fl", "uefl-table8-codes-16", "uefl-table8-codes-64")
+    assert (shown.items() >= printed.items()) != (_name(row) in contradicting)
+    small = resolve(experiments[f"{_name(row)}-cpu"].values)
+    assert _published(small) == {}
+    assert small.common.method == large.common.method
+    assert (small.common.dataset, small.common.silos) == (row.dataset, row.silos)
+    asked = {**as_mapping(large.own), **row.own}
+    lengths = ("uefl.iteration-rounds", "uefl.extension-rounds")
+    of_small = as_mapping(small.own)
+    assert {k: v for k, v in of_small.items() if k not in lengths} == {
+        k: v for k, v in asked.items() if k not in lengths
+    }
+
+
+def test_no_experiment_of_a_table_is_of_no_row(experiments: dict[str, Experiment]) -> None:
+    named = {name.removesuffix("-cpu") for name in experiments if name.startswith("uefl-table")}
+    assert named == {_name(row) for row in ROWS}
