@@ -38,7 +38,7 @@ from models.networks.build import build_classifier
 from models.networks.kinds import Task
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights
+from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
@@ -60,7 +60,7 @@ class UEFL(Method):
 
     settings: UEFLSettings
     title = "UEFL"
-    capabilities = Capabilities(vit=False)
+    capabilities = Capabilities(vit=False, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
@@ -115,7 +115,7 @@ class UEFL(Method):
         if self.settings.max_iterations > 1:
             for site, facts in self.participants.facts.items():
                 self._refuse_small(site, facts.sizes())
-        network = build_classifier(self.common, task)
+        network = starting_network(self.common, task)
         arrays = initial_weights(network)
         dimension = segment_dimension(network.channels, self.settings.segments)
         if not self._personal():

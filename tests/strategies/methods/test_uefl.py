@@ -381,6 +381,7 @@ def test_numbers_are_published_of_the_runs_own_codebook(
     common = CommonSettings(
         dataset="mnist",
         width=128,
+        leading_norm=False,
         pixel_scale="raw",
         local_epochs=20,
         batch_size=1024,
