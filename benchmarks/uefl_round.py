@@ -4,7 +4,7 @@ Both are run by the inline engine on the same silos, with the same threads; what
 message is what its own clock says (traffic.csv). The two methods take turns, so that a machine that
 others use too slows both alike.
 
-    python benchmarks/uefl_round.py --data-dir DIR [--experiment uefl-cifar10-cpu] [--turns 3]
+    python benchmarks/uefl_round.py --data-dir DIR [--experiment NAME] [--turns 3]
 
 The quotients: a UEFL training round over FedAvg's, and what the end of an iteration adds (the check
 of uncertainty; the centroids, by which books are laid) over a training round of UEFL.
@@ -68,7 +68,7 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--experiment", default="uefl-cifar10-cpu")
+    parser.add_argument("--experiment", default="uefl-table3-cifar10-uefl-cpu")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     experiment = find_experiment(app_folder() / "simulation.yaml", options.experiment).values

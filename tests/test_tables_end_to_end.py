@@ -76,10 +76,12 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
 
 def test_a_method_of_images_is_refused_on_a_table() -> None:
     of_images = [name for name in METHODS if not strategy_class(name).capabilities.tables]
-    assert of_images == ["fedaligncl", "fedevprompt"]
-    said = "method 'fedevprompt' is of images, and data set 'heart-synthetic' is a table"
-    with pytest.raises(SettingError, match=said):
-        resolve(HEART | {"method": "fedevprompt", "network": "vit"})
+    assert set(of_images) == {"distrans", "fedaligncl", "fedevprompt"}
+    needed: dict[str, dict[str, Value]] = {"distrans": {}, "fedevprompt": {"network": "vit"}}
+    for name, network in needed.items():
+        said = f"method '{name}' is of images, and data set 'heart-synthetic' is a table"
+        with pytest.raises(SettingError, match=said):
+            resolve(HEART | {"method": name} | network)
 
 
 @pytest.mark.parametrize("nodes", [4, 2])

@@ -6,7 +6,7 @@ and one dense layer serve both; the logits' layer reads the two results beside o
 starts as the network of every other method, the logits' layer reading the mean of both. A site
 trains network and offset together; docs/methods/baselines.md says where the authors' code differs.
 
-Equations (arXiv:2210.15025, and its authors' code):
+Equations (arXiv:2210.15025):
   (transformation) both channels of an image -> models.methods.distrans.transformed
   (network) backbone, dense and logits layers -> models.methods.distrans.DoubleChannelClassifier
   (local step) of the offset -> client_app.methods.distrans.DisTransSite.local_training

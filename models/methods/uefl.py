@@ -15,8 +15,8 @@ Equations (arXiv:2402.18888):
   (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
   (11) perplexity of code use -> models.methods.uefl.perplexity
-  (section 3.2) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
-  (section 3.2) refresh of the shared book -> strategies.methods.uefl.UEFL.combine
+  (section 3.2, start) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
+  (section 3.2, refresh) first book laid anew -> strategies.methods.uefl.UEFL.combine
 """
 
 from __future__ import annotations
