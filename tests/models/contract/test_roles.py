@@ -132,8 +132,8 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "3822bf3c7cc563dbf6da5bfe6bbcb8155657bdcd277b715ec7b7dee94b1bc690",
-            "72da6bbce8ae8c9d3b6c07b50d360b4bd6ac45e3cf4256cd34f65a194d344376",
+            "ebb991af163e768efe7f5fcf0dcd0d1d744a585f01d9833e8263b3a3c9928947",
+            "a00b84d13f6aaecccaf87dbc50a7199be68d59921d35b30514e60eee0804f776",
         ),
         (
             "fedavg",
