@@ -34,7 +34,7 @@ def _same_draws() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Callable[..., dict[str, Value]]:
     """Return a builder of small run settings for a method, with changes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -18,8 +19,9 @@ import server_app.run.inline_engine
 from models.contract.errors import RunDirectoryError, SiteError
 from models.contract.messages import TRAINING
 from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid
+from server_app.run.inline_engine import InlineGrid, run_inline
 from tests.support.tiny import VARIANTS
 
 # Their rounds and states are those of another variant: dying once more shows nothing
@@ -43,14 +45,27 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
     return {str(p.relative_to(directory.path)): p.read_bytes() for p in wanted if p.is_file()}
 
 
+@pytest.fixture(scope="module")
+def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunDirectory]:
+    """Return a variant's run of three rounds, run once for all tests that only read it."""
+
+    @functools.cache
+    def run(variant: str) -> RunDirectory:
+        out = str(tmp_path_factory.mktemp(variant))
+        values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": out}
+        return run_inline(resolve(values), 3, draw=True)
+
+    return run
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_writes_the_whole_run_directory(
-    variant: str, tiny: Tiny, inline_run: InlineRun
+    variant: str, finished: Callable[[str], RunDirectory]
 ) -> None:
-    directory = inline_run(_values(tiny, variant), draw=True)
+    directory = finished(variant)
     summary = directory.read_json("summary.json")
     assert summary["method"] == VARIANTS[variant]["method"]
-    assert (summary["rounds"], summary["seed"], summary["dataset"]) == (2, 7, "digits")
+    assert (summary["rounds"], summary["seed"], summary["dataset"]) == (3, 7, "digits")
     assert list(summary["sites"]) == ["s1a", "s2a", "s3a"]
     for site in summary["sites"].values():
         assert {"accuracy", "entropy", "loss"} <= site.keys()
@@ -69,19 +84,24 @@ def test_a_run_writes_the_whole_run_directory(
     silos = directory.read_json("silos.json")
     assert silos["s3a"]["sizes"] == {"train": 36, "val": 4, "test": 10}
     rows = directory.read_csv("metrics.csv")
-    assert {row["round"] for row in rows} == {"0", "1", "2"}
+    assert {row["round"] for row in rows} == {"0", "1", "2", "3"}
     traffic = directory.read_csv("traffic.csv")
-    assert sum(row["phase"] in TRAINING for row in traffic) == 6
+    assert sum(row["phase"] in TRAINING for row in traffic) == 9
     assert (directory.path / "model.safetensors").is_file() == (summary["method"] != "local")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
-    variant: str, tiny: Tiny, inline_run: InlineRun, tmp_path: Path
+    variant: str,
+    tiny: Tiny,
+    inline_run: InlineRun,
+    finished: Callable[[str], RunDirectory],
+    tmp_path: Path,
 ) -> None:
-    first, again, other = (
-        _bytes(inline_run(_values(tiny, variant, seed=seed), out=tmp_path / name))
-        for name, seed in (("first", 7), ("again", 7), ("other", 8))
+    first = _bytes(finished(variant))
+    again, other = (
+        _bytes(inline_run(_values(tiny, variant, rounds=3, seed=seed), out=tmp_path / str(seed)))
+        for seed in (7, 8)
     )
     assert first == again
     assert first["metrics.csv"] != other["metrics.csv"]
@@ -105,13 +125,12 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
     variant: str,
     tiny: Tiny,
     inline_run: InlineRun,
+    finished: Callable[[str], RunDirectory],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    values = _values(tiny, variant, rounds=3)
-    whole = _bytes(inline_run(values, out=tmp_path / "whole"))
-    # Of a round's nine messages UEFL's last three are those that lay codewords
-    for lives in (2, 4, 7, 8, 11, 13, *((10, 12) if variant.startswith("uefl") else ())):
+    values, whole = _values(tiny, variant, rounds=3), _bytes(finished(variant))
+    for lives in _deaths(variant):
         out = tmp_path / str(lives)
         with monkeypatch.context() as patch:
             patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
@@ -122,6 +141,15 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
         assert began == (lives > 3)
         resumed = inline_run({**values, "resume": began}, out=out)
         assert _bytes(resumed) == whole, f"died after {lives} messages"
+
+
+def _deaths(variant: str) -> tuple[int, ...]:
+    """Return after how many messages a run dies: three hellos, then a round's phases."""
+    if variant == "fedavg":
+        return 2, 4, 7, 8, 11, 13
+    if variant.startswith("uefl"):
+        return 7, 10, 11, 12, 13  # of a round's nine messages the last three lay codewords
+    return 7, 8, 11
 
 
 def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:

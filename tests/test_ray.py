@@ -174,7 +174,7 @@ def test_an_error_inside_the_flower_run_is_fedsilos_one_line_and_exit_code(
 def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
     tiny: Tiny, inline_run: InlineRun, tmp_path: Path
 ) -> None:
-    values = tiny("fedavg", rounds=40)
+    values = tiny("fedavg", rounds=12)
     sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
     command = [sys.executable, "-m", "server_app.cli", "simulate", "fedavg-digits", *sets]
     run = subprocess.Popen(

@@ -17,7 +17,6 @@ ALWAYS, SITES = True, 2
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [
-        ("fedavg", 1),
         ("distrans", 1),
         ("uefl", 2),  # its uncertain hospital gets a book, its certain one lays the first anew
     ],
