@@ -99,7 +99,11 @@ class Federation:
         return str(json.loads(said.stdout)["run-id"])
 
     def state_of(self, run: str) -> tuple[str, str]:
-        said = self.inside("server", "flwr", "list", "--format", "json", check=True)
+        for _ in range(5):  # on a machine that is busy the command ends well and says nothing
+            said = self.inside("server", "flwr", "list", "--format", "json", check=True)
+            if said.stdout.strip():
+                break
+            time.sleep(2)
         (found,) = (row for row in json.loads(said.stdout)["runs"] if row["run-id"] == run)
         return found["status"], found["status-details"]
 
