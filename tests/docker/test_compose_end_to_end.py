@@ -335,7 +335,7 @@ def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     federation: Federation,
 ) -> None:
     private = 'uefl.codebooks="personal"'  # so that there is something to keep, each round
-    run = federation.submit("full", private, rounds=3)
+    run = federation.submit("full", private, rounds=6)  # not over before the disk is full
     checkpoint = "ls /state/runs/full/checkpoints/*.safetensors"
     while federation.inside("server", "sh", "-c", checkpoint).returncode:
         assert federation.state_of(run)[0] != "finished:failed"
@@ -347,7 +347,7 @@ def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     assert "s3b" in details
     assert "No space left on device" in details
     federation.inside("hospital-6", "rm", "/state/fill", check=True)
-    status, details = federation.wait_for(federation.submit("full", f"{private} resume=true", 3))
+    status, details = federation.wait_for(federation.submit("full", f"{private} resume=true", 6))
     assert status == "finished:completed", details
     assert sorted(federation.summary("full")["sites"]) == SITES
 
