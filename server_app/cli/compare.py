@@ -36,6 +36,20 @@ _InlineFirst = Annotated[
 _Seeds = Annotated[
     int, typer.Option("--seeds", show_default=False, help="number of seeds (default 3)")
 ]
+_Trials = Annotated[
+    int | None,
+    typer.Option(
+        "--trials",
+        show_default=False,
+        help="points of the grid to try (default: the simulation file's); the same for all methods",
+    ),
+]
+_SeedsOfAPoint = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds", show_default=False, help="seeds of a point (default: the simulation file's)"
+    ),
+]
 _OneACore = Annotated[
     int, typer.Option("--jobs", show_default=False, help="runs at once (default: one a core)")
 ]
@@ -144,6 +158,8 @@ def _tune(
     config: ConfigOption = None,
     out: OutOption = None,
     file: FileOption = None,
+    trials: _Trials = None,
+    seeds: _SeedsOfAPoint = None,
     jobs: JobsOption = 0,
 ) -> None:
     from server_app.compare.tune import ranking_table, tune
@@ -151,10 +167,14 @@ def _tune(
     from server_app.run.progress_bars import make_console
 
     refuse_below(0, "jobs", jobs)
+    for option, number in (("trials", trials), ("seeds", seeds)):
+        refuse_below(1, option, 1 if number is None else number)
     console = make_console()
     tuned = tune(
         experiment,
         RunSources(file=file, config=config, changes=tuple(changes), out=out),
+        trials=trials,
+        seeds=seeds,
         jobs=jobs,
         tell=progress_printer(console),
     )

@@ -53,6 +53,8 @@ def tune(
     experiment: str,
     sources: RunSources,
     *,
+    trials: int | None = None,
+    seeds: int | None = None,
     jobs: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
@@ -61,6 +63,8 @@ def tune(
     Args:
         experiment: its name; the simulation file declares its grid.
         sources: where settings come from, over the experiment's.
+        trials: points of the grid that are tried; None: as the simulation file has it.
+        seeds: of each point; None: likewise. chosen.json tells of both.
         jobs: runs at once; 0: one for each core.
         tell: takes a line before the runs begin.
 
@@ -68,7 +72,7 @@ def tune(
         FedsiloError: there is no grid, a setting is wrong, or a run failed.
     """
     file = simulation_file(sources.file)
-    budget = read_tuning(file)
+    budget = _budget(file, trials, seeds)
     grid = find_experiment(file, experiment).grid
     points = grid_points(grid, budget, experiment)
     base, _ = planned(experiment, sources)
@@ -91,6 +95,15 @@ def tune(
     return Tuned(ranked, document, folder)
 
 
+def _budget(file: Path, trials: int | None, seeds: int | None) -> Tuning:
+    budget = read_tuning(file)
+    return replace(
+        budget,
+        trials=budget.trials if trials is None else trials,
+        seeds=budget.seeds if seeds is None else seeds,
+    )
+
+
 def grid_points(
     grid: Mapping[str, Sequence[Value]], budget: Tuning, experiment: str
 ) -> list[dict[str, Value]]:
@@ -105,7 +118,7 @@ def grid_points(
     if size < budget.trials:
         raise SettingError(
             f"experiment '{experiment}' declares a grid of {size} points, and every experiment is "
-            f"tried at {budget.trials} ('trials' under 'tuning'): widen its 'grid'"
+            f"tried at {budget.trials} (--trials, or 'trials' under 'tuning'): widen its 'grid'"
         )
     sampled = ParameterSampler(dict(grid), budget.trials, random_state=0)
     return [{key: point[key] for key in grid} for point in sampled]

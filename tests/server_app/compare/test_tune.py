@@ -253,3 +253,19 @@ def test_tables_that_were_changed_are_searched_anew(simulation: Simulation, tmp_
     after = trials("001" * 14)
     assert before < after
     assert len(after) == 8
+
+
+def test_a_budget_of_the_command_stands_instead_of_the_files_and_is_written_down(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = simulation(SEARCH)
+    assert _tune("images", file, tmp_path, "--trials", "1", "--seeds", "2") == 0
+    assert "1 points, the data set's own validation part, 2 seeds: 2 runs" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    document = json.loads((tmp_path / "tune-images" / "chosen.json").read_text())
+    assert (document["budget"]["trials"], document["budget"]["seeds"]) == (1, 2)
+    assert _tune("images", file, tmp_path, "--trials", "3") == 1
+    assert "a grid of 2 points" in capsys.readouterr().err
+    assert _tune("images", file, tmp_path, "--trials", "0") != 0
+    assert "--trials" in capsys.readouterr().err
