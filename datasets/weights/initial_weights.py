@@ -1,8 +1,8 @@
 """What a run's exchanged weights start from, beside the seed: a run's model, a ViT's, or VGG16's.
 
 A file of exchanged arrays, as a run writes ``model.safetensors``, must fit the network array by
-array, and so must the features of VGG16 with batch norm. Of another ViT's weights (CLIP, SAM,
-LVM-Med) all arrays of the blocks are needed; of the rest what fits is taken, resampled where timm
+array, unless only its encoder is asked for, which classes of another data set leave as it is; so
+must the features of VGG16 with batch norm. Of another ViT's weights (CLIP, SAM, LVM-Med) all arrays of the blocks are needed; of the rest what fits is taken, resampled where timm
 can, and what does not stays as the seed has it.
 """
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
 _TIMM = "timm:"
+_ENCODER = "encoder:"
 # SAM's own names, which LVM-Med's files have too, and timm's for the same arrays
 _RENAMED = {"mlp.lin1.": "mlp.fc1.", "mlp.lin2.": "mlp.fc2."}
 _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
@@ -48,7 +49,9 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     path = initial_file(settings)
     refuse_seen_start(settings)
     state = file_state(path, "initial-weights")
-    if state.keys() & exchanged_arrays(network).keys():
+    if named.startswith(_ENCODER):
+        _load(network, _only_encoder(network, state, path), path)
+    elif state.keys() & exchanged_arrays(network).keys():
         _load(network, state, path)
     else:
         _fill(network, state, str(path))
@@ -65,7 +68,7 @@ def refuse_seen_start(settings: CommonSettings) -> None:
     seen: set[Path] = set()
     run: CommonSettings | None = settings
     while run and run.initial_weights and not run.initial_weights.startswith(_TIMM):
-        path = initial_file(run) if run is settings else Path(run.initial_weights)
+        path = initial_file(run) if run is settings else Path(_file_named(run))
         if path in seen or not path.is_file():
             return
         seen.add(path)
@@ -81,7 +84,7 @@ def initial_file(settings: CommonSettings) -> Path:
         SettingError: there is none.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
-    tried = weight_paths(settings.initial_weights, places)
+    tried = weight_paths(_file_named(settings), places)
     for path in tried:
         if path.is_file():
             return path
@@ -90,6 +93,29 @@ def initial_file(settings: CommonSettings) -> Path:
         f"{' or '.join(map(str, tried))}: give an absolute path (of a run: its model.safetensors), "
         "or a name of timm with 'timm:' before it"
     )
+
+
+def _file_named(settings: CommonSettings) -> str:
+    return settings.initial_weights.removeprefix(_ENCODER)
+
+
+def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the network's own arrays, those of its encoder from ``state``.
+
+    Raises:
+        SettingError: an array of the encoder is not in it.
+    """
+    own = exchanged_arrays(network)
+    wanted = [name for name in own if name.startswith("encoder.")]
+    missing = [name for name in wanted if name not in state]
+    if missing or not wanted:
+        first = f" ('{missing[0]}')" if missing else ""
+        raise SettingError(
+            f"setting 'initial-weights': {path} lacks {len(missing)} of {len(wanted)} arrays of "
+            f"the network's encoder{first}: with 'encoder:' before it a file must be a run's "
+            "model of the same 'network' and 'width'"
+        )
+    return {**own, **{name: state[name] for name in wanted}}
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:

@@ -140,8 +140,9 @@ class CommonSettings:
     )
     initial_weights: str = setting(
         "",
-        "what the exchanged weights start from: a safetensors file as a run writes it, a ViT's or "
-        "vgg16-bn's weights file, or a name of timm with 'timm:' before it; empty: the seed",
+        "what the exchanged weights start from: a safetensors file as a run writes it ('encoder:' "
+        "before it: only its encoder, for other classes), a ViT's or vgg16-bn's weights file, or "
+        "a name of timm with 'timm:' before it; empty: the seed",
     )
     train_backbone: bool = setting(
         False, "whether the ViT is trained and exchanged, not frozen", roles="vit"

@@ -126,3 +126,28 @@ def test_a_runs_vgg_is_taken_with_its_head(tmp_path: Path) -> None:
     network = build_classifier(settings, COLOUR)
     load_initial_weights(network, settings)
     assert all(torch.equal(found, wanted[n]) for n, found in exchanged_arrays(network).items())
+
+
+def test_of_a_run_on_other_classes_the_encoder_is_taken_and_the_head_from_the_seed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.safetensors"
+    of_run = exchanged_arrays(build_classifier(CONV, Task((1, 16, 16), 5)))
+    save_file({name: array.clone() for name, array in of_run.items()}, path)
+    settings = _from(CONV, f"encoder:{path}")
+    network = build_classifier(settings, TASK)
+    before = {name: array.clone() for name, array in exchanged_arrays(network).items()}
+    load_initial_weights(network, settings)
+    found = exchanged_arrays(network)
+    encoder = [name for name in found if name.startswith("encoder.")]
+    assert encoder
+    assert all(torch.equal(found[name], of_run[name]) for name in encoder)
+    head = [name for name in found if name not in encoder]
+    assert head
+    assert all(torch.equal(found[name], before[name]) for name in head)
+    with pytest.raises(SettingError, match=r"'encoder.* is \(4, .*give the run the network"):
+        wider = dataclasses.replace(settings, width=8)
+        load_initial_weights(build_classifier(wider, TASK), wider)
+    save_file({encoder[0]: of_run[encoder[0]].clone()}, path)
+    with pytest.raises(SettingError, match=rf"lacks {len(encoder) - 1} of {len(encoder)} arrays"):
+        load_initial_weights(network, settings)
