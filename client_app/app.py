@@ -50,6 +50,19 @@ def evaluate(message: Message, context: Context) -> Message:
     return _reply(message, context, _evaluate)
 
 
+def refuse(message: Message, context: Context, error: RefusedError) -> Message:
+    """Refuse a message before anything of it is opened; the audit log tells of it."""
+
+    def refused(message: Message, context: Context) -> RecordDict:
+        from client_app.site.identity import own_name
+
+        raise RefusedError(f"site {own_name(context)}: {error}")
+
+    if "site-file" not in context.node_config:
+        return _attempt(message, context, refused)[0]
+    return _kept(message, context, *_attempt(message, context, refused))
+
+
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer; what a real site sends is bundled last, when all that leaves has been looked at."""
     reply = _logged(message, context, answer)
@@ -71,12 +84,18 @@ def _logged(message: Message, context: Context, answer: Answer) -> Message:
         answer = partial(answer_within_bounds, answer)
     if "site-file" not in context.node_config:
         return _attempt(message, context, answer)[0]
+    from client_app.site.policy import answer_under
+
+    return _kept(message, context, *_attempt(message, context, partial(answer_under, answer)))
+
+
+def _kept(message: Message, context: Context, reply: Message, outcome: str) -> Message:
+    """Return a reply once its line stands in the audit log; without the line an error."""
     from client_app.site.audit_log import append_line, entry
     from client_app.site.identity import own_name
-    from client_app.site.policy import answer_under, audit_log
+    from client_app.site.policy import audit_log
 
     site = own_name(context)
-    reply, outcome = _attempt(message, context, partial(answer_under, answer))
     try:
         append_line(audit_log(context), entry(site, message, context, reply, outcome))
     except Exception as error:  # the same boundary: nothing leaves unlogged

@@ -1,4 +1,6 @@
-"""Entry point of a hospital's image: check what was mounted, then become ``flower-supernode``.
+"""Entry point of a hospital's image: check what was mounted, then become the hospital's node.
+
+That is Flower's SuperNode with a worker beside it, which runs the image's own fedsilo only.
 
 The site's name, the server's address and the device come from the environment (``FEDSILO_SITE``,
 ``FEDSILO_SERVER``, ``FEDSILO_DEVICE``), secrets only from files.
@@ -22,7 +24,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
 def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
-    """Return the command that starts the SuperNode.
+    """Return the command that starts the SuperNode and its worker.
 
     Raises:
         checks.Refused: a name, a secret, a folder or the server is not as it must be.
@@ -44,7 +46,7 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     if not given.print:
         checks.handshake(server, authority)
     return [
-        "flower-supernode",
+        *("python", "-m", "client_app.worker.hospital"),
         *("--superlink", server),
         *("--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key)),

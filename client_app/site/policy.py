@@ -85,6 +85,12 @@ class SiteFile(Limits):
     delta: float = setting(1e-5, "at which the cap holds", above=0.0, below=1.0)
     allow_folds: bool = setting(False, "whether a run may choose among samples")
     allow_embeddings: bool = setting(False, "whether embeddings of single images may leave")
+    app: str = setting(
+        "installed",
+        "whose code answers: the hospital's own, of a run of the same version, or any that a run "
+        "brings along",
+        choices=("installed", "any"),
+    )
     audit_log: str = setting("", "file of the audit log; empty: in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
 
@@ -170,7 +176,7 @@ def read_site_file(context: Context) -> SiteFile:
     if not path.is_absolute():
         raise RefusedError("'site-file' in the node config must be an absolute path")
     try:
-        site_file = _parsed(path.read_text(encoding="utf-8"))
+        site_file = parsed_site_file(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RefusedError(f"the site file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -262,7 +268,12 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     )
 
 
-def _parsed(text: str) -> SiteFile:
+def parsed_site_file(text: str) -> SiteFile:
+    """Return what the text of a site file says.
+
+    Raises:
+        SettingError: it is no YAML, a key is unknown or missing, or a value cannot be.
+    """
     from client_app.site.site_file import read_limits  # pydantic, only at who has a site file
 
     named = read_limits(text, SiteFile).given()

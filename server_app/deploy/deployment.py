@@ -25,7 +25,7 @@ from models.contract.errors import FedsiloError, SettingError
 from models.contract.settings_schema import Value, unknown_name
 from server_app.config.operator_files import REGISTRY
 from server_app.records.run_directory import git_revision
-from server_app.run.processes import process_of, tool
+from server_app.run.processes import app_folder, process_of, tool
 
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
@@ -165,7 +165,7 @@ class Deployment:
         """Return the command that starts a site."""
         config = " ".join(f"{k}={json.dumps(v)}" for k, v in self.node_config[site].items())
         return [
-            tool("flower-supernode"),
+            *(sys.executable, "-m", "client_app.worker.hospital"),
             *("--superlink", f"127.0.0.1:{self.ports['fleet']}"),
             *("--root-certificates", str(self.secrets / "ca.crt")),
             *("--auth-supernode-private-key", str(self.secrets / f"{site}.key")),
@@ -193,6 +193,8 @@ class Deployment:
                 REGISTRY: str(self.registry),
                 "FEDSILO_REVISION": git_revision(),
             }
+        else:
+            variables["PYTHONPATH"] = str(app_folder())  # the app that the hospital has installed
         return inherited | variables
 
     def write_connection(self) -> None:

@@ -69,8 +69,8 @@ def test_a_hospital_starts_a_supernode_with_its_own_words(hospital: Runner, plac
     done = hospital(FEDSILO_SERVER="fl.example.org:9092")
     assert done.returncode == 0, done.stderr
     command = shlex.split(done.stdout)
-    assert command[0] == "flower-supernode"
-    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert command[:3] == ["python", "-m", "client_app.worker.hospital"]
+    options = dict(zip(command[3::2], command[4::2], strict=True))
     assert options["--superlink"] == "fl.example.org:9092"
     assert options["--root-certificates"] == str(place / "secrets" / "ca.crt")
     assert options["--auth-supernode-private-key"] == str(place / "secrets" / "node.key")

@@ -145,8 +145,8 @@ def test_of_a_run_on_other_classes_the_encoder_is_taken_and_the_head_from_the_se
     head = [name for name in found if name not in encoder]
     assert head
     assert all(torch.equal(found[name], before[name]) for name in head)
+    wider = dataclasses.replace(settings, width=8)
     with pytest.raises(SettingError, match=r"'encoder.* is \(4, .*give the run the network"):
-        wider = dataclasses.replace(settings, width=8)
         load_initial_weights(build_classifier(wider, TASK), wider)
     save_file({encoder[0]: of_run[encoder[0]].clone()}, path)
     with pytest.raises(SettingError, match=rf"lacks {len(encoder) - 1} of {len(encoder)} arrays"):

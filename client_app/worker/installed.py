@@ -1,0 +1,165 @@
+"""The fedsilo that a hospital has installed, and whether the app of a run is the same.
+
+A run brings its app along as a zip (Flower's FAB). The worker never runs it: it runs what is
+installed, and answers only a run whose app is that, file by file. So a site file, an audit log and
+every bound hold whatever the server ships.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.contract.errors import RefusedError, SettingError
+
+ROOMS = ("client_app", "datasets", "models", "server_app", "strategies")
+PYPROJECT = "pyproject.toml"
+# What a checkout has beside the rooms: Flower bundles it, a hospital's image need not have it
+_BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "tests")), ".")
+_BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # what Flower takes along
+_LARGEST = 64 * 2**20  # bytes of an app's files, unpacked; ours has 3 MiB
+_NAMED = 3  # files in a refusal
+
+
+@dataclass(frozen=True)
+class InstalledApp:
+    """What is installed: where, and what Flower would bundle of it.
+
+    Attributes:
+        folder: that of pyproject.toml and the rooms.
+        digests: SHA-256 of each file of the rooms, by path.
+        project: the content of pyproject.toml, as a bundle has it.
+    """
+
+    folder: Path
+    digests: Mapping[str, str]
+    project: Mapping[str, Any]
+
+    def refuse_other(self, bundle: bytes) -> None:
+        """Refuse a run whose app is another one than this.
+
+        Args:
+            bundle: the run's app, a zip.
+
+        Raises:
+            RefusedError: names the files that differ, are missing or too many.
+        """
+        files = _unpacked(bundle)
+        theirs = {name: _digest(data) for name, data in files.items() if _of_rooms(name)}
+        other = sorted(
+            name
+            for name in self.digests.keys() | theirs.keys()
+            if self.digests.get(name) != theirs.get(name)
+        )
+        other += sorted(name for name in files if not _of_rooms(name) and _is_surplus(name))
+        if _project(files.get(PYPROJECT, b""), "the run's") != self.project:
+            other.append(PYPROJECT)
+        if other:
+            raise RefusedError(self._refusal(other))
+
+    def _refusal(self, other: Sequence[str]) -> str:
+        shown = ", ".join(name if name.isprintable() else ascii(name) for name in other[:_NAMED])
+        more = f" and {len(other) - _NAMED} more" if len(other) > _NAMED else ""
+        changed = [name for name in local_changes(self.folder) if name in other]
+        own = f"; of these {', '.join(changed[:_NAMED])} was changed here" if changed else ""
+        return (
+            f"the run's app is not this hospital's version: {shown}{more} differ{own}; start the "
+            "run from the fedsilo that is installed here, or have the hospital install the run's"
+        )
+
+
+def installed_app(folder: Path | None = None) -> InstalledApp:
+    """Read the installed fedsilo, once a process.
+
+    Args:
+        folder: that of pyproject.toml; None: the one that this module lies in.
+
+    Raises:
+        SettingError: fedsilo is not installed with its pyproject.toml, or it cannot be read.
+    """
+    folder = folder or Path(__file__).resolve().parents[2]
+    try:
+        project = _project((folder / PYPROJECT).read_bytes(), "the installed")
+    except OSError as error:
+        raise SettingError(
+            f"no installed fedsilo: {folder / PYPROJECT} cannot be read ({error.strerror}); a "
+            "hospital's worker needs fedsilo's checkout or the hospital's image"
+        ) from None
+    digests = {
+        path.relative_to(folder).as_posix(): _digest(path.read_bytes())
+        for room in ROOMS
+        for path in sorted((folder / room).rglob("*"))
+        if path.suffix in _BUNDLED and _of_rooms(path.relative_to(folder).as_posix())
+    }
+    if not digests:
+        raise SettingError(f"no installed fedsilo: {folder} has none of {', '.join(ROOMS)}")
+    return InstalledApp(folder, digests, project)
+
+
+def local_changes(folder: Path) -> list[str]:
+    """Return the files of a checkout that git knows to be changed; none where there is no git."""
+    command = ("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=all")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line[3:] for line in done.stdout.splitlines()] if done.returncode == 0 else []
+
+
+def _of_rooms(name: str) -> bool:
+    """Tell whether a file is of the rooms."""
+    return name.split("/")[0] in ROOMS and "__pycache__" not in name.split("/")
+
+
+def _is_surplus(name: str) -> bool:
+    """Tell whether a file outside the rooms could be run as one of the app's modules."""
+    return name.endswith(".py") and not name.startswith(_BESIDE)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _unpacked(bundle: bytes) -> dict[str, bytes]:
+    """Return the files of a bundle by name; nothing is written anywhere.
+
+    Raises:
+        RefusedError: it is no zip, names a file twice, or would be larger than an app can be.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            entries = archive.infolist()
+            names = [entry.filename for entry in entries]
+            if len(set(names)) < len(names):
+                raise RefusedError("the run's app names a file twice: nothing of it is run")
+            if sum(entry.file_size for entry in entries) > _LARGEST:
+                raise RefusedError(
+                    f"the run's app is larger than {_LARGEST >> 20} MiB: nothing of it is run"
+                )
+            return {name: archive.read(name) for name in names if not name.endswith("/")}
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError):
+        raise RefusedError("the run's app is no bundle of Flower's: nothing of it is run") from None
+
+
+def _project(text: bytes, whose: str) -> Mapping[str, Any]:
+    """Return pyproject.toml's content without 'federations', which Flower takes out of a bundle.
+
+    Raises:
+        RefusedError: it is no TOML.
+    """
+    try:
+        content = tomllib.loads(text.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        raise RefusedError(f"{whose} {PYPROJECT} is no TOML") from None
+    flower = content.get("tool", {}).get("flwr", {})
+    if isinstance(flower, dict):
+        flower.pop("federations", None)
+    return content

@@ -1,0 +1,162 @@
+"""A server ships another app: hospitals run nothing of it, say so, and the honest run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.worker.installed import ROOMS
+from models.contract.settings_schema import Value
+from server_app.deploy.deployment import FEDERATION, Deployment, read_deployment
+from server_app.deploy.flower import flwr
+from server_app.records.run_directory import RunDirectory
+from server_app.run.processes import app_folder
+
+SITES = 2
+SITE_FILE = """
+methods: ["*"]
+datasets: ["*"]
+records: ["config/*", "metrics/*", "arrays/*"]
+"""
+_LIMIT = 180.0
+_MARK = "altered-app-was-here"
+Tiny = Callable[..., dict[str, Value]]
+Deployed = Callable[..., tuple[int, RunDirectory]]
+InlineRun = Callable[..., RunDirectory]
+Same = Callable[[RunDirectory, RunDirectory], None]
+
+# Whoever imports it leaves a mark in its folder, and would answer with whatever is in the silo
+THEFT = f'''
+import pathlib
+pathlib.Path("{_MARK}").touch()
+'''
+
+
+def _theft(app: Path) -> None:
+    module = app / "client_app" / "app.py"
+    module.write_text(module.read_text() + THEFT)
+
+
+def _other_pyproject(app: Path) -> None:
+    project = app / "pyproject.toml"
+    project.write_text(project.read_text().replace("rounds = 30\n", "rounds = 29\n", 1))
+
+
+def _extra_module(app: Path) -> None:
+    (app / "client_app" / "methods" / "theft.py").write_text(THEFT)
+
+
+@pytest.fixture
+def altered(tmp_path: Path) -> Callable[[Callable[[Path], None]], Path]:
+    """Return a function that makes an altered copy of the app."""
+
+    def make(change: Callable[[Path], None]) -> Path:
+        app = tmp_path / "fedsilo"
+        for room in ROOMS:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(app_folder() / room, app / room, ignore=ignored)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(app_folder() / name, app)
+        before = {path: path.read_bytes() for path in app.rglob("*") if path.is_file()}
+        change(app)
+        assert before != {path: path.read_bytes() for path in app.rglob("*") if path.is_file()}
+        return app
+
+    return make
+
+
+def _ship(deployment: Deployment, app: Path, values: Mapping[str, Value], name: str) -> str:
+    """Start a run of an app; return its number."""
+    config = deployment.folder / f"{name}.toml"
+    told = values | {"run-name": name, "out": str(deployment.runs)}
+    config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in told.items() if "." not in k))
+    answer = flwr(deployment, "run", str(app), FEDERATION, "--run-config", str(config))
+    return str(answer["run-id"])
+
+
+def _status(deployment: Deployment, number: str) -> str:
+    """Wait for a run's end; return how it ended, with why."""
+    limit = time.monotonic() + _LIMIT
+    while time.monotonic() < limit:
+        (run,) = flwr(deployment, "list", FEDERATION, "--run-id", number)["runs"]
+        if str(run["status"]).startswith("finished"):
+            return f"{run['status']} {run['status-details']}"
+        time.sleep(1.0)
+    raise AssertionError("the run did not end")
+
+
+def _audit(folder: Path, site: str) -> list[dict[str, Any]]:
+    log = folder / "sites" / site / "state" / ".own" / site / "audit.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def _marks(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"sites/*/{_MARK}"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_theft, "client_app/app.py"),
+        (_other_pyproject, "pyproject.toml"),
+        (_extra_module, "client_app/methods/theft.py"),
+    ],
+)
+def test_an_altered_app_is_refused_before_a_line_of_it_runs_and_the_honest_run_goes_on(
+    change: Callable[[Path], None],
+    named: str,
+    altered: Callable[[Callable[[Path], None]], Path],
+    folder: Path,
+    deployed: Deployed,
+    tiny: Tiny,
+    inline_run: InlineRun,
+    same: Same,
+) -> None:
+    deployment = read_deployment(folder)
+    before = {site: len(_audit(folder, site)) for site in deployment.sites}
+    values = tiny("fedavg", silos=SITES)
+    name = f"altered-{Path(named).stem}"
+    number = _ship(deployment, altered(change), values, name)
+    code, honest = deployed(values, f"beside-{name}")  # while the other is refused
+    assert code == 0
+    same(honest, inline_run(values, SITES))
+    ended = _status(deployment, number)
+    assert ended.startswith("finished:failed"), ended
+    assert f"not this hospital's version: {named} differ" in " ".join(ended.split())
+    for site in deployment.sites:
+        lines = _audit(folder, site)[before[site] :]
+        refused = [line for line in lines if line["outcome"] == "refused"]
+        assert refused
+        assert all(f"version: {named}" in line["why"] for line in refused)
+        assert {line["run-id"] for line in refused}.isdisjoint(
+            line["run-id"] for line in lines if line["outcome"] == "answered"
+        )
+        assert f"{named} differ" in " ".join(deployment.log(site).read_text().split())
+    assert _marks(folder) == []
+
+
+@contextmanager
+def _any_app(site_file: Path) -> Iterator[None]:
+    rules = site_file.read_text()
+    site_file.write_text(f"{rules}app: any\n")
+    try:
+        yield
+    finally:
+        site_file.write_text(rules)
+
+
+def test_a_hospital_that_says_any_runs_it(
+    altered: Callable[[Callable[[Path], None]], Path], folder: Path, tiny: Tiny
+) -> None:
+    deployment = read_deployment(folder)
+    with _any_app(folder / "site.yaml"):
+        number = _ship(deployment, altered(_theft), tiny("fedavg", silos=SITES), "any")
+        assert _status(deployment, number).startswith("finished:completed")
+    assert len(_marks(folder)) == SITES, "what the tests above look for can be seen"
