@@ -191,6 +191,7 @@ def site_facts(site: Site) -> SiteFacts:
         class_names=silo.classes,
         floor=site.settings.sums_min_count,
         measured=site.measured(),
+        software=site.software(),
     )
 
 

@@ -36,6 +36,7 @@ from models.contract.messages import CONFIG, Instruction
 from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, build, defaults, keys_with
+from models.contract.versions import installed_software
 from models.maths.standardisation import sums_of
 from models.privacy.gaussian_mechanism import check_privacy_settings
 
@@ -73,6 +74,18 @@ class Site:
         few = {name for name, split in self.silo.splits().items() if 0 < len(split) < enough}
         withheld = few | ({"train"} if self.capped else set())
         return tuple(name for name in SPLITS if name not in withheld)
+
+    def software(self) -> dict[str, str]:
+        """Return what this hospital runs and on which device; of a simulated one nothing.
+
+        Raises:
+            SettingError: there is no such device.
+        """
+        if self.simulated:
+            return {}
+        settings = self.settings
+        compute = choose_compute(settings.device, settings.precision, settings.threads)
+        return installed_software() | {"device": str(compute.device)}
 
     def sums(self) -> Sums | None:
         """Return what this site sends towards pooled figures; None: nothing.

@@ -79,7 +79,9 @@ def choose_compute(device: str, precision: str, threads: int) -> Compute:
     if use_gpu:
         _be_repeatable(precision)
     chosen = torch.device(f"cuda:{index}" if use_gpu else "cpu")
-    return Compute(chosen, precision == "bf16" or (precision == "auto" and use_gpu))
+    # Where bf16 is emulated it is slower than fp32
+    native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    return Compute(chosen, precision == "bf16" or (precision == "auto" and native))
 
 
 def _device_parts(device: str) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +36,7 @@ class SiteFacts:
         class_names: names of the classes, empty where there are none.
         floor: the site's 'sums-min-count', which its hospital may have raised: of fewer samples no
             mean leaves it.
+        software: of a hospital, what it runs: versions, revision and device, by name.
         measured: the splits of which the site sends measurements; a hospital may withhold those of
             too few samples, or all of them.
     """
@@ -55,6 +56,7 @@ class SiteFacts:
     class_names: tuple[str, ...] = ()
     floor: int = 1
     measured: tuple[str, ...] = SPLITS
+    software: dict[str, str] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""
@@ -82,6 +84,8 @@ class SiteFacts:
             "floor": self.floor,
             "measured": json.dumps(self.measured),
         }
+        if self.software:
+            config["software"] = json.dumps(self.software)
         if self.sums is not None:
             config |= {f"sums-{part}": values.tolist() for part, values in vars(self.sums).items()}
         return config
@@ -112,6 +116,7 @@ class SiteFacts:
             class_names=tuple(str(name) for name in json.loads(config["class-names"])),
             floor=_of(int, config, "floor"),
             measured=_measured(json.loads(config["measured"])),
+            software=_texts(json.loads(str(config.get("software", "{}")))),
         )
         facts.sizes()["train"]  # what every reply's weight is held against
         return facts
@@ -122,6 +127,12 @@ def _of(kind: type[T], config: Mapping[str, Any], key: str) -> T:
     if type(value) is not kind:
         raise TypeError(f"'{key}' is of type {type(value).__name__}, not {kind.__name__}")
     return value
+
+
+def _texts(given: Any) -> dict[str, str]:
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise ValueError("'software' is no mapping of texts")
+    return dict(given)
 
 
 def _measured(given: Any) -> tuple[str, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from models.contract.errors import SiteError
@@ -18,6 +21,31 @@ _APP, _FLOWER = "fedsilo-version", "flower-version"
 def own_versions() -> dict[str, str]:
     """Return the versions of this process, as keys and values of a ConfigRecord."""
     return {_APP: FEDSILO, _FLOWER: version("flwr")}
+
+
+def installed_software() -> dict[str, str]:
+    """Return what a hospital runs: versions of fedsilo, Flower and PyTorch, and the revision."""
+    return {
+        "fedsilo": FEDSILO,
+        "revision": git_revision(),
+        "flower": version("flwr"),
+        "torch": version("torch"),
+    }
+
+
+def git_revision() -> str:
+    """Return the revision of the checkout that runs, 'unknown' outside one."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("FEDSILO_REVISION", "unknown")
+    return done.stdout.strip()
 
 
 def refuse_other_versions(server: Mapping[str, Any]) -> None:

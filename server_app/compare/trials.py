@@ -29,9 +29,9 @@ from datasets.io.atomic_files import write_atomically
 from datasets.registry import silo_names
 from models.contract.errors import FedsiloError
 from models.contract.settings_schema import Value
+from models.contract.versions import git_revision
 from server_app.config.settings import RunSettings
 from server_app.records.finished_run import FinishedRun
-from server_app.records.run_directory import git_revision
 from server_app.run.processes import end_with
 from server_app.run.progress_bars import make_console
 

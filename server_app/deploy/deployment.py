@@ -23,8 +23,8 @@ from datasets.io.atomic_files import write_atomically
 from datasets.silo.site_names import LONGEST, site_name_fault
 from models.contract.errors import FedsiloError, SettingError
 from models.contract.settings_schema import Value, unknown_name
+from models.contract.versions import git_revision
 from server_app.config.operator_files import REGISTRY
-from server_app.records.run_directory import git_revision
 from server_app.run.processes import app_folder, process_of, tool
 
 SERVER = "server"

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import tomli_w
 
 from datasets.io.atomic_files import write_atomically
 from models.contract.errors import RunDirectoryError
+from models.contract.versions import git_revision
 from server_app.config.settings import RunSettings, grouped
 from strategies.loop.participants import Participants
 
@@ -154,7 +154,8 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out.
 
-    By 'site-weights' also the training samples that were agreed.
+    Of hospitals also what software and device they use, by 'site-weights' the training samples that
+    were agreed.
     """
     agreed = participants.agreed()
     return {
@@ -167,25 +168,11 @@ def silos_document(participants: Participants) -> dict[str, Any]:
             "schema": facts.schema,
             "classes": list(facts.class_names),
             "backbone": facts.backbone,
+            **({"software": facts.software} if facts.software else {}),
             **({"agreed": agreed[site]} if site in agreed else {}),
         }
         for site, facts in participants.facts.items()
     }
-
-
-def git_revision() -> str:
-    """Return the revision of the checkout that runs, 'unknown' outside one."""
-    folder = Path(__file__).resolve().parent
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("FEDSILO_REVISION", "unknown")
-    return done.stdout.strip()
 
 
 def _version(package: str) -> str:

@@ -16,7 +16,8 @@ ALWAYS_LEAVES = (
     "at the start: the site's name, its label counts per class and split, the shape of its inputs, "
     "the names of the classes, for tables the features' names, a SHA-256 of the schema, how many "
     "samples were left out, the site's 'sums-min-count', the SHA-256 of the weights file that the "
-    "network starts from, and a SHA-256 of each split",
+    "network starts from, a SHA-256 of each split, versions and revision of fedsilo, Flower and "
+    "PyTorch, and the device",
     "with each reply: the number of training samples, measurements (accuracy, balanced accuracy, "
     "AUC, average precision, calibration error, loss, entropy and the method's own) on training, "
     "validation and test data, seconds, peak memory; of few samples these and the label counts "

@@ -26,8 +26,9 @@ from rich.text import Text
 
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value, unknown_key
+from models.contract.versions import git_revision
 from server_app.config.settings import RunSettings, grouped
-from server_app.records.run_directory import RunDirectory, git_revision, runs_folder
+from server_app.records.run_directory import RunDirectory, runs_folder
 from server_app.run.processes import (
     RUN_MARK,
     ProcessError,

@@ -24,6 +24,7 @@ from strategies.loop.one_line import one_line
 from strategies.wire.bundles import record_bytes
 
 _BYTES = 2**22  # of a whole hello: names and counts of thousands of classes fit
+_SOFTWARE = 10  # entries
 _TEXT = 200  # characters of a name
 _CLASSES = 10_000
 _MOST = 10**9  # samples of a class
@@ -73,7 +74,10 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
         "backbone": [facts.backbone],
         "features": facts.features,
         "class-names": facts.class_names,
+        "software": [*list(facts.software)[:_SOFTWARE], *list(facts.software.values())[:_SOFTWARE]],
     }
+    if len(facts.software) > _SOFTWARE:
+        yield f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
     for key, values in texts.items():
         if not all(_is_plain(value) for value in values):
             yield f"its '{key}' are what is no printable text of at most {_TEXT} characters"

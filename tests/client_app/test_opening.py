@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,15 @@ def test_a_method_gets_its_silo_standardised_by_the_message(
     assert held.name == "va"
     for name, split in held.splits().items():
         torch.testing.assert_close(split.inputs, (raw.splits()[name].inputs - 2) / 4)
+
+
+def test_a_hospital_says_what_it_runs_and_where_and_a_simulated_site_does_not(
+    context: Node,
+) -> None:
+    said = open_site(context({"site": "s3a", "state-dir": "/there", "device": "cpu"})).software()
+    assert said.keys() == {"fedsilo", "revision", "flower", "torch", "device"}
+    assert said["device"] == "cpu"
+    assert said["torch"] == version("torch")
+    assert open_site(context({"partition-id": 0})).software() == {}
+    with pytest.raises(SettingError, match="'device' is 'tpu'"):
+        open_site(context({"site": "s3a", "device": "tpu"})).software()

@@ -27,6 +27,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,17 @@ def test_auto_is_bf16_on_the_gpu_where_there_is_one() -> None:
     assert choose_compute("auto", "auto", 1) == Compute(torch.device("cuda:0"), bf16=True)
     assert choose_compute("cuda", "fp32", 1) == Compute(torch.device("cuda:0"), bf16=False)
     assert choose_compute("cpu", "auto", 1) == Compute(CPU, bf16=False)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_auto_is_full_precision_where_a_gpu_only_emulates_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
+    )
+    assert choose_compute("auto", "auto", 1) == Compute(torch.device("cuda:0"), bf16=False)
+    assert choose_compute("auto", "bf16", 1).bf16, "who asks for it by name gets it"
 
 
 def test_threads_are_set_for_the_process() -> None:

@@ -33,9 +33,10 @@ FACTS = SiteFacts(
     class_names=("healthy", "ill"),
     floor=10,
     measured=("train", "test"),
+    software={"fedsilo": "0.1.0", "device": "cuda:0"},
 )
 KEYS = sorted(FACTS.to_config())
-JSON_KEYS = ("label-counts", "fingerprints", "features", "class-names", "measured")
+JSON_KEYS = ("label-counts", "fingerprints", "features", "class-names", "measured", "software")
 
 texts = st.one_of(
     st.text(max_size=20),
@@ -104,6 +105,8 @@ def test_whatever_a_hello_says_it_is_facts_or_one_line(changes: list[tuple[str, 
         assert len(facts.site) <= 64
         assert all(length > 0 for length in facts.input_shape)
         assert facts.distribution.isprintable()
+        assert len(facts.software) <= 10
+        assert all(map(str.isprintable, [*facts.software, *facts.software.values()]))
         assert sum(facts.sizes().values()) >= 0
 
 
