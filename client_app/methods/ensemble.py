@@ -15,7 +15,7 @@ class EnsembleSite(LocalSite):
 
     def open_network(self) -> SiteNetwork:
         """Return the mean of the experts that came, else this site's own model."""
-        if arrays := self.request.arrays():
+        if arrays := self.came():
             experts = open_experts(self.common, self.silo.task, arrays)
             return self.compute.place(Mixture(experts))
         return super().open_network()

@@ -29,7 +29,7 @@ class FedDistillSite(LocalSite):
         """Add to the network's loss the distance to the others' mean logits of the label."""
         training = super().local_training(network)
         classifier, classes = cast(TokenClassifier, network), self.silo.task.classes
-        mean_logits = class_targets(self.request.arrays(), LOGITS, classes, classes)
+        mean_logits = class_targets(self.came(), LOGITS, classes, classes)
         if mean_logits is None:
             return training
         weight, targets = self.settings.logit_weight, mean_logits.to(self.compute.device)

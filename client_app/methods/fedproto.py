@@ -73,5 +73,5 @@ class FedProtoSite(LocalSite):
     def _prototypes(self, network: TokenClassifier) -> ClassTargets | None:
         """Return the global prototypes that came, None if none did."""
         size, classes = network.tokens * network.channels, self.silo.task.classes
-        prototypes = class_targets(self.request.arrays(), PROTOTYPE, classes, size)
+        prototypes = class_targets(self.came(), PROTOTYPE, classes, size)
         return prototypes and prototypes.to(self.compute.device)

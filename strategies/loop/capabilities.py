@@ -44,7 +44,7 @@ class Capabilities:
             ),
             (
                 common.initial_weights and not self.initial_weights,
-                f"{method} starts at its sites, from the seed: leave 'initial-weights' empty",
+                f"{method} does not take 'initial-weights': leave it empty",
             ),
             (
                 common.network == "vit" and not self.vit,

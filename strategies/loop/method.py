@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
-from models.contract.messages import TRAIN
+from models.contract.messages import START, TRAIN
 from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
 from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
+from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.participants import Participants
 from strategies.loop.reporting import MethodReport
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
@@ -56,6 +58,22 @@ class Method(MethodReport, ABC):
     @abstractmethod
     def initial_state(self, task: Task) -> RoundState:
         """Return the state before round 1."""
+
+    def start(self, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return what a site that keeps its own network starts from, as ``start/<name>``.
+
+        Nothing where that is the seed's, which the site makes itself, or where it has begun.
+
+        Raises:
+            SettingError: the weights are missing or of another network.
+        """
+        begun = site in state.stateful_sites
+        return {} if begun or not self.common.initial_weights else self._start
+
+    @cached_property
+    def _start(self) -> dict[str, NDArray]:
+        arrays = initial_weights(starting_network(self.common, self.participants.task()))
+        return {f"{START}{name}": array for name, array in arrays.items()}
 
     def phases(self, state: RoundState) -> Sequence[str]:
         """Return the phases of the round after ``state.round``."""

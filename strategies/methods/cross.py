@@ -33,7 +33,7 @@ class Cross(Ensemble):
 
     title = "Cross"
     # A site has the frozen backbone, what was trained comes
-    capabilities = Capabilities(paced_epochs=True)
+    capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
         """Name the weights and the figures of others' models."""

@@ -24,7 +24,7 @@ class Ensemble(Method):
 
     title = "Ensemble"
     # Mixed probabilities are no alpha
-    capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False)
+    capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
         """Name the weights."""
@@ -42,8 +42,8 @@ class Ensemble(Method):
         return RoundState(0, {})
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return all experts at the end."""
-        return state.arrays if phase == EVALUATE else {}
+        """Return all experts at the end, before that what a site starts from."""
+        return state.arrays if phase == EVALUATE else self.start(site, state)
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the expert in the last round."""

@@ -18,6 +18,7 @@ import numpy as np
 from models.contract.messages import EVALUATE
 from models.methods.feddistill import LOGITS, FedDistillSettings
 from models.networks.kinds import Task
+from strategies.loop.capabilities import Capabilities
 from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
@@ -31,6 +32,7 @@ class FedDistill(Method):
 
     settings: FedDistillSettings
     title = "FedDistill"
+    capabilities = Capabilities(initial_weights=True)
 
     def disclosures(self) -> Disclosures:
         """Name the logits, of how few samples they are, and who gets them."""
@@ -65,7 +67,7 @@ class FedDistill(Method):
             logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
             if logits:
                 mean_logits[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
-        return mean_logits
+        return {**mean_logits, **self.start(site, state)}
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect mean logits of each class that the site has enough samples of."""

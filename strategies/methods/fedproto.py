@@ -23,6 +23,7 @@ from models.maths.class_means import large_classes
 from models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from models.networks.build import build_classifier
 from models.networks.kinds import Task, network_kind
+from strategies.loop.capabilities import Capabilities
 from strategies.loop.method import Method
 from strategies.loop.participants import Participants
 from strategies.loop.reporting import Disclosures, Published
@@ -36,6 +37,7 @@ class FedProto(Method):
 
     settings: FedProtoSettings
     title = "FedProto"
+    capabilities = Capabilities(initial_weights=True)
 
     def disclosures(self) -> Disclosures:
         """Name the prototypes, and of how few samples one is."""
@@ -71,7 +73,8 @@ class FedProto(Method):
         """
         by_head = self.settings.inference == "head"
         nothing = (phase == EVALUATE and by_head) or not self._held(site)
-        return {} if nothing else state.arrays
+        start = {} if phase == EVALUATE else self.start(site, state)
+        return {**({} if nothing else state.arrays), **start}
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect a prototype of each class that the site has enough samples of."""

@@ -1,13 +1,15 @@
 """Each silo alone, the baseline of every federated method.
 
-Messages: an instruction to each site, metrics back. No array crosses the wire in either
-direction; each site starts from the seed's initial weights and keeps its model on its own disk.
+Messages: an instruction to each site, metrics back. No array leaves a site; each starts from the
+seed's initial weights, or from ``initial-weights``, which its first message brings as
+``start/<name>``, and keeps its model on its own disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from models.contract.messages import EVALUATE
 from models.networks.kinds import Task
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.method import Method
@@ -16,13 +18,14 @@ from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.published.fedaligncl import mammography
 from strategies.published.fedevprompt import dermoscopy, with_prompts
 from strategies.published.picsr import heart_disease
+from strategies.wire.records import NDArray
 
 
 class Local(Method):
     """Asks each site to train alone and collects metrics."""
 
     title = "Local"
-    capabilities = Capabilities(paced_epochs=True)
+    capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def published(self) -> Published:
         """Return PICSR's table 1, FedEvPrompt's tables or Fed-Align-CL's table III."""
@@ -33,6 +36,10 @@ class Local(Method):
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights."""
         return RoundState(0, {})
+
+    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return what a site starts from, if the user names it."""
+        return {} if phase == EVALUATE else self.start(site, state)
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect no arrays."""

@@ -1,0 +1,66 @@
+"""Methods whose sites keep their networks: all start from the weights that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.contract.errors import SettingError
+from models.contract.messages import ARRAYS, START
+from models.contract.settings_schema import Value
+from server_app.records.run_directory import RunDirectory
+
+Tiny = Callable[..., dict[str, Value]]
+InlineRun = Callable[..., RunDirectory]
+
+
+@pytest.fixture
+def start(tiny: Tiny, inline_run: InlineRun) -> str:
+    """Return the file of a model that a run has trained."""
+    run = inline_run(tiny("fedavg", rounds=1) | {"run-name": "before"})
+    return str(run.path / "model.safetensors")
+
+
+def _first(run: RunDirectory) -> dict[str, str]:
+    """Return each site's validation loss before round 1, and its loss once it has trained."""
+    return {
+        f"{row['site']}/{row['metric']}": row["value"]
+        for row in run.read_csv("metrics.csv")
+        if (row["round"], row["split"], row["metric"])
+        in (("0", "val", "loss"), ("1", "train", "trained-loss"))
+    }
+
+
+@pytest.mark.parametrize("method", ["local", "cross", "ensemble", "fedproto", "feddistill"])
+def test_sites_that_keep_their_networks_start_where_fedavg_does(
+    method: str, start: str, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    named = {"initial-weights": start, "rounds": 1}
+    federated = inline_run(tiny("fedavg") | named | {"run-name": "federated"})
+    alone = inline_run(tiny(method) | named | {"run-name": "alone"})
+    seeded = inline_run(tiny(method) | {"rounds": 1, "run-name": "seeded"})
+    assert len(_first(alone)) == 6
+    assert _first(alone) == _first(federated)
+    assert not set(_first(alone).items()) & set(_first(seeded).items())
+
+
+def test_the_start_travels_once(start: str, spied_run: Callable[..., Any], tiny: Tiny) -> None:
+    grid, _ = spied_run(tiny("local") | {"initial-weights": start})
+    brought = [list(message.content.array_records.get(ARRAYS, {})) for message in grid.sent]
+    with_start = [names for names in brought if names]
+    assert len(with_start) == 3, "one for each site, in round 1"
+    assert all(name.startswith(START) for names in with_start for name in names)
+    assert not any(message.content.array_records for message in grid.replies)
+
+
+def test_a_start_that_is_gone_is_told_before_anything_is_trained(
+    start: str, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    Path(start).unlink()
+    with pytest.raises(
+        SettingError, match=r"there is no .*model.safetensors: give an absolute path"
+    ):
+        inline_run(tiny("local") | {"initial-weights": start, "run-name": "gone"})
