@@ -248,6 +248,7 @@ def open_method(message: Message, context: Context) -> SiteMethod:
     # A hospital may change its own cap during a run: the digest is of the run's settings
     digest = settings_digest_of(build(CommonSettings, context.run_config), method_settings)
     compute = choose_compute(settings.device, settings.precision, settings.threads)
+    compute.begin()
     state = SiteState(folder, digest)
     return cls(
         SiteContext(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import final
 
-import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from client_app.methods.base import Answer, MeasuredModel, SiteMethod
 from client_app.privacy.blur import blurred
 from client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
 from client_app.privacy.protection import LEDGER, protect, spend_measurements
+from client_app.training.compute import Compute
 from client_app.training.evaluation import measure
 from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import train_paced
@@ -169,7 +169,7 @@ class SiteRound:
                 **counted,
                 NUM_EXAMPLES: len(self.method.silo.train),
                 SECONDS: time.perf_counter() - self._started,
-                PEAK_MEMORY: peak_memory_bytes(),
+                PEAK_MEMORY: peak_memory_bytes(self.method.compute),
                 KEPT_STATE: int(self._kept_state),
             }
         )
@@ -217,9 +217,9 @@ class SiteRound:
         return told
 
 
-def peak_memory_bytes() -> int:
-    """Return the most memory that this process has held: on the GPU if it used one, else RSS."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return int(torch.cuda.max_memory_allocated())
+def peak_memory_bytes(compute: Compute) -> int:
+    """Return the most memory held: on the GPU since the message began, else this process' RSS."""
+    if on_device := compute.peak_memory():
+        return on_device
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -195,7 +195,7 @@ class FedAlignCLSite(FedAvgSite):
         with torch.no_grad(), still_statistics(module), self.compute.autocast():
             size = batch_of(len(inputs), self.common)
             for part in micro_batches(len(chosen), min(size, self.common.micro_batch or size)):
-                batch = self.compute.pick(inputs, chosen[part])
+                batch = self.compute.bring(inputs[chosen[part]])
                 embeddings.append(embedded(module, float_inputs(batch)).cpu())
         return torch.cat(embeddings)
 

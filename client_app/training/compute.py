@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from client_app.training.held import Held, OnDevice, Streamed
 from models.contract.errors import SettingError
 
 _HELD = 2**31  # bytes
@@ -40,21 +41,29 @@ class Compute:
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor to the device; on a GPU from pinned memory, images in channels_last."""
+        """Copy a tensor to the device, images in channels_last, laid out before they travel."""
         if self.device.type != "cuda":
             return tensor
-        moved = tensor.pin_memory().to(self.device, non_blocking=True)
-        return moved.contiguous(memory_format=torch.channels_last) if moved.ndim == 4 else moved
+        if tensor.ndim == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor.to(self.device)
 
-    def hold(self, tensor: Tensor) -> Tensor:
+    def hold(self, tensor: Tensor) -> Held:
         """Bring a data set's tensor to the device if it is small beside a GPU's memory."""
-        return tensor if tensor.nbytes > _HELD else self.bring(tensor)
+        if self.device.type != "cuda" or tensor.nbytes <= _HELD:
+            return OnDevice(self.bring(tensor))
+        return Streamed(tensor, self.device)
 
-    def pick(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Return ``rows`` of what ``hold`` returned, on the device."""
-        if held.device.type == self.device.type:
-            return held[self.bring(rows)]
-        return self.bring(held[rows])
+    def begin(self) -> None:
+        """Count the device's peak memory from here."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_memory(self) -> int:
+        """Return the device's peak memory since ``begin`` in bytes; 0 on the CPU."""
+        if self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.max_memory_allocated(self.device))
 
 
 def choose_compute(device: str, precision: str, threads: int) -> Compute:
@@ -96,5 +105,7 @@ def _be_repeatable(precision: str) -> None:
     """Ask CUDA for the same bits on the same machine, and for true fp32 where that is asked for."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # What is read before it is written would be a fault of ours, and filling costs a pass over it
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = precision != "fp32"

@@ -240,7 +240,7 @@ def _train(training: LocalTraining, crowd: Crowd) -> float:
             crowd.next_pass()
             for indices in chosen_batches:
                 _refuse_few_samples(indices, training.minimum_batch)
-                batch, truth = compute.pick(inputs, indices), labels[compute.bring(indices)]
+                batch, truth = inputs.pick(indices), labels[compute.bring(indices)]
                 set_rates()
                 optimiser.zero_grad(set_to_none=True)
                 loss = add_gradients(

@@ -91,6 +91,7 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
         config = Path(home) / "run-config.toml"
         config.write_text(tomli_w.dumps(grouped(settings.as_mapping())))
         wanted = check_resources(resources)
+        _check_device(settings.common.device, float(wanted["client-resources-num-gpus"]))
         launch = json.dumps({"engine": "ray", "resources": wanted})
         with _superlink(Path(home), {LAUNCH_VARIABLE: launch}) as environment:
             last_error = _flwr_run(app, config, wanted, environment)
@@ -101,6 +102,31 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
             f"{directory.path}: see the log above, then resume it"
         )
     return directory
+
+
+def _check_device(device: str, share: float) -> None:
+    """Warn of a GPU that clients will not see, and refuse one by number: Ray numbers them itself.
+
+    Raises:
+        SettingError: the device cannot be had under Ray.
+    """
+    if device.startswith("cuda:") and device != "cuda:0":
+        raise SettingError(
+            f"setting 'device' is '{device}': under Ray a client sees only the GPU that Ray gives "
+            "it, as number 0; set 'device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs"
+        )
+    if share:
+        return
+    hint = (
+        "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
+        "once), or take --engine inline"
+    )
+    if device.startswith("cuda"):
+        raise SettingError(f"setting 'device' is '{device}', and Ray gives clients no GPU: {hint}")
+    import torch  # seconds, and only here
+
+    if device == "auto" and torch.cuda.is_available():
+        print(f"fedsilo: there is a GPU, and clients train on the CPU: {hint}", file=sys.stderr)
 
 
 @contextmanager

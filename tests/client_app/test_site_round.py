@@ -13,6 +13,7 @@ from torch import Tensor
 
 from client_app.methods.base import Answer, MeasuredModel, SiteMethod
 from client_app.site_round import SiteRound, peak_memory_bytes
+from client_app.training.compute import choose_compute
 from client_app.training.loop import LocalTraining
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
@@ -58,9 +59,10 @@ def test_every_reply_tells_examples_time_and_memory(opened: Opened) -> None:
 
 
 def test_peak_memory_never_falls() -> None:
-    before = peak_memory_bytes()
+    cpu = choose_compute("cpu", "fp32", 1)
+    before = peak_memory_bytes(cpu)
     ballast = np.ones(2_000_000)
-    assert peak_memory_bytes() >= before > len(ballast)
+    assert peak_memory_bytes(cpu) >= before > len(ballast)
 
 
 @pytest.mark.parametrize("evaluate", [True, False])

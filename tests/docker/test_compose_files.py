@@ -91,7 +91,7 @@ def test_each_hospital_has_one_gpu_that_can_be_chosen(docker_folder: Path) -> No
     services = read(docker_folder, "compose.yaml")["services"]
     for number, name in enumerate(HOSPITALS):
         (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
-        assert device["device_ids"] == [f"${{GPU_{number}:-{number}}}"]
+        assert device["device_ids"] == [f"${{GPU_{number}:-0}}"]
         assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
         assert services[name]["environment"]["FEDSILO_DEVICE"] == "cuda"
     assert "deploy" not in services["server"]

@@ -1,0 +1,72 @@
+"""A data set's tensor while a network trains on it: on the device, or streamed to it by batches."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_BUFFERS = 2  # one is filled while the other travels
+
+
+class Held(Protocol):
+    """Rows of a tensor, on the device."""
+
+    def pick(self, rows: Tensor) -> Tensor:
+        """Return ``rows`` (n,) of it, on the device."""
+        ...
+
+
+class OnDevice:
+    """A tensor that is on the device as a whole."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def pick(self, rows: Tensor) -> Tensor:
+        """Return ``rows`` (n,) of it."""
+        return self._tensor[rows.to(self._tensor.device)]
+
+
+class Streamed:
+    """A tensor that is too large for the device: batches travel from two pinned buffers.
+
+    Pinning costs as much as a copy, so it is done once for each buffer and not for each batch; a
+    buffer is filled again only when what it held has arrived.
+    """
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        self._tensor = tensor
+        self._device = device
+        self._buffers: list[Tensor] = []
+        self._arrived: list[torch.cuda.Event | None] = [None] * _BUFFERS
+        self._turn = 0
+
+    def pick(self, rows: Tensor) -> Tensor:
+        """Return ``rows`` (n,) of it, images in channels_last."""
+        turn = self._turn = (self._turn + 1) % _BUFFERS
+        if not self._buffers or len(rows) > len(self._buffers[0]):
+            self._wait(*range(_BUFFERS))
+            self._buffers = [self._buffer(len(rows)) for _ in range(_BUFFERS)]
+        self._wait(turn)
+        batch = self._buffers[turn][: len(rows)]
+        batch.copy_(self._tensor[rows])
+        moved = batch.to(self._device, non_blocking=True)
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._arrived[turn] = event
+        return moved if moved.data_ptr() != batch.data_ptr() else moved.clone()
+
+    def _buffer(self, rows: int) -> Tensor:
+        shape = (rows, *self._tensor.shape[1:])
+        layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        pinned = self._device.type == "cuda"
+        kind = self._tensor.dtype
+        return torch.empty(shape, dtype=kind, pin_memory=pinned, memory_format=layout)
+
+    def _wait(self, *turns: int) -> None:
+        for turn in turns:
+            if event := self._arrived[turn]:
+                event.synchronize()

@@ -1,0 +1,43 @@
+"""Batches of a held tensor: the rows that were asked for, and buffers that are used again."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.training.compute import Compute
+from client_app.training.held import OnDevice, Streamed
+
+CPU = torch.device("cpu")
+
+
+@given(
+    shape=st.sampled_from([(40,), (40, 3), (40, 2, 4, 5)]),
+    batches=st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=12), max_size=8),
+)
+def test_a_streamed_tensor_gives_the_rows_that_were_asked_for(
+    shape: tuple[int, ...], batches: list[list[int]]
+) -> None:
+    tensor = torch.arange(float(torch.tensor(shape).prod())).reshape(shape)
+    streamed, held = Streamed(tensor, CPU), OnDevice(tensor)
+    taken = [(streamed.pick(torch.tensor(rows)), rows) for rows in batches]
+    for batch, rows in taken:  # none was written over by a later one
+        assert torch.equal(batch, tensor[rows])
+        assert torch.equal(held.pick(torch.tensor(rows)), tensor[rows])
+
+
+def test_images_are_streamed_channels_last_from_two_buffers_at_most() -> None:
+    tensor = torch.rand(20, 3, 4, 4)
+    streamed = Streamed(tensor, CPU)
+    for size in (4, 8, 8, 2):
+        batch = streamed.pick(torch.arange(size))
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert [len(buffer) for buffer in streamed._buffers] == [8, 8]
+
+
+def test_on_the_cpu_a_tensor_is_held_as_it_is() -> None:
+    tensor = torch.rand(5, 2)
+    held = Compute(CPU, bf16=False).hold(tensor)
+    assert isinstance(held, OnDevice)
+    assert held._tensor is tensor
