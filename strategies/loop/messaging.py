@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 
 from strategies.wire.bundles import Bundles, bundle, unbundle
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+_LATE_BY = 0.05  # a reply is seen at most this share of its time too late
 
 
 def exchange(
@@ -43,8 +44,8 @@ def exchange(
     node_of = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
     replies: dict[int, Message | None] = dict.fromkeys(nodes)
     waiting, away_since = set(node_of), dict[int, float]()
-    limit = time.monotonic() + timeout
-    pause = _FIRST_PAUSE
+    began = time.monotonic()
+    limit = began + timeout
     while waiting and time.monotonic() < limit:
         missing = _missing(grid, {node_of[key] for key in waiting}, away_since, away_timeout)
         ready = {key for key in waiting if node_of[key] not in missing}
@@ -59,10 +60,8 @@ def exchange(
             replies[node] = reply
             arrived(node, reply)
         if not pulled:
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
-        else:
-            pause = _FIRST_PAUSE
+            waited = _LATE_BY * (time.monotonic() - began)
+            time.sleep(min(max(waited, _SHORTEST_PAUSE), _LONGEST_PAUSE))
     return replies
 
 

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from client_app.worker import parent
 from client_app.worker.parent import CANNOT, Worker, main, runs_any_app
+from models.contract.errors import SettingError
+from server_app.run.processes import free_ports
 
 APP = Path(__file__).resolve().parents[3]
 RULES = 'methods: ["*"]\ndatasets: ["*"]\nrecords: ["*"]\n'
@@ -140,3 +145,46 @@ def test_a_secret_that_cannot_be_read_or_is_empty_is_told(
             path.touch()
         assert main([*told, "--secret", str(path)]) == CANNOT
         assert why in capsys.readouterr().err
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """Yield the address of a Runtime API that takes no secret."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(401)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_secret_that_does_not_fit_is_told_with_where_it_is_given(refusing: str) -> None:
+    client = parent._client(refusing, b"other")
+    with pytest.raises(SettingError, match=r"does not take the worker's secret: start both with"):
+        parent.serve(Worker(lambda token: 0), client, os.getppid())
+
+
+def test_a_runtime_api_that_does_not_answer_is_waited_for_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = iter([1, 1, 1, 2])
+    monkeypatch.setattr(os, "getppid", lambda: next(looks))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    (port,) = free_ports(1)
+    client = parent._client(f"127.0.0.1:{port}", b"secret")
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.WARNING, "flwr"):
+        parent.serve(Worker(lambda token: 0), client, 1)
+    assert caplog.text.count("the SuperNode's Runtime API does not answer; the worker waits") == 1
+    assert next(looks, None) is None, "it ended with the hospital's process"
