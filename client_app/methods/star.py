@@ -1,9 +1,15 @@
-"""Star at a silo: mix with the neighbours' models that came, train, send."""
+"""Star at a silo: go on from the mean of all, train, send."""
 
 from __future__ import annotations
+
+from torch import Tensor
 
 from client_app.methods.decentralised import DecentralisedSite
 
 
 class StarSite(DecentralisedSite):
-    """As every decentralised silo; who its neighbours are is the server's knowledge."""
+    """Starts each round from what the server sent."""
+
+    def start(self) -> dict[str, Tensor]:
+        """Return the mean of all silos' models."""
+        return self.theta() or self.own_model()

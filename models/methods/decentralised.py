@@ -67,7 +67,7 @@ class TopologySettings(MatchaSettings):
 
     topology: str = setting(
         "complete",
-        "who is whose neighbour; graph: the edges of 'silo-set'",
+        "who is whose neighbour; star: around one of the silos; graph: the edges of 'silo-set'",
         choices=("complete", "ring", "star", "matcha", "graph"),
     )
 

@@ -1,4 +1,4 @@
-"""A star of silos: all mix with one in the middle (``strategies.topology.graphs``)."""
+"""A star: silos around a server, each of which goes on from the mean of all (FedEFM's STAR)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ contrastive divergence is the silos' (``client_app/methods/cdl.py``).
 from __future__ import annotations
 
 from models.methods.cdl import CDLSettings
-from strategies.methods.decentralised import Decentralised
+from strategies.methods.decentralised import Decentralised, among_silos
 
 
 class CDL(Decentralised):
@@ -18,4 +18,4 @@ class CDL(Decentralised):
 
     def kind(self) -> str:
         """Return the topology's kind."""
-        return self.settings.divergence_topology
+        return among_silos(self.settings.divergence_topology)

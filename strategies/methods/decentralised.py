@@ -46,8 +46,8 @@ class Decentralised(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind."""
-        return str(getattr(self.settings, "topology", self.common.method))
+        """Return the topology's kind; among silos alone a star has one of them in the middle."""
+        return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
     @cached_property
     def topology(self) -> Topology:
@@ -175,6 +175,11 @@ class Decentralised(Method):
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
             self._seconds[site] = (total + reply.metric(SECONDS), count + 1)
+
+
+def among_silos(kind: str) -> str:
+    """Return the topology of ``kind`` where no server is in the middle: of a star a silo is."""
+    return "hub" if kind == "star" else kind
 
 
 def below(prefix: str, state: RoundState, new: str = "") -> dict[str, NDArray]:

@@ -1,13 +1,55 @@
-"""Star: silos mix with a hub among them, by Metropolis weights. No orchestrator: FedAvg has one."""
+"""Star: client and server, as FedEFM compares it: after a round every silo has the mean of all.
+
+Messages down: ``model/<array>``, Theta, in every round; up: the silo's trained arrays. It is FedAvg
+with the same weight for each silo, put beside the topologies: its mixing matrix is J, all 1 / n,
+and its cycle takes the two hops that it makes. A hub that is a silo itself, among which models are
+mixed by Metropolis weights, is the topology ``hub``.
+"""
 
 from __future__ import annotations
 
-from models.methods.decentralised import LinkSettings
+from collections.abc import Mapping
+
+from models.contract.notes import Notes
+from models.methods.decentralised import MODEL, LinkSettings
+from strategies.loop.reporting import Disclosures
+from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.decentralised import Decentralised
+from strategies.wire.records import NDArray
 
 
 class Star(Decentralised):
-    """Mixes through a hub that is a silo itself."""
+    """Averages what all silos trained, and sends the mean to all."""
 
     settings: LinkSettings
     title = "Star"
+
+    def kind(self) -> str:
+        """Return the topology with the server in the middle."""
+        return "star"
+
+    def disclosures(self) -> Disclosures:
+        """Name the weights; no silo sees another's."""
+        return Disclosures(
+            "all weights and batch-norm statistics of the silo's own model, each round, "
+            f"{self.as_sent()}; their mean over all silos goes to all silos"
+        )
+
+    def relayed(self, phase: str, site: str, state: RoundState) -> dict[str, NDArray]:
+        """Return nothing: silos get the mean alone."""
+        return {}
+
+    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
+        """Return none: there is nothing to mix."""
+        return Notes()
+
+    def combine(
+        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the mean; the silos' own models are not kept."""
+        combined = super().combine(phase, state, replies)
+        mean = {name: array for name, array in combined.arrays.items() if name.startswith(MODEL)}
+        return RoundState(combined.round, mean, combined.extras)
+
+    def _needs_theta(self, site: str, state: RoundState) -> bool:
+        return True

@@ -92,7 +92,7 @@ def cycle_time(
         model_bytes: what a model weighs on the wire.
         compute_seconds: site -> how long it computes at home in a round.
         visit_seconds: site -> how long it trains one visiting model. None: sites compute, then
-            send to their neighbours; of a star there and back through the hub, as with a server.
+            send to their neighbours; of a star to the server and back.
             Else FedEFM's: each site's model goes out to the sites that it would receive from, is
             trained there one after another, and comes back; when all are back, sites compute.
     """
@@ -104,7 +104,7 @@ def cycle_time(
             share * seconds.round(topology.matcha.matrix(active) > 0)
             for share, active in topology.matcha.cases()
         )
-    arcs = topology.weights.T > 0
+    arcs = nx.to_numpy_array(topology.graph, nodelist=topology.sites, weight=None) > 0
     if topology.kind == "star" and visits is None:
         return seconds.star(arcs)
     return seconds.round(arcs)

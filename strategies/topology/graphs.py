@@ -1,8 +1,9 @@
 """Who sends models to whom, and with which weights they are mixed.
 
 A topology's mixing matrix W is doubly stochastic in every round: row i holds the weights with which
-site i takes its own model and its in-neighbours' (Lian et al. 2017). ``star`` and ``graph`` have
-Metropolis-Hastings weights (Xiao, Boyd, Kim 2007), ``ring`` has (A + I) / 2 (Marfoq et al. 2020),
+site i takes its own model and its in-neighbours' (Lian et al. 2017). ``hub`` and ``graph`` have
+Metropolis-Hastings weights (Xiao, Boyd, Kim 2007); a ``star`` has a server in the middle, which
+sends the mean of all to all (W = J, all 1 / n); ``ring`` has (A + I) / 2 (Marfoq et al. 2020),
 ``matcha`` is in ``strategies/topology/matcha.py``. Everything is computed over the sites' places
 among their sorted names: sets of names have another order in each process.
 """
@@ -28,7 +29,7 @@ class Topology:
     """Sites and the arcs between them.
 
     Attributes:
-        kind: complete, ring, star, matcha or graph.
+        kind: complete, ring, star, hub, matcha or graph.
         sites: sorted.
         graph: an arc j -> i where i receives j's model (of matcha: in some rounds), its ``weight``
             as in ``weights``.
@@ -88,7 +89,7 @@ def build_topology(
         kind: as the setting 'topology' has it.
         sites: the run's sites, in any order.
         silo_set: which links there are, where that is known: for ``graph`` and ``matcha`` the only
-            ones; by their latencies a ring's order and a star's hub are chosen.
+            ones; by their latencies a ring's order and the site in the middle are chosen.
         seed: of matcha's draws.
         budget: matcha's share of the matchings that a round uses.
 
@@ -178,6 +179,13 @@ def _ring(plan: _Plan) -> _Built:
 
 
 def _star(plan: _Plan) -> _Built:
+    """Put the server beside the site that would be the hub; all get the mean of all."""
+    arcs, _, _ = _hub(plan)
+    size = len(plan.base)
+    return arcs, np.full((size, size), 1 / size), None
+
+
+def _hub(plan: _Plan) -> _Built:
     """Put the site in the middle whose slowest link is the quickest, of equal ones the first."""
     latencies = _latencies(plan.base)
     places = range(len(plan.base))
@@ -201,6 +209,7 @@ _BUILDERS: dict[str, Callable[[_Plan], _Built]] = {
     "complete": _complete,
     "ring": _ring,
     "star": _star,
+    "hub": _hub,
     "matcha": _matcha,
     "graph": _graph,
 }

@@ -12,7 +12,7 @@ from datasets.partition.silo_sets import Link, SiloSet, open_silo_set
 from models.contract.errors import SettingError
 from strategies.topology.graphs import Topology, build_topology
 
-KINDS = ("complete", "ring", "star", "matcha")
+KINDS = ("complete", "ring", "star", "hub", "matcha")
 SQUARE = {"ab": 2.0, "ac": 1.0, "ad": 1.0, "bc": 1.0, "bd": 1.0, "cd": 2.0}
 
 
@@ -118,21 +118,29 @@ def test_the_tour_of_gaia_is_the_shortest() -> None:
     assert sum(link.latency_ms or 0 for link in links if link) == pytest.approx(525.57, abs=0.01)
 
 
-def test_a_star_has_metropolis_weights_around_the_first_site() -> None:
-    topology = build("star", "cab")
+def test_after_a_round_of_a_star_every_silo_has_the_mean_of_all() -> None:
+    topology = build("star", "abcd")
+    models = np.array([[1.0], [2.0], [3.0], [6.0]])
+    assert (topology.matrix(1) @ models).tolist() == [[3.0]] * 4
+    assert np.linalg.norm(topology.matrix(1) - np.full((4, 4), 1 / 4), 2) == 0
+    assert sorted(topology.graph.edges) == sorted(build("hub", "abcd").graph.edges)
+
+
+def test_a_hub_has_metropolis_weights_around_the_first_site() -> None:
+    topology = build("hub", "cab")
     third = pytest.approx(1 / 3)
     assert topology.mixing("a", 1) == {"a": third, "b": third, "c": third}
     assert topology.mixing("b", 1) == {"a": third, "b": pytest.approx(2 / 3)}
 
 
-def test_a_stars_hub_is_the_site_whose_slowest_link_is_the_quickest() -> None:
+def test_a_hub_is_the_site_whose_slowest_link_is_the_quickest() -> None:
     links = silo_set({"ab": 9.0, "ac": 5.0, "ad": 5.0, "bc": 6.0, "bd": 9.0, "cd": 6.0})
-    assert build("star", "abcd", links).in_neighbours("c", 1) == ["a", "b", "d"]
+    assert build("hub", "abcd", links).in_neighbours("c", 1) == ["a", "b", "d"]
 
 
-def test_a_star_reaches_over_other_sites_where_there_is_no_link() -> None:
+def test_a_hub_reaches_over_other_sites_where_there_is_no_link() -> None:
     links = silo_set({"ab": 5.0, "bc": 5.0, "cd": 5.0, "de": 5.0})
-    assert build("star", "abcde", links).in_neighbours("c", 1) == ["a", "b", "d", "e"]
+    assert build("hub", "abcde", links).in_neighbours("c", 1) == ["a", "b", "d", "e"]
 
 
 def test_a_graph_has_the_silo_sets_edges_with_metropolis_weights() -> None:
