@@ -17,10 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from client_app.worker.parent import CANNOT
 from models.contract.errors import FedsiloError, SettingError
@@ -111,10 +113,19 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
                 )
                 _wait(pause, node, ending)
                 hand, began = subprocess.Popen(worker), time.monotonic()
+            collect_orphans({node.pid, hand.pid})
             time.sleep(_LOOK)
         return node.returncode if not ending and node.returncode is not None else 0
     finally:
         _end(node, hand)
+
+
+def collect_orphans(known: Collection[int]) -> None:
+    """Collect ended processes that a killed worker left to this one, a container's first."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
 
 
 def _wait(seconds: float, node: subprocess.Popen[bytes], ending: Sequence[int]) -> None:

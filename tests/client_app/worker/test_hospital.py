@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import flwr.supercore.version
+import psutil
 import pytest
 
 from client_app.worker import hospital
@@ -105,6 +106,17 @@ def test_a_signal_ends_both(tmp_path: Path) -> None:
     assert _in_main(sleeps, sleeps) == 0
     thread.join()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split())
+
+
+def test_what_a_killed_worker_leaves_to_a_containers_first_process_is_collected() -> None:
+    orphan, known = subprocess.Popen(["true"]), subprocess.Popen(["true"])
+    for process in (orphan, known):
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+    hospital.collect_orphans({known.pid})
+    assert not psutil.pid_exists(orphan.pid)
+    assert known.wait() == 0, "its own are left to those who wait for them"
+    orphan.wait()
 
 
 def test_nothing_starts_where_no_server_answers(tmp_path: Path) -> None:
