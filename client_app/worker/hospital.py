@@ -113,7 +113,8 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
                 )
                 _wait(pause, node, ending)
                 hand, began = subprocess.Popen(worker), time.monotonic()
-            collect_orphans({node.pid, hand.pid})
+            if os.getpid() == 1:
+                collect_orphans({node.pid, hand.pid})
             time.sleep(_LOOK)
         return node.returncode if not ending and node.returncode is not None else 0
     finally:
