@@ -26,7 +26,7 @@ from client_app.site.request import OwnCap, Request
 from client_app.site.secret_seed import secret_seed
 from client_app.site.standardised import ready_silo
 from client_app.site_round import SiteRound
-from client_app.training.compute import choose_compute
+from client_app.training.compute import compute_of
 from datasets.registry import load_silo
 from datasets.silo.silos import SPLITS, Silo
 from datasets.weights.backbones import backbone_digest
@@ -84,7 +84,7 @@ class Site:
         if self.simulated:
             return {}
         settings = self.settings
-        compute = choose_compute(settings.device, settings.precision, settings.threads)
+        compute = compute_of(settings)
         return installed_software() | {"device": str(compute.device)}
 
     def sums(self) -> Sums | None:
@@ -247,7 +247,7 @@ def open_method(message: Message, context: Context) -> SiteMethod:
     silo = ready_silo(site.silo, settings, message.content)
     # A hospital may change its own cap during a run: the digest is of the run's settings
     digest = settings_digest_of(build(CommonSettings, context.run_config), method_settings)
-    compute = choose_compute(settings.device, settings.precision, settings.threads)
+    compute = compute_of(settings)
     compute.begin()
     state = SiteState(folder, digest)
     return cls(

@@ -11,7 +11,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import final
 
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
@@ -25,6 +25,7 @@ from client_app.training.compute import Compute
 from client_app.training.evaluation import measure
 from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import train_paced
+from client_app.training.repeatability import noted_operations
 from models.contract.errors import SiteError
 from models.contract.messages import (
     ARRAYS,
@@ -36,6 +37,7 @@ from models.contract.messages import (
     SECONDS,
     TRAINED,
     TRAINING,
+    UNREPEATABLE,
     measurement,
 )
 from models.networks.site_network import SiteNetwork
@@ -54,8 +56,18 @@ class SiteRound:
         self._instruction = method.request.instruction
         self._started = time.perf_counter()
         self._kept_state = False
+        self._unrepeatable: Collection[str] = ()
 
     def answer(self) -> RecordDict:
+        """Answer a phase, and name the operations that were not deterministic.
+
+        Raises:
+            SiteError: the method has no such phase, or 'deterministic' refuses an operation.
+        """
+        with noted_operations() as self._unrepeatable:
+            return self._answered()
+
+    def _answered(self) -> RecordDict:
         """Answer a phase: one that trains here, other phases by the method's own ``phase_<name>``.
 
         Raises:
@@ -77,8 +89,9 @@ class SiteRound:
 
     def measure_only(self) -> RecordDict:
         """Measure the incoming model on validation and test data, and reply."""
-        network = self.method.open_network()
-        return self.reply(self.measured(network, INCOMING, ("val", "test")))
+        with noted_operations() as self._unrepeatable:
+            network = self.method.open_network()
+            return self.reply(self.measured(network, INCOMING, ("val", "test")))
 
     def train(self) -> RecordDict:
         """Measure the incoming model, train it on this silo, measure it again, reply."""
@@ -171,6 +184,7 @@ class SiteRound:
                 SECONDS: time.perf_counter() - self._started,
                 PEAK_MEMORY: peak_memory_bytes(self.method.compute),
                 KEPT_STATE: int(self._kept_state),
+                **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self._unrepeatable)},
             }
         )
         records = RecordDict({METRICS: record})

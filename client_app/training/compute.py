@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from client_app.training.held import Held, OnDevice, Streamed
 from models.contract.errors import SettingError
+from models.contract.settings import GPU_SHARE, CommonSettings
 
 _HELD = 2**31  # bytes
 
@@ -66,8 +67,10 @@ class Compute:
         return int(torch.cuda.max_memory_allocated(self.device))
 
 
-def choose_compute(device: str, precision: str, threads: int) -> Compute:
-    """Resolve the settings ``device``, ``precision`` and ``threads`` for this process.
+def choose_compute(
+    device: str, precision: str, threads: int, deterministic: str = "warn"
+) -> Compute:
+    """Resolve the settings of these names for this process.
 
     ``threads`` is set here, for each message, because it belongs to the result: other numbers of
     threads add up in another order.
@@ -86,8 +89,10 @@ def choose_compute(device: str, precision: str, threads: int) -> Compute:
     # A GPU that "auto" did not find is no fault; one that "cuda" asked for was refused above
     use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
     if use_gpu:
-        _be_repeatable(precision)
+        _be_repeatable(precision, deterministic)
     chosen = torch.device(f"cuda:{index}" if use_gpu else "cpu")
+    if use_gpu and 0 < (share := gpu_share()) < 1:
+        torch.cuda.set_per_process_memory_fraction(share, chosen)
     # Where bf16 is emulated it is slower than fp32
     native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     return Compute(chosen, precision == "bf16" or (precision == "auto" and native))
@@ -101,11 +106,27 @@ def _device_parts(device: str) -> tuple[str, int]:
     return kind, int(index or 0)
 
 
-def _be_repeatable(precision: str) -> None:
+def compute_of(settings: CommonSettings) -> Compute:
+    """Resolve a run's settings for this process; errors as ``choose_compute``."""
+    return choose_compute(
+        settings.device, settings.precision, settings.threads, settings.deterministic
+    )
+
+
+def gpu_share() -> float:
+    """Return the part of a GPU's memory that this client may take, as the engine says; 1: all."""
+    try:
+        return float(os.environ.get(GPU_SHARE, "1"))
+    except ValueError:
+        return 1.0
+
+
+def _be_repeatable(precision: str, deterministic: str) -> None:
     """Ask CUDA for the same bits on the same machine, and for true fp32 where that is asked for."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    wanted = deterministic != "false"
+    torch.use_deterministic_algorithms(wanted, warn_only=deterministic == "warn")
     # What is read before it is written would be a fault of ours, and filling costs a pass over it
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.benchmark = not wanted
     torch.backends.cudnn.allow_tf32 = precision != "fp32"

@@ -84,7 +84,8 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
         "sgd": torch.optim.SGD,
     }
     kind = kinds[settings.optimiser]
-    return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    decay, fused = settings.weight_decay, settings.fused_optimiser or None
+    return kind(groups, lr=settings.learning_rate, weight_decay=decay, fused=fused)
 
 
 def micro_batches(count: int, size: int) -> list[slice]:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from models.contract.settings_schema import setting
 
+GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take
+
 
 @dataclass(frozen=True)
 class CommonSettings:
@@ -294,6 +296,16 @@ class CommonSettings:
         "auto", "auto: bf16 on a GPU, else fp32", roles="machine", choices=("auto", "fp32", "bf16")
     )
     threads: int = setting(1, "CPU threads of one client", roles="machine", minimum=1)
+    deterministic: str = setting(
+        "warn",
+        "operations of a GPU that have no deterministic form: true refuses them, warn names them "
+        "in summary.json, false takes the fastest of all",
+        roles="machine",
+        choices=("true", "warn", "false"),
+    )
+    fused_optimiser: bool = setting(
+        False, "whether an optimiser's step is one kernel; rounds otherwise", roles="machine"
+    )
     evaluate_every: int = setting(
         1,
         "rounds between evaluations of the global model; 0: only at the end",

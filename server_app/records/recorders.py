@@ -12,6 +12,7 @@ from models.contract.messages import (
     SECONDS,
     TRAINED,
     TRAINING,
+    UNREPEATABLE,
     measurements,
 )
 from server_app.records.run_directory import RunDirectory, silos_document
@@ -83,6 +84,7 @@ class TrafficHook(Hook):
         self.directory = directory
         self.rows: list[list[Any]] = []
         self.peak_memory: dict[str, int] = {}
+        self.unrepeatable: set[str] = set()
 
     def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
         """Take what asking the sites for their names weighed."""
@@ -112,6 +114,8 @@ class TrafficHook(Hook):
             )
             peak = int(reply.metric(PEAK_MEMORY))
             self.peak_memory[site] = max(peak, self.peak_memory.get(site, 0))
+            named = (name for name in reply.metrics() if name.startswith(UNREPEATABLE))
+            self.unrepeatable |= {name.removeprefix(UNREPEATABLE) for name in named}
 
     def round_ended(self, state: RoundState) -> None:
         """Write the file."""
@@ -122,12 +126,13 @@ class TrafficHook(Hook):
         self.round_ended(state)
 
     def state(self) -> Any:
-        """Return the rows and the peaks."""
-        return [self.rows, self.peak_memory]
+        """Return the rows, the peaks, and the operations that were not deterministic."""
+        return [self.rows, self.peak_memory, sorted(self.unrepeatable)]
 
     def restore(self, state: Any) -> None:
         """Take them back."""
-        self.rows, self.peak_memory = state
+        self.rows, self.peak_memory, *named = state  # older checkpoints name none
+        self.unrepeatable = set(*named)
 
     def totals(self) -> dict[str, int]:
         """Return all bytes, down to the sites and up from them."""

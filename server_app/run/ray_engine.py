@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from models.contract.errors import SettingError
+from models.contract.settings import GPU_SHARE
 from models.contract.settings_schema import Value, unknown_key
 from models.contract.versions import git_revision
 from server_app.config.settings import RunSettings, grouped
@@ -93,7 +94,8 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
         wanted = check_resources(resources)
         _check_device(settings.common.device, float(wanted["client-resources-num-gpus"]))
         launch = json.dumps({"engine": "ray", "resources": wanted})
-        with _superlink(Path(home), {LAUNCH_VARIABLE: launch}) as environment:
+        share = str(wanted["client-resources-num-gpus"])
+        with _superlink(Path(home), {LAUNCH_VARIABLE: launch, GPU_SHARE: share}) as environment:
             last_error = _flwr_run(app, config, wanted, environment)
     if last_error or not (directory.path / "summary.json").is_file():
         raise RayRunError(

@@ -238,6 +238,7 @@ def _write_end(
             "sites": recorders.traffic.seconds(),
         },
         "peak-memory-bytes": recorders.traffic.peak_memory,
+        "unrepeatable-operations": sorted(recorders.traffic.unrepeatable),
         "bytes": totals,
     }
     directory.write_json("summary.json", {**results, **cost, "privacy": privacy})

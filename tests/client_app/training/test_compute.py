@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from client_app.training import compute
 from client_app.training.compute import Compute, choose_compute
 from models.contract.errors import SettingError
+from models.contract.settings import GPU_SHARE
 
 CPU = torch.device("cpu")
 
@@ -74,6 +76,47 @@ def test_auto_is_full_precision_where_a_gpu_only_emulates_bf16(
     assert choose_compute("auto", "bf16", 1).bf16, "who asks for it by name gets it"
 
 
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(
+    ("deterministic", "wanted", "warn_only"),
+    [("true", True, False), ("warn", True, True), ("false", False, False)],
+)
+def test_what_is_not_deterministic_is_refused_named_or_let_be(
+    deterministic: str, wanted: bool, warn_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only))
+    )
+    for name in ("benchmark", "allow_tf32"):
+        monkeypatch.setattr(torch.backends.cudnn, name, True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    choose_compute("cuda", "fp32", 1, deterministic)
+    assert asked == [(wanted, warn_only)]
+    assert torch.backends.cudnn.benchmark is not wanted
+    assert torch.utils.deterministic.fill_uninitialized_memory is False
+    assert torch.backends.cudnn.allow_tf32 is False
+    choose_compute("cpu", "fp32", 1, deterministic)
+    assert len(asked) == 1, "of a CPU nothing is asked"
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(
+    ("share", "enforced"), [("0.5", [0.5]), ("1.0", []), ("0.0", []), ("much", [])]
+)
+def test_a_clients_share_of_a_gpus_memory_is_enforced(
+    share: str, enforced: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda part, device: given.append(part)
+    )
+    monkeypatch.setattr(compute, "_be_repeatable", lambda precision, deterministic: None)
+    monkeypatch.setenv(GPU_SHARE, share)
+    choose_compute("cuda", "fp32", 1)
+    assert given == enforced
+
+
 def test_threads_are_set_for_the_process() -> None:
     for threads in (2, 1):
         choose_compute("cpu", "auto", threads)
@@ -87,6 +130,6 @@ def test_forward_passes_run_in_the_chosen_precision(precision: str, kind: torch.
 
 
 def test_nothing_is_copied_on_the_cpu() -> None:
-    compute, tensor, network = Compute(CPU, False), torch.ones(1), torch.nn.Linear(1, 1)
-    assert compute.bring(tensor) is tensor
-    assert compute.place(network) is network
+    chosen, tensor, network = Compute(CPU, False), torch.ones(1), torch.nn.Linear(1, 1)
+    assert chosen.bring(tensor) is tensor
+    assert chosen.place(network) is network

@@ -94,4 +94,4 @@ def test_radiographs_train_as_their_standardised_version_does(common: CommonSett
 def test_what_is_held_is_picked_by_rows() -> None:
     compute = choose_compute("cpu", "fp32", 1)
     rows = torch.arange(12).reshape(6, 2)
-    assert torch.equal(compute.pick(compute.hold(rows), torch.tensor([4, 1])), rows[[4, 1]])
+    assert torch.equal(compute.hold(rows).pick(torch.tensor([4, 1])), rows[[4, 1]])

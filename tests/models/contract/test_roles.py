@@ -43,6 +43,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
+        *("deterministic", "fused-optimiser"),
     } == private_state._FREE
 
 
@@ -67,6 +68,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
     assert {
         *("batch-size", "micro-batch", "learning-rate", "optimiser", "weight-decay"),
         *("basic-learning-rate", "device", "precision", "threads"),
+        *("deterministic", "fused-optimiser"),
     } == finetune._OF_TRAINING
     assert finetune._FILES == ("data-dir", "cache-dir")
 
@@ -132,12 +134,12 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "ebb991af163e768efe7f5fcf0dcd0d1d744a585f01d9833e8263b3a3c9928947",
+            "3b80b6209ac07d4dc7818678aa714e35433f34e8ad10e1255af6eaf09eb17943",
             "a00b84d13f6aaecccaf87dbc50a7199be68d59921d35b30514e60eee0804f776",
         ),
         (
             "fedavg",
-            "05485d88321f3dfc7287379c1276013b44b6f3413dca1e343c3b36cbff34a494",
+            "429c234c801d27bbf475bb6f5459e4bed6c2e69db6cfcc6e98f729ebb1a233d7",
             "7adb7095768feb8a1af47b5874ed5190d7b6880f0f74ea5638832c6e460ddc5a",
         ),
     ],
