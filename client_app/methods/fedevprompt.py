@@ -24,6 +24,7 @@ from models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,
     distillation_loss,
+    scaled_maps,
     upsampling_gram,
 )
 from models.maths.dirichlet import vacuity
@@ -87,7 +88,8 @@ class FedEvPromptSite(SiteMethod):
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens, maps = vit.encode_with_rollout(inputs)
             task = vit.criterion(vit.classify(tokens), labels)
-            return task + weight * distillation_loss(maps, labels, moments, per_site)
+            scaled = scaled_maps(maps, self.settings.map_scale)
+            return task + weight * distillation_loss(scaled, labels, moments, per_site)
 
         return replace(training, objective=loss)
 
@@ -128,7 +130,8 @@ class FedEvPromptSite(SiteMethod):
             site, _, label = name.removeprefix(MAPS).rpartition("/")
             if fault := self._entry_fault(site, label, maps, vit.map_size()):
                 raise SiteError(f"the buffer's entry of site {site}, class {label}: {fault}")
-            by_class.setdefault(int(label), []).append(maps)
+            scaled = scaled_maps(maps, self.settings.map_scale)
+            by_class.setdefault(int(label), []).append(scaled)
         if not by_class:
             return None
         gram = upsampling_gram(vit.grid_size(), vit.image_size())

@@ -72,6 +72,17 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     return upsampled @ upsampled.T
 
 
+def scaled_maps(maps: Tensor, scale: str) -> Tensor:
+    """Return maps (..., cells) that sum to 1 as they enter eq. 7.
+
+    Args:
+        maps: not negative, none all zero.
+        scale: ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts
+            does: the paper gives no scale, and its lambda only makes sense beside one.
+    """
+    return maps / maps.amax(dim=-1, keepdim=True) if scale == "max" else maps
+
+
 @dataclass(frozen=True)
 class BufferMoments:
     """What distillation needs of a buffer: its maps' count, mean and mean square per class.

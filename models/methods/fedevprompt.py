@@ -9,6 +9,7 @@ Equations (arXiv:2411.10071):
   (5) divergence from the prior -> models.maths.dirichlet.dirichlet_kl
   (6) who enters the buffer -> models.methods.fedevprompt.most_certain
   (7) distillation -> models.maths.attention_rollout.distillation_loss
+  (7, scale of the maps) sum or maximum -> models.maths.attention_rollout.scaled_maps
   (belief) belief masses -> models.maths.dirichlet.belief
   (u) vacuity -> models.maths.dirichlet.vacuity
 """
@@ -38,6 +39,11 @@ class FedEvPromptSettings:
     )
     distillation_weight: float = setting(
         1e-6, "weight lambda of distillation; 0: no map leaves a site", minimum=0.0
+    )
+    map_scale: str = setting(
+        "sum",
+        "of maps in the distillation: each sums to 1, or has the maximum 1",
+        choices=("sum", "max"),
     )
     buffer_maps: int = setting(
         5, "maps M of a site and class in the buffer; each is of one image", minimum=1, maximum=50

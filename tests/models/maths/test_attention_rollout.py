@@ -14,6 +14,7 @@ from models.maths.attention_rollout import (
     distillation_loss,
     head_mean_without_prefix,
     rollout,
+    scaled_maps,
     upsampling_gram,
 )
 
@@ -258,3 +259,25 @@ def test_autocast_changes_neither_a_rollout_nor_its_distance(variation: float) -
 
 def random_attention(draw: torch.Generator, variation: float) -> Tensor:
     return (variation * torch.randn(1, 17, 17, generator=draw)).softmax(dim=-1)
+
+
+def test_maps_by_their_maximum_by_hand() -> None:
+    maps = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
+    assert scaled_maps(maps, "max").tolist() == [[1.0, 0.5, 0.5], [0.0, 1.0, 0.0]]
+    assert scaled_maps(maps, "sum") is maps
+    even = torch.full((2, 64), 1 / 64)
+    assert torch.equal(scaled_maps(even, "max"), torch.ones(2, 64))
+
+
+def test_distillation_of_maps_by_their_maximum_is_larger_by_the_square_of_the_scale() -> None:
+    """Two cells, no upsampling: one map [.75 .25] against [.5 .5], by hand .125 and 4/9."""
+    own, other = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]])
+    found = {}
+    for scale in ("sum", "max"):
+        moments = buffer_moments({0: scaled_maps(other, scale)}, 1, torch.eye(2).double()).to(
+            own.device
+        )
+        found[scale] = distillation_loss(
+            scaled_maps(own, scale), torch.tensor([0]), moments, 1
+        ).item()
+    assert found == {"sum": pytest.approx(0.125), "max": pytest.approx(4 / 9)}

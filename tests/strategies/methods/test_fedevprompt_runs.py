@@ -437,3 +437,27 @@ def test_a_site_stores_no_state_of_a_round_that_the_server_loses(
     own = state.before(asked)
     assert own is not None
     assert own["optimiser/prompts.t/step"].item() == 3  # of round 1, round 2's is not looked at
+
+
+def test_the_scale_of_the_maps_changes_what_is_trained_and_not_what_travels(
+    tiny: Tiny, inline_run: InlineRun
+) -> None:
+    strong = {"fedevprompt.distillation-weight": 0.1}
+    runs = {
+        scale: inline_run(
+            tiny("fedevprompt") | strong | {"fedevprompt.map-scale": scale, "run-name": scale}
+        )
+        for scale in ("sum", "max")
+    }
+    losses = {
+        scale: [
+            row["value"]
+            for row in run.read_csv("metrics.csv")
+            if (row["round"], row["metric"]) == ("2", "trained-loss")
+        ]
+        for scale, run in runs.items()
+    }
+    assert losses["sum"]
+    assert losses["sum"] != losses["max"]
+    sent = [run.read_json("summary.json")["bytes"] for run in runs.values()]
+    assert sent[0]["up"] == sent[1]["up"]
