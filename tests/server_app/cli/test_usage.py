@@ -88,7 +88,7 @@ def test_each_command_has_help_and_no_markup_in_it(
             "set config out file engine supernodes seeds jobs split splits metrics median tests "
             "paired csv markdown",
         ),
-        ("tune", "set config out file jobs"),
+        ("tune", "set config out file trials seeds jobs"),
         ("crossvalidate", "folds repeats csv markdown set config out file jobs"),
         ("fetch", "data-dir base-url"),
         ("pretrain", "set config out file weights"),
