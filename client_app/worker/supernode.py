@@ -13,7 +13,7 @@ import time
 from threading import Thread
 from types import ModuleType
 
-from client_app.worker.pace import LONG, Pace
+from client_app.worker.pace import LONG, SHORT, Pace
 
 READ = "1.39.0"  # the Flower version whose waits are known
 _WAITS = "flwr.supernode.start_client_internal"
@@ -24,17 +24,20 @@ class ShortWaits:
     """Stands for the module ``time`` where the SuperNode's loop waits, and sleeps less.
 
     The wait for a message is long when none has come for a time; a wait for a reply means that
-    one has come.
+    one has come. Each look for a message is a call to the server, which all hospitals ask: a
+    quarter of a second at least. A look for a reply is this process' own.
     """
 
     def __init__(self) -> None:
-        self.pace = Pace(long=2 * LONG)
+        self.pace = Pace(short=LONG / 2, long=2 * LONG)
 
     def sleep(self, seconds: float) -> None:
         """Sleep less than ``seconds``."""
         if seconds < _IDLE:
             self.pace.quicken()
-        time.sleep(min(seconds, self.pace.next()))
+            time.sleep(SHORT)
+        else:
+            time.sleep(min(seconds, self.pace.next()))
 
     def __getattr__(self, name: str) -> object:
         """Return whatever else the module has."""

@@ -40,7 +40,7 @@ def test_flowers_waits_are_shortened_by_its_own_names(monkeypatch: pytest.Monkey
     module.idle()
     module.reply()
     module.idle()
-    assert slept == [1.0, 0.05, 0.05], "idle, then a message came"
+    assert slept == [1.0, 0.05, 0.25], "idle, then a message came"
     waits: ShortWaits = module.time
     assert waits.monotonic is time.monotonic
 
