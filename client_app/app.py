@@ -52,15 +52,13 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Refuse a message before anything of it is opened; the audit log tells of it."""
+    from client_app.site.audit_log import REFUSED
+    from client_app.site.identity import own_name
 
-    def refused(message: Message, context: Context) -> RecordDict:
-        from client_app.site.identity import own_name
-
-        raise RefusedError(f"site {own_name(context)}: {error}")
-
-    if "site-file" not in context.node_config:
-        return _attempt(message, context, refused)[0]
-    return _kept(message, context, *_attempt(message, context, refused))
+    reason = f"site {own_name(context)}: {_reason(error, context)}"
+    _own_log(context, reason)
+    reply = _failure(message, reason, _code(error))
+    return _kept(message, context, reply, REFUSED) if "site-file" in context.node_config else reply
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:

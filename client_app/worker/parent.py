@@ -204,7 +204,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
     code = 1
     try:
         code = answer(token)
-    except BaseException:
+    except BaseException:  # also an exit: nothing of the parent's may run on in its fork
         _log.exception("fedsilo: a task ended by an error")
     finally:
         sys.stdout.flush()

@@ -60,7 +60,7 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
         reply = _answered(message, context, fab.content, answer)
         push_message(client, reply, context)
         status, details = SubStatus.COMPLETED, ""
-    except Exception:
+    except Exception:  # the boundary: the SuperNode must hear that the task has ended
         logging.getLogger("flwr").exception("fedsilo: a task could not be answered")
     finally:
         push_task_output(client=client, context=context, sub_status=status, details=details)

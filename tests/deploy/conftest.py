@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from client_app.site.node import OWN
@@ -14,6 +17,7 @@ from models.contract.settings_schema import Value
 from server_app.cli.main import main
 from server_app.deploy.deployment import Deployment, read_deployment
 from server_app.records.run_directory import RunDirectory
+from server_app.run.processes import app_folder, end_trees
 from tests.support.tiny import TINY
 
 Deployed = Callable[[Mapping[str, Value], str], tuple[int, RunDirectory]]
@@ -84,6 +88,33 @@ def deployed(folder: Path) -> Deployed:
         return code, RunDirectory(read_deployment(folder).runs / name)
 
     return run
+
+
+@pytest.fixture
+def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that starts ``fedsilo deploy run``; what still runs is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(values: Mapping[str, Value], name: str, *more: str) -> subprocess.Popen[str]:
+        config = folder / f"{name}-asked.toml"
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        config.write_text("".join(lines))
+        command = [sys.executable, "-m", "server_app.cli", "deploy", "run", "fedavg-digits"]
+        command += ["--config", str(config), "--name", name, "--dir", str(folder), *more]
+        process = subprocess.Popen(
+            command,
+            cwd=app_folder(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    end_trees([psutil.Process(process.pid) for process in started if process.poll() is None])
+    for process in started:
+        process.wait()
 
 
 @pytest.fixture

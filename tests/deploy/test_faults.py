@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +18,7 @@ from models.contract.settings_schema import Value
 from server_app.cli.main import main
 from server_app.deploy.deployment import SERVER, Deployment, read_deployment
 from server_app.records.run_directory import RunDirectory
-from server_app.run.processes import app_folder, end_trees, runs
+from server_app.run.processes import runs
 
 SITES = 3
 HALT = 60.0  # seconds
@@ -34,33 +32,6 @@ Begin = Callable[..., subprocess.Popen[str]]
 def values(tiny: Tiny) -> dict[str, Value]:
     """Training alone: what a site has learned is in its private state and nowhere else."""
     return tiny("local", silos=SITES, rounds=4, reply_timeout=60.0)  # a phase takes a second
-
-
-@pytest.fixture
-def begin(folder: Path) -> Iterator[Begin]:
-    """Return a function that starts ``fedsilo deploy run``; what still runs is ended."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(values: Mapping[str, Value], name: str, *more: str) -> subprocess.Popen[str]:
-        config = folder / f"{name}-asked.toml"
-        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        config.write_text("".join(lines))
-        command = [sys.executable, "-m", "server_app.cli", "deploy", "run", "local-digits"]
-        command += ["--config", str(config), "--name", name, "--dir", str(folder), *more]
-        process = subprocess.Popen(
-            command,
-            cwd=app_folder(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    end_trees([psutil.Process(process.pid) for process in started if process.poll() is None])
-    for process in started:
-        process.wait()
 
 
 def _training(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
-import pytest
 
 from models.contract.settings_schema import Value
 from server_app.cli.main import main
 from server_app.deploy.deployment import Deployment, read_deployment
 from server_app.records.run_directory import RunDirectory
-from server_app.run.processes import app_folder, end_trees
 
 SITES = 2
 NODE_CONFIG: Mapping[str, Value] = {"max-messages": 200}
@@ -24,31 +20,7 @@ _LIMIT = 900.0  # seconds
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
 Same = Callable[[RunDirectory, RunDirectory], None]
-Begin = Callable[[Mapping[str, Value], str], subprocess.Popen[str]]
-
-
-@pytest.fixture
-def begin(folder: Path) -> Iterator[Begin]:
-    """Return a function that starts ``fedsilo deploy run``; what still runs is ended."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(values: Mapping[str, Value], name: str) -> subprocess.Popen[str]:
-        config = folder / f"{name}-asked.toml"
-        config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items()))
-        command = [sys.executable, "-m", "server_app.cli", "deploy", "run", "fedavg-digits"]
-        command += ["--config", str(config), "--name", name, "--dir", str(folder)]
-        if values.get("resume"):
-            command += ["--set", "resume=true"]
-        process = subprocess.Popen(
-            command, cwd=app_folder(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        started.append(process)
-        return process
-
-    yield start
-    end_trees([psutil.Process(process.pid) for process in started if process.poll() is None])
-    for process in started:
-        process.wait()
+Begin = Callable[..., subprocess.Popen[str]]
 
 
 def _part(deployment: Deployment, site: str, module: str) -> psutil.Process:
@@ -118,7 +90,7 @@ def test_a_killed_task_is_named_at_its_site_and_the_run_resumes_to_the_same_byte
     assert "that answered a message was ended by SIGKILL" in log
     if code:  # Flower has given the message up: the run stops by the site's name
         assert f"site {site}" in printed
-        code, printed = _ended(begin(values | {"resume": True}, "task-killed"))
+        code, printed = _ended(begin(values, "task-killed", "--set", "resume=true"))
     assert code == 0, printed
     same(RunDirectory(deployment.runs / "task-killed"), inline_run(values, SITES))
 
