@@ -19,6 +19,7 @@ from client_app.training.initial_network import initial_classifier
 from client_app.training.loop import LocalTraining, open_optimiser
 from client_app.training.optimiser_state import moments_of, restore_moments
 from models.contract.errors import SiteError
+from models.contract.messages import START
 from models.contract.seeding import generator
 from models.maths.attention_rollout import (
     BufferMoments,
@@ -62,11 +63,12 @@ class FedEvPromptSite(SiteMethod):
         )
 
     def open_network(self) -> PromptedViT:
-        """Build the network from the seed's start, the site's own state and what came."""
+        """Build the network from what the run starts from, the site's own state and what came."""
         network = cast(PromptedViT, initial_classifier(self.common, self.silo))
-        foreign = (MAPS, BUFFER)  # a finished run's model is read with the buffer in it
+        # A finished run's model is read with the buffer in it
+        foreign, start = (MAPS, BUFFER, START), self.request.arrays(START)
         shared = {n: a for n, a in self.request.arrays().items() if not n.startswith(foreign)}
-        arrays = exchanged_arrays(network) | self.own_state(_NETWORK) | shared
+        arrays = exchanged_arrays(network) | start | self.own_state(_NETWORK) | shared
         load_exchanged(network, arrays)
         return self.compute.place(network)
 

@@ -19,6 +19,7 @@ from client_app.training.loop import LocalTraining
 from datasets.silo.silos import Silo
 from models.contract.array_names import arrays_below
 from models.contract.errors import SiteError
+from models.contract.messages import START
 from models.contract.settings import CommonSettings
 from models.methods.picsr import (
     EXPERTS,
@@ -82,7 +83,8 @@ class PICSRSite(SiteMethod):
         """Build the router with its experts, or this site's expert."""
         if self.stage() == ROUTING_STAGE:
             return self.compute.place(self._router_network())
-        return self.classifier(self.request.arrays() or self.own_state() or None)
+        came = self.request.arrays(START) or self.request.arrays()
+        return self.classifier(came or self.own_state() or None)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return the stage's weights; with an expert also the prototype."""

@@ -44,7 +44,7 @@ class FedEvPrompt(Method):
 
     settings: FedEvPromptSettings
     title = "FedEvPrompt"
-    capabilities = Capabilities(tables=False, late_join=True)
+    capabilities = Capabilities(tables=False, late_join=True, initial_weights=True)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedEvPromptSettings) -> None:
@@ -91,15 +91,16 @@ class FedEvPrompt(Method):
         return RoundState(0, {name: weights[name] for name in names})
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return what is averaged, and to train the other sites' maps."""
+        """Return what is averaged; to train also the others' maps and what a site starts from."""
         shared = _shared(state)
         if phase == EVALUATE:
             return shared
-        return shared | {
+        foreign = {
             f"{MAPS}{name.removeprefix(BUFFER)}": maps
             for name, maps in state.arrays.items()
             if name.startswith(BUFFER) and _site_of(name) != site
         }
+        return shared | foreign | self.start(site, state)
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect maps of the classes that the site has, and what is averaged."""

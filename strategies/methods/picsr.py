@@ -44,7 +44,7 @@ from models.networks.kinds import Task
 from models.networks.mixture import EXPERT
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights
+from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
@@ -62,7 +62,7 @@ class PICSR(Method):
     settings: PICSRSettings
     title = "PICSR"
     # Mixed probabilities are no alpha
-    capabilities = Capabilities(vit=False, evidence=False)
+    capabilities = Capabilities(vit=False, evidence=False, initial_weights=True)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:
@@ -118,10 +118,10 @@ class PICSR(Method):
         return heart_disease("PICSR", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
-        """Return initial weights for FedAvg, nothing where experts begin at once."""
+        """Return what FedAvg starts from, nothing where experts begin at once."""
         if self.settings.experts == "local":
             return RoundState(0, {})
-        return RoundState(0, initial_weights(build_classifier(self.common, task)))
+        return RoundState(0, initial_weights(starting_network(self.common, task)))
 
     def stage(self, state: RoundState) -> str:
         """Return the stage of the round after ``state.round``."""
@@ -135,9 +135,12 @@ class PICSR(Method):
         return StageNotes(self.stage(state))
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the state's arrays, but not to a site that trains an expert of its own."""
-        alone = self.stage(state) == EXPERTS and site in state.stateful_sites
-        return {} if alone else state.arrays
+        """Return the state's arrays; to a site that trains an expert, what that starts from."""
+        if self.stage(state) != EXPERTS:
+            return state.arrays
+        if self.settings.experts == "local" and phase != EVALUATE:
+            return self.start(site, state)
+        return {} if site in state.stateful_sites else state.arrays
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect what the stage trains."""

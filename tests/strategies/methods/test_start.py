@@ -47,6 +47,32 @@ def test_sites_that_keep_their_networks_start_where_fedavg_does(
     assert not set(_first(alone).items()) & set(_first(seeded).items())
 
 
+@pytest.mark.parametrize("experts", ["local", "finetuned"])
+def test_experts_of_the_mixture_start_there_too(
+    experts: str, start: str, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    named = {"initial-weights": start}
+    federated = inline_run(tiny("fedavg") | named | {"rounds": 1, "run-name": "federated"})
+    mixed = {"picsr.warmup-rounds": 1} if experts == "finetuned" else {}
+    mixture = inline_run(tiny("picsr") | named | mixed | {"picsr.experts": experts, "rounds": 4})
+    assert len(_first(mixture)) == 6
+    assert _first(mixture) == _first(federated)
+
+
+def test_prompts_and_heads_start_there_too(tiny: Tiny, inline_run: InlineRun) -> None:
+    prompts = tiny("fedevprompt", rounds=1)
+    shared = {k: v for k, v in prompts.items() if "." not in k} | {"method": "fedavg"}
+    before = inline_run(shared | {"run-name": "before"})
+    named = {"initial-weights": str(before.path / "model.safetensors")}
+    federated = inline_run(shared | named | {"run-name": "federated"})
+    alone = inline_run(prompts | named | {"run-name": "alone"})
+    losses = [
+        {k: v for k, v in _first(run).items() if k.endswith("/loss")} for run in (federated, alone)
+    ]
+    assert len(losses[0]) == 3
+    assert losses[0] == losses[1]
+
+
 def test_the_start_travels_once(start: str, spied_run: Callable[..., Any], tiny: Tiny) -> None:
     grid, _ = spied_run(tiny("local") | {"initial-weights": start})
     brought = [list(message.content.array_records.get(ARRAYS, {})) for message in grid.sent]
