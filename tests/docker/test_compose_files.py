@@ -106,6 +106,13 @@ def test_the_files_differ_in_devices_alone(docker_folder: Path) -> None:
     assert with_gpu == without
 
 
+def test_each_role_may_have_wheels_of_its_own(compose: dict[str, Any]) -> None:
+    locks = [
+        compose["services"][name]["build"]["args"]["LOCK"] for name in ("server", HOSPITALS[0])
+    ]
+    assert locks == ["${SERVER_LOCK:-requirements.lock}", "${HOSPITAL_LOCK:-requirements.lock}"]
+
+
 def test_separate_machines_open_the_servers_port_alone(docker_folder: Path) -> None:
     overlay = read(docker_folder, "compose.separate.yaml")
     assert overlay["services"] == {"server": {"ports": ["${FEDSILO_PORT:-9092}:9092"]}}
@@ -137,6 +144,7 @@ def test_the_last_stages_compile_nothing_and_drop_root(docker_folder: Path) -> N
     stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S))
     assert list(stages) == ["build", "source", "runtime", "server", "hospital"]
     assert "--require-hashes" in stages["build"]
+    assert "ARG LOCK=requirements.lock\nCOPY docker/${LOCK} " in stages["build"]
     assert "--only-binary :all:" in stages["build"]
     last = stages["runtime"] + stages["server"] + stages["hospital"]
     assert not re.search(r"apt-get|gcc|build-essential|pip", last)
@@ -151,6 +159,6 @@ def test_what_is_not_needed_never_reaches_the_engine(docker_folder: Path) -> Non
     assert rules[0] == "*", "all is shut out first"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
     packages = {"client_app", "datasets", "models", "server_app", "strategies"}
-    files = {"docker/requirements.lock", "docker/*.py", "pyproject.toml", "simulation.yaml"}
+    files = {"docker/requirements*.lock", "docker/*.py", "pyproject.toml", "simulation.yaml"}
     assert allowed == packages | files | {"README.md", "LICENSE"}
     assert {"**/*.key", "**/*.crt", "**/*.pem"} <= set(rules[len(allowed) :])
