@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,12 @@ from torch.optim import Optimizer
 
 from client_app.training.compute import Compute
 from client_app.training.loop import micro_batches
-from models.methods.fedaligncl import Discriminator, alignment_loss, discriminator_loss
+from models.methods.fedaligncl import (
+    Discriminator,
+    alignment_loss,
+    discriminator_loss,
+    paired_alignment_loss,
+)
 from models.networks.classifier import TokenClassifier
 from models.networks.encoders import float_inputs
 from models.networks.resnet22 import still_statistics
@@ -39,6 +44,8 @@ class Aligner:
         micro_batch: samples computed at once; 0: all.
         compute: device and precision.
         rng: draws the others' embeddings that a step sees.
+        rivals: the others' discriminators, on the device; none: the complement of the site's own.
+        noised: adds to embeddings (n, c) what they would leave with; None: nothing.
     """
 
     network: TokenClassifier
@@ -49,6 +56,8 @@ class Aligner:
     micro_batch: int
     compute: Compute
     rng: torch.Generator
+    rivals: Sequence[Discriminator] = ()
+    noised: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
         """Take the steps for a batch of inputs (batch, *input_shape) as the data set holds them.
@@ -89,5 +98,10 @@ class Aligner:
 
     def _confuse(self, own: Tensor, share: float) -> None:
         """Add the alignment loss's gradients to the feature extractor's (eq. 3)."""
-        loss = self.weight * share * alignment_loss(self.discriminator, own)
+        if self.rivals:
+            sent = self.noised(own) if self.noised else own
+            loss = paired_alignment_loss(self.discriminator, self.rivals, own, sent)
+        else:
+            loss = alignment_loss(self.discriminator, own)
+        loss = self.weight * share * loss
         loss.backward()  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ The site keeps its discriminator and that one's optimiser (``discriminator/``,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -26,6 +27,8 @@ from models.contract.messages import INCOMING, measurement
 from models.contract.seeding import generator, seeded
 from models.maths.pacing import batch_of, ends_epoch, epoch_of
 from models.methods.fedaligncl import (
+    DISCRIMINATOR,
+    DISCRIMINATORS,
     EMBEDDINGS,
     Discriminator,
     EmbeddingNotes,
@@ -40,7 +43,7 @@ from models.networks.exchanged import exchanged_arrays
 from models.networks.resnet22 import still_statistics
 from models.networks.site_network import SiteNetwork
 
-_WEIGHTS, _MOMENTS = "discriminator/", "discriminator-moments/"
+_WEIGHTS, _MOMENTS = DISCRIMINATOR, "discriminator-moments/"
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 
 
@@ -64,7 +67,7 @@ class FedAlignCLSite(FedAvgSite):
 
     def open_network(self) -> SiteNetwork:
         """Build the network and load the global weights."""
-        foreign = f"{EMBEDDINGS}/"
+        foreign = (f"{EMBEDDINGS}/", DISCRIMINATORS)
         arrays = self.request.arrays()
         return self.classifier({n: a for n, a in arrays.items() if not n.startswith(foreign)})
 
@@ -120,7 +123,42 @@ class FedAlignCLSite(FedAvgSite):
             micro_batch=self.common.micro_batch,
             compute=self.compute,
             rng=generator(self.drawing.seed, "others", *self._key()),
+            rivals=self._rivals(module.channels, sorted(others)),
+            noised=self._target_noise() if self.settings.noise_variance else None,
         )
+
+    def _target_noise(self) -> Callable[[Tensor], Tensor]:
+        """Return Z of eq. 3: what embeddings (n, c) would leave with, their gradient as it is."""
+        rng = generator(self.drawing.seed, "alignment-noise", *self._key())
+
+        def noised(own: Tensor) -> Tensor:
+            noisy = perturbed({EMBEDDINGS: own}, {EMBEDDINGS}, self.settings, rng)[EMBEDDINGS]
+            return own + (noisy.to(own.device) - own.detach())
+
+        return noised
+
+    def _rivals(self, width: int, sites: list[str]) -> list[Discriminator]:
+        """Return the discriminators of the other sites, where the run aligns to them.
+
+        Raises:
+            SiteError: one is missing or is none for embeddings of this ``width``.
+        """
+        if self.settings.align_target != "others":
+            return []
+        return [self._rival(width, site) for site in sites]
+
+    def _rival(self, width: int, site: str) -> Discriminator:
+        arrays = self.request.arrays(f"{DISCRIMINATORS}{site}/")
+        discriminator = Discriminator(width)
+        wanted = {name: array.shape for name, array in discriminator.state_dict().items()}
+        finite = all(array.isfinite().all() for array in arrays.values())
+        if {name: array.shape for name, array in arrays.items()} != wanted or not finite:
+            raise SiteError(
+                f"the discriminator of site {site} is none of embeddings of {width} numbers: all "
+                "sites need the same 'network' and 'width'"
+            )
+        discriminator.load_state_dict(arrays)
+        return discriminator.to(self.compute.device)
 
     def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
         """Return noisy weights and, where they are asked for, noisy embeddings."""
@@ -129,7 +167,9 @@ class FedAlignCLSite(FedAvgSite):
         noisy = {name for name, _ in module.named_parameters()} & arrays.keys()
         if count := self._asked():
             arrays[EMBEDDINGS] = self._embeddings(module, count)
-            noisy.add(EMBEDDINGS)
+            own = self._own_discriminator(module.channels)
+            arrays |= own
+            noisy |= {EMBEDDINGS, *own}
         instruction = self.request.instruction
         key = ("perturbation", instruction.round, instruction.step, self.silo.name)
         rng = noise_source(self.request, self.common.seed, *key)
@@ -143,6 +183,13 @@ class FedAlignCLSite(FedAvgSite):
             stored[_RIGHT] = self._right(network).to(torch.uint8)
             stored[_RIGHT_EPOCH] = torch.tensor(epoch_of(round_, self.common))
         return stored
+
+    def _own_discriminator(self, width: int) -> dict[str, Tensor]:
+        """Return what other sites align to, the seed's before there was anything to learn."""
+        if self.settings.align_target != "others":
+            return {}
+        newest = self._aligner.discriminator if self._aligner else self._open_discriminator(width)
+        return {f"{DISCRIMINATOR}{n}": a.cpu() for n, a in newest.state_dict().items()}
 
     def _key(self) -> tuple[int, str]:
         return self.request.instruction.round, self.silo.name

@@ -1,12 +1,15 @@
 """Fed-Align-CL (Jimenez-Sanchez et al. 2023): curriculum, alignment and noise as pure functions.
 
 Curriculum: eq. 4 and the permutation drawn by it. Alignment: eq. 2 for the discriminator, and for
-the feature extractor eq. 3 as it looks from one site (see ``alignment_loss``).
+the feature extractor eq. 3, with the other sites' discriminators or as it looks from one site.
+The discriminator's layers are table IV's but for the last, which prints two outputs: one, a logit,
+is ours. So is the softmax cross-entropy in place of eq. 1's two sigmoids.
 
 Equations (arXiv:2107.02504):
   (1) classification loss -> models.networks.classifier.TokenClassifier.criterion
   (2) discriminator's loss -> models.methods.fedaligncl.discriminator_loss
-  (3) alignment loss -> models.methods.fedaligncl.alignment_loss
+  (3) alignment loss -> models.methods.fedaligncl.paired_alignment_loss
+  (3) as it looks from one site -> models.methods.fedaligncl.alignment_loss
   (4) score of a sample -> models.methods.fedaligncl.curriculum_scores
   (pi) order of the samples -> models.methods.fedaligncl.curriculum_order
   (Z) noise on what leaves -> models.methods.fedaligncl.perturbed
@@ -16,7 +19,8 @@ Equations (arXiv:2107.02504):
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +32,8 @@ from models.contract.settings_schema import setting
 from models.privacy.gaussian_noise import normals
 
 EMBEDDINGS = "embeddings"  # of the sender; those of others are ``embeddings/<site>``
+DISCRIMINATOR = "discriminator/"  # before an array of the sender's
+DISCRIMINATORS = "discriminators/"  # before ``<site>/<array>`` of another's
 _HIDDEN = 4  # of the discriminator
 
 
@@ -50,6 +56,12 @@ class FedAlignCLSettings:
         False, "count forgotten samples also without curriculum, for comparison"
     )
     alignment_weight: float = setting(1.0, "factor of the alignment loss", above=0.0)
+    align_target: str = setting(
+        "complement",
+        "whose discriminators an embedding is a target of, eq. 3: the other sites', which then "
+        "leave them, or the complement of the site's own in their place",
+        choices=("complement", "others"),
+    )
     discriminator_learning_rate: float = setting(
         0.0, "step size of the discriminator; 0: learning-rate", minimum=0.0
     )
@@ -141,15 +153,42 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
         discriminator: maps embeddings (n, c) to logits (n,); its parameters get no gradient.
         own: (n, c) with gradient.
     """
-    trained = [parameter for parameter in discriminator.parameters() if parameter.requires_grad]
+    with _frozen(discriminator):
+        logits = discriminator(own)
+    return (softplus(-logits) + softplus(logits)).mean()
+
+
+def paired_alignment_loss(
+    discriminator: nn.Module, others: Sequence[nn.Module], own: Tensor, sent: Tensor
+) -> Tensor:
+    """Return L_F of eq. 3 with the other sites' own discriminators, a pair of sites on average.
+
+    -E log D(own) - 1/m sum over the m others of E log D'(sent): the site's features are the source
+    of its own discriminator, and the target of each other's, to which they come with noise.
+
+    Args:
+        discriminator: the site's own; maps embeddings (n, c) to logits (n,).
+        others: those of the m other sites, m at least 1; no parameter of any gets a gradient.
+        own: (n, c) with gradient.
+        sent: (n, c), Z(own), noisy as the other sites see them, with gradient.
+    """
+    with _frozen(discriminator, *others):
+        source = softplus(-discriminator(own)).mean()
+        targets = [softplus(-other(sent)).mean() for other in others]
+    return source + torch.stack(targets).mean()
+
+
+@contextmanager
+def _frozen(*modules: nn.Module) -> Iterator[None]:
+    """Keep gradients from the parameters within, which a backward pass would else fill."""
+    trained = [one for module in modules for one in module.parameters() if one.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
     try:
-        logits = discriminator(own)
+        yield
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
-    return (softplus(-logits) + softplus(logits)).mean()
 
 
 def perturbed(

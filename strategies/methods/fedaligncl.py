@@ -3,7 +3,8 @@
 Messages down: every parameter and float buffer by its state-dict name, and once alignment has begun
 ``embeddings/<site>`` (k, c) of each other site. Up: the same names, parameters with noise, and
 ``embeddings`` (k, c), noisy, where ``note.embeddings`` asks for k of them: in the rounds before one
-that aligns.
+that aligns. With ``align-target=others`` the discriminator comes with them
+(``discriminator/<array>``) and goes to the others (``discriminators/<site>/<array>``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from models.contract.messages import EVALUATE, INCOMING, measurement
 from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
 from models.maths.pacing import epoch_of
-from models.methods.fedaligncl import EMBEDDINGS, EmbeddingNotes, FedAlignCLSettings
+from models.methods.fedaligncl import (
+    DISCRIMINATOR,
+    DISCRIMINATORS,
+    EMBEDDINGS,
+    Discriminator,
+    EmbeddingNotes,
+    FedAlignCLSettings,
+)
 from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import starting_network
@@ -87,6 +95,11 @@ class FedAlignCL(FedAvg):
                 f"in the round before each that aligns: up to {own.shared_embeddings} embeddings, "
                 f"each of one training image ({chosen}),{noisy}; they go to all other sites"
             )
+        if own.align and own.align_target == "others":
+            sentences.append(
+                "with the embeddings: the weights of the site's discriminator, which has learnt to "
+                f"tell its images from others',{noisy}; they go to all other sites"
+            )
         if own.curriculum or own.count_forgotten:
             sentences.append("each epoch: the share of training images that were forgotten")
         return Disclosures(*sentences, noise=self._own_noise())
@@ -110,9 +123,9 @@ class FedAlignCL(FedAvg):
         weights = _weights(state)
         if phase == EVALUATE:
             return weights
-        own = f"{_BUFFER}{site}"
-        others = {n: a for n, a in state.arrays.items() if n.startswith(_BUFFER) and n != own}
-        return weights | others
+        own = (f"{_BUFFER}{site}", f"{DISCRIMINATORS}{site}")
+        others = {n: a for n, a in state.arrays.items() if n not in weights}
+        return weights | {n: a for n, a in others.items() if not _is_of(n, own)}
 
     def model(self, state: RoundState) -> Mapping[str, NDArray]:
         """Return the weights alone: a run that was stopped still holds embeddings."""
@@ -127,6 +140,7 @@ class FedAlignCL(FedAvg):
         specs = {name: ArraySpec(array.shape) for name, array in _weights(state).items()}
         if count := self._embeddings_of(site, state):
             specs[EMBEDDINGS] = ArraySpec((count, self._channels))
+            specs |= {f"{DISCRIMINATOR}{n}": spec for n, spec in self._discriminator.items()}
         return specs
 
     def combine(
@@ -138,6 +152,8 @@ class FedAlignCL(FedAvg):
         for site, reply in replies.items():
             if self._embeddings_of(site, state):
                 arrays[f"{_BUFFER}{site}"] = reply.array(EMBEDDINGS)
+                for name in self._discriminator:
+                    arrays[f"{DISCRIMINATORS}{site}/{name}"] = reply.array(f"{DISCRIMINATOR}{name}")
         extras = dict(state.extras)
         key = measurement(INCOMING, "train", _FORGOTTEN)
         shares = {s: r.metrics()[key] for s, r in replies.items() if key in r.metrics()}
@@ -176,6 +192,19 @@ class FedAlignCL(FedAvg):
     def _channels(self) -> int:
         return starting_network(self.common, self.participants.task()).channels
 
+    @cached_property
+    def _discriminator(self) -> dict[str, ArraySpec]:
+        """Return what comes of a discriminator, by its own names."""
+        if self.settings.align_target != "others":
+            return {}
+        arrays = Discriminator(self._channels).state_dict()
+        return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
+
 
 def _weights(state: RoundState) -> dict[str, NDArray]:
-    return {name: array for name, array in state.arrays.items() if not name.startswith(_BUFFER)}
+    shared = (_BUFFER, DISCRIMINATORS)
+    return {name: array for name, array in state.arrays.items() if not name.startswith(shared)}
+
+
+def _is_of(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes)

@@ -71,6 +71,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
 } | {
     "distrans-embedding": {"method": "distrans", "distrans.offset-aggregation": "embedding"},
     "distrans-none": {"method": "distrans", "distrans.offset-aggregation": "none"},
+    "fedaligncl-others": {"method": "fedaligncl", "fedaligncl.align-target": "others"},
     "fedaligncl-half-epochs": {"method": "fedaligncl", "epoch-steps": 4, "network": "resnet22"},
     "fedavg-half-epochs": {"method": "fedavg"} | HALF_EPOCHS,
     "fedefm-ring-vit": {"method": "fedefm", "topology": "ring", "train-backbone": True} | VIT,

@@ -208,6 +208,59 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
     assert steps == [2.0] * 4  # one other site, two batches
 
 
+def _rival(site: str, seed: int = 5) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    arrays = Discriminator(WIDTH).state_dict()
+    return {f"discriminators/{site}/{name}": array.numpy() for name, array in arrays.items()}
+
+
+def test_the_others_discriminators_are_the_target_where_they_are_asked_for(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own, others = {"align_target": "others"}, {"embeddings/b": np.ones((4, WIDTH), np.float32)}
+    came = weights | others | _rival("b")
+    site = _site(opened, came, own=own)
+    aligner = cast(Aligner, site.local_training(site.open_network()).after_step)
+    (rival,) = aligner.rivals
+    assert torch.equal(
+        rival.layers[0].weight, torch.as_tensor(came["discriminators/b/layers.0.weight"])
+    )
+    other = _site(opened, weights | others | _rival("b", 6), own=own)
+    replies = [SiteRound(one).answer()[ARRAYS] for one in (site, other)]
+    assert any((replies[0][n].numpy() != replies[1][n].numpy()).any() for n in weights)
+    asked = _site(opened, came, own=own, notes={"embeddings": 5})
+    left = SiteRound(asked).answer()[ARRAYS]
+    assert {n for n in left if n.startswith("discriminator/")} == {
+        f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
+    }
+
+
+@pytest.mark.parametrize("fault", ["missing", "narrow", "infinite"])
+def test_a_discriminator_that_is_none_is_refused(
+    opened: Opened, weights: dict[str, Any], fault: str
+) -> None:
+    rival = {} if fault == "missing" else _rival("b")
+    if fault == "narrow":
+        rival["discriminators/b/layers.0.weight"] = np.zeros((4, 7), np.float32)
+    if fault == "infinite":
+        rival["discriminators/b/layers.0.bias"] = np.full(4, np.inf, np.float32)
+    others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
+    site = _site(opened, weights | others | rival, own={"align_target": "others"})
+    with pytest.raises(SiteError, match="the discriminator of site b is none of embeddings of 16"):
+        SiteRound(site).answer()
+
+
+def test_a_target_has_the_noise_that_it_would_leave_with_and_its_own_gradient(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    own = torch.ones(4000, WIDTH, requires_grad=True)
+    noisy = _site(opened, weights, own={"noise_variance": 0.04})._target_noise()(own)
+    assert (noisy - own).std().item() == pytest.approx(0.2, rel=0.02)
+    noisy.sum().backward()
+    assert own.grad is not None
+    assert (own.grad == 1).all()
+
+
 def test_alignment_changes_what_leaves(opened: Opened, weights: dict[str, Any]) -> None:
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     with_others = SiteRound(_site(opened, weights | others, site="s1a")).answer()[ARRAYS]

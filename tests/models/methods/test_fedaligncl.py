@@ -16,6 +16,7 @@ from models.methods.fedaligncl import (
     curriculum_order,
     curriculum_scores,
     discriminator_loss,
+    paired_alignment_loss,
     perturbed,
 )
 
@@ -72,6 +73,30 @@ def test_the_alignment_loss_is_least_where_the_discriminator_says_one_half() -> 
     assert values[-1.0] > values[0]
     p = 1 / (1 + math.exp(-2.0))
     assert values[2.0] == pytest.approx(-math.log(p) - math.log(1 - p), rel=1e-6)
+
+
+def test_the_paired_alignment_loss_is_equation_3_over_two_other_discriminators() -> None:
+    own, sent = torch.tensor([[2.0], [-1.0]]), torch.tensor([[2.5], [-1.5]])
+    others = [_linear(0.5), _linear(-1.0)]
+    log = [-math.log1p(math.exp(-x)) for x in (2.0, -1.0, 1.25, -0.75, -2.5, 1.5)]
+    source, first, second = (-(log[n] + log[n + 1]) / 2 for n in (0, 2, 4))
+    expected = source + (first + second) / 2
+    loss = paired_alignment_loss(_linear(1.0), others, own, sent)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_complement_is_what_a_rival_of_the_opposite_answer_gives() -> None:
+    own = torch.tensor([[2.0], [-1.0], [0.5]])
+    paired = paired_alignment_loss(_linear(1.0), [_linear(-1.0)], own, own)
+    assert paired.item() == pytest.approx(alignment_loss(_linear(1.0), own).item())
+
+
+def test_no_rival_learns_from_the_paired_loss() -> None:
+    extractor, rivals = nn.Linear(1, 3), [Discriminator(3), Discriminator(3)]
+    own = extractor(torch.randn(8, 1))
+    paired_alignment_loss(Discriminator(3), rivals, own, own + 0.1).backward()
+    assert all(p.grad is not None and p.grad.any() for p in extractor.parameters())
+    assert all(p.grad is None for rival in rivals for p in rival.parameters())
 
 
 def test_alignment_moves_the_extractor_and_not_the_discriminator_and_the_other_way_round() -> None:

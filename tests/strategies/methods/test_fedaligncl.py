@@ -197,3 +197,22 @@ def test_the_finished_model_is_the_weights_and_no_sites_embeddings(strategy: Fed
     words = " ".join(private.disclosures().leaves)
     assert "without noise" not in words
     assert "clipped and with noise" in words
+
+
+def test_discriminators_travel_with_the_embeddings_where_they_are_the_target(
+    spied_run: SpiedRun, tiny: Tiny
+) -> None:
+    named = tiny("fedaligncl", rounds=3, warmup_epochs=1, noise_variance=0.0)
+    grid, loop = spied_run(named | {"fedaligncl.align-target": "others"})
+    came = {m.metadata.src_node_id: m for m in grid.replies if m.metadata.group_id == "1"}
+    own = {n: a.numpy() for n, a in came[1003].content[ARRAYS].items() if n.startswith("discr")}
+    assert sum(array.size for array in own.values()) == 4 * 16 + 4 + 4 + 1
+    sent = next(m for m in grid.sent if m.metadata.group_id == "2")
+    arrays = {n: a.numpy() for n, a in sent.content[ARRAYS].items()}
+    sites = {n.split("/")[1] for n in arrays if n.startswith("discriminators/")}
+    assert sites == {"s2a", "s3a"}
+    for name, array in own.items():
+        assert (arrays[f"discriminators/s3a/{name.removeprefix('discriminator/')}"] == array).all()
+    last = [m for m in grid.replies if m.metadata.group_id == "3"]
+    assert not [n for m in last for n in m.content.array_records.get(ARRAYS, {}) if "discr" in n]
+    assert "the weights of the site's discriminator" in str(loop.method.disclosures().leaves)
