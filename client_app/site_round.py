@@ -23,6 +23,7 @@ from client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, round
 from client_app.privacy.protection import LEDGER, protect, spend_measurements
 from client_app.training.compute import Compute
 from client_app.training.evaluation import measure
+from client_app.training.going_on import train_on
 from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import train_paced
 from client_app.training.repeatability import noted_operations
@@ -84,7 +85,7 @@ class SiteRound:
             )
         answer = handler()
         if answer.kept:
-            self.keep(answer.kept)
+            self.keep({**self.method.progress(), **answer.kept})
         return self.reply(answer.metrics, answer.arrays)
 
     def measure_only(self) -> RecordDict:
@@ -109,7 +110,7 @@ class SiteRound:
         return self.reply(metrics | training.metrics, arrays)
 
     def fit(self, training: LocalTraining) -> tuple[float, dict[str, Tensor]]:
-        """Train, and return the loss, and the progress in an epoch that spans rounds, to be kept.
+        """Train, and return the loss and what training itself goes on from, to be kept.
 
         The loss is the mean over the last epoch, or over the steps of a paced round.
         """
@@ -121,6 +122,8 @@ class SiteRound:
             return values["loss"], {}
         if training.settings.epoch_steps:
             return train_paced(training, context.stored, round_, site)
+        if training.settings.optimiser_state == "run":
+            return train_on(training, context.stored)
         return train_locally(training), {}
 
     def measured(

@@ -1,7 +1,6 @@
 """FedEvPrompt at a site: train prompts on evidence and the others' maps, then send own maps.
 
-Prompts, head and optimiser that are not shared stay in the site's own state:
-``network/<array>`` and ``optimiser/<array>/<moment>``.
+Prompts and head that are not shared stay in the site's own state: ``network/<array>``.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from client_app.methods.base import SiteMethod
 from client_app.training.evaluation import over_batches
 from client_app.training.initial_network import initial_classifier
-from client_app.training.loop import LocalTraining, open_optimiser
-from client_app.training.optimiser_state import moments_of, restore_moments
+from client_app.training.loop import LocalTraining
 from models.contract.errors import SiteError
 from models.contract.messages import START
 from models.contract.seeding import generator
@@ -42,14 +39,13 @@ from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.prompted_vit import PromptedViT
 from models.networks.site_network import SiteNetwork
 
-_NETWORK, _OPTIMISER = "network/", "optimiser/"
+_NETWORK = "network/"
 
 
 class FedEvPromptSite(SiteMethod):
     """Holds prompts, a head and an optimiser of its own."""
 
     settings: FedEvPromptSettings
-    _optimiser: Optimizer | None = None
 
     @classmethod
     def consent(cls, settings: FedEvPromptSettings) -> tuple[str, str] | None:
@@ -73,15 +69,9 @@ class FedEvPromptSite(SiteMethod):
         return self.compute.place(network)
 
     def local_training(self, network: SiteNetwork) -> LocalTraining:
-        """Train on evidence, with distillation where others have sent maps (eq. 2).
-
-        The optimiser has the site's own moments of what stays there.
-        """
+        """Train on evidence, with distillation where others have sent maps (eq. 2)."""
         vit = cast(PromptedViT, network)
-        optimiser = open_optimiser(vit, self.common)
-        restore_moments(optimiser, vit, self.own_state(_OPTIMISER))
-        self._optimiser = optimiser
-        training = replace(super().local_training(network), optimiser=optimiser)
+        training = super().local_training(network)
         moments = self._moments(vit)
         if moments is None:
             return training
@@ -103,14 +93,10 @@ class FedEvPromptSite(SiteMethod):
         return shared | (self._maps(vit) if self.settings.distillation_weight else {})
 
     def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return what is not averaged, and the optimiser's moments of it."""
+        """Return what is not averaged."""
         arrays = exchanged_arrays(network)
         private = arrays.keys() - set(shared_names(self.settings, list(arrays)))
-        stored = {f"{_NETWORK}{name}": arrays[name] for name in sorted(private)}
-        if self._optimiser:
-            moments = moments_of(self._optimiser, network, private)
-            stored |= {f"{_OPTIMISER}{name}": value for name, value in moments.items()}
-        return stored
+        return {f"{_NETWORK}{name}": arrays[name] for name in sorted(private)}
 
     def presentable(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Make noised maps maps again: not negative, summing to 1; one without a rest is even."""

@@ -22,14 +22,19 @@ def moments_of(
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put back what ``moments_of`` gave; a parameter without any begins afresh."""
+    """Put back what ``moments_of`` gave; a parameter without any of its shape begins afresh."""
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")
         moments.setdefault(name, {})[moment] = value
     for name, parameter in module.named_parameters():
-        if name in moments:
+        if name in moments and _fit(moments[name], parameter):
             optimiser.state[parameter] = {
                 moment: value if moment == "step" else value.to(parameter.device)
                 for moment, value in moments[name].items()
             }
+
+
+def _fit(moments: Mapping[str, Tensor], parameter: Tensor) -> bool:
+    """Tell whether the moments are of the parameter's shape; a count of steps has none."""
+    return all(value.shape in (parameter.shape, torch.Size([])) for value in moments.values())

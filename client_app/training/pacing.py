@@ -55,12 +55,11 @@ class Pacing:
 
     def stored(self, optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
         """Return what the next round needs, once this round's steps are taken."""
-        moments = moments_of(optimiser, module)
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
             f"{PREFIX}{_ORDER}": self.order,
-            **{f"{PREFIX}{_OPTIMISER}{name}": value for name, value in moments.items()},
+            **stored_optimiser(optimiser, module),
         }
 
 
@@ -141,3 +140,9 @@ def restore_optimiser(
 ) -> None:
     """Let ``optimiser`` go on where the site's state has it."""
     restore_moments(optimiser, module, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
+
+
+def stored_optimiser(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """Return the optimiser's part of the site's state."""
+    moments = moments_of(optimiser, module)
+    return {f"{PREFIX}{_OPTIMISER}{name}": value for name, value in moments.items()}

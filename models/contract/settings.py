@@ -69,6 +69,12 @@ class CommonSettings:
     optimiser: str = setting(
         "adam", "optimiser of local training", roles="step", choices=("adam", "adamw", "sgd")
     )
+    optimiser_state: str = setting(
+        "round",
+        "a site's optimiser begins afresh each round, or goes on over the run; where 'epoch-steps' "
+        "is set it goes on",
+        choices=("round", "run"),
+    )
     rate_decay: str = setting(
         "none",
         "learning rate over the steps of all rounds: none, or divided by the root of their number",

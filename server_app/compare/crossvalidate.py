@@ -18,6 +18,7 @@ from datasets.registry import data_fingerprint, data_set
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value
 from server_app.compare.corrected_interval import Interval, corrected_interval
+from server_app.compare.equal_terms import refuse_mixed_optimisers
 from server_app.compare.tables import joined, markdown_table
 from server_app.compare.trials import Trial, run_groups
 from server_app.config.settings import RunSettings, resolve
@@ -64,6 +65,7 @@ def crossvalidate(
     """
     names = list(dict.fromkeys(experiments))
     plans = {name: planned(name, sources)[0] for name in names}
+    refuse_mixed_optimisers({name: settings.common for name, settings in plans.items()})
     trials = [_trials(settings, folds, repeats) for settings in plans.values()]
     runs = folds * repeats
     tell(f"{len(names)} experiments, {folds} folds, {repeats} repeats: {len(names) * runs} runs")

@@ -20,6 +20,7 @@ from datasets.io.locations import find_places
 from datasets.registry import data_set, load_silo
 from models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from models.contract.settings_schema import Value
+from server_app.compare.equal_terms import refuse_mixed_optimisers
 from server_app.compare.results import (
     chosen_metrics,
     constant_results,
@@ -195,6 +196,7 @@ def compare(
     names = list(dict.fromkeys(experiments))
     all_jobs = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
+    refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
     check_tests(data_sets, tests=asked.tests, paired=asked.paired, seeds=runs.seeds)
     _run_all([job for job in all_jobs if not job.finished()], _parallel(all_jobs, jobs), tell)
     summaries = _summaries(all_jobs, asked.split)

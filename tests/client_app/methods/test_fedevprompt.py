@@ -72,15 +72,15 @@ def test_a_reply_holds_maps_of_the_sites_own_classes_and_no_weights(opened: Open
 
 
 def test_prompts_head_and_the_optimisers_moments_stay_at_the_site(opened: Opened) -> None:
-    method = opened(METHOD)
+    method = opened(METHOD, own={"optimiser_state": "run"})
     reply = SiteRound(method).answer()
     assert reply[METRICS]["kept-state"] == 1
     kept = kept_by(method)
-    moments = {f"optimiser/{n}/{m}" for n in OWN for m in ("step", "exp_avg", "exp_avg_sq")}
+    moments = {f"pace/optimiser/{n}/{m}" for n in OWN for m in ("step", "exp_avg", "exp_avg_sq")}
     assert set(kept) == {f"network/{name}" for name in OWN} | moments
     for name in OWN:
-        assert kept[f"optimiser/{name}/step"].item() == STEPS
-        assert kept[f"optimiser/{name}/exp_avg"].shape == kept[f"network/{name}"].shape
+        assert kept[f"pace/optimiser/{name}/step"].item() == STEPS
+        assert kept[f"pace/optimiser/{name}/exp_avg"].shape == kept[f"network/{name}"].shape
     (path,) = method.context.state.folder.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -99,51 +99,10 @@ def test_a_site_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: O
         assert not torch.equal(later[name], start[name])
 
 
-def test_the_optimiser_goes_on_counting_where_it_was(opened: Opened) -> None:
-    SiteRound(opened(METHOD)).answer()
-    second = opened(METHOD, round=2)
-    optimiser = second.local_training(network := second.open_network()).optimiser
-    assert optimiser is not None
-    before, named = kept_by(second), dict(cast(PromptedViT, network).named_parameters())
-    for name in OWN:
-        state = optimiser.state[named[name]]
-        assert state["step"].item() == STEPS
-        assert torch.equal(state["exp_avg"], before[f"optimiser/{name}/exp_avg"])
-        assert torch.equal(state["exp_avg_sq"], before[f"optimiser/{name}/exp_avg_sq"])
-    SiteRound(second).answer()
-    after = kept_by(second, 2)
-    for name in OWN:
-        assert after[f"optimiser/{name}/step"].item() == 2 * STEPS
-        moment = f"optimiser/{name}/exp_avg"
-        assert not torch.equal(after[moment], before[moment])
-
-
-def test_two_rounds_are_as_many_steps_of_one_optimiser(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is kept on disk is all that a round hands on: one optimiser in memory ends the same."""
-    own = {"distillation_weight": 0.0, "dropout": 0.0}
-    SiteRound(opened(METHOD, own=own)).answer()
-    second = opened(METHOD, own=own, round=2)
-    SiteRound(second).answer()
-    by_disk = kept_by(second, 2)
-    both = [opened(METHOD, own=own, round=round_, expects_state=False) for round_ in (1, 2)]
-    network = both[0].classifier(None)
-    optimiser = open_optimiser(network, both[0].common)
-    monkeypatch.setattr(site_side, "open_optimiser", lambda *_: optimiser)
-    monkeypatch.setattr(site_side, "restore_moments", lambda *_: None)
-    for method in both:
-        SiteRound(method).fit(method.local_training(cast(SiteNetwork, network)))
-    for name, tensor in exchanged_arrays(network).items():
-        assert torch.equal(tensor, by_disk[f"network/{name}"])
-
-
 def test_b_prompts_have_a_step_size_of_their_own(opened: Opened) -> None:
     method = opened(METHOD, own={"learning_rate": 0.5, "basic_learning_rate": 0.25})
     network = cast(PromptedViT, method.open_network())
-    optimiser = method.local_training(network).optimiser
-    assert optimiser is not None
-    groups = optimiser.param_groups
+    groups = open_optimiser(network, method.common).param_groups
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     named = dict(network.named_parameters())
     assert {name: rates[id(named[name])] for name in OWN} == {
@@ -158,13 +117,15 @@ def test_b_prompts_have_a_step_size_of_their_own(opened: Opened) -> None:
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 def test_any_optimiser_keeps_what_it_has(opened: Opened, optimiser: str) -> None:
     for round_ in (1, 2):
-        method = opened(METHOD, own={"optimiser": optimiser}, round=round_)
+        method = opened(
+            METHOD, own={"optimiser": optimiser, "optimiser_state": "run"}, round=round_
+        )
         SiteRound(method).answer()
         kept = kept_by(method, round_)
         assert {name for name in kept if name.startswith("network/")} == {
             f"network/{name}" for name in OWN
         }
-        moments = {name.rpartition("/")[2] for name in kept if name.startswith("optimiser/")}
+        moments = {name.rpartition("/")[2] for name in kept if name.startswith("pace/optimiser/")}
         assert moments == ({"step", "exp_avg", "exp_avg_sq"} if optimiser == "adamw" else set())
 
 

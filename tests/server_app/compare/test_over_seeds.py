@@ -214,6 +214,7 @@ def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
         (["own", "own", "--tests", "auc"], "name at least two different ones"),
         (["own", "more", "--tests", "auc", "--seeds", "1"], "--seeds is 1: at least 2 are needed"),
         (["own", "more", "--paired"], "--paired means nothing without --tests"),
+        (["own", "mixed"], "of experiment 'mixed' goes on over rounds and that of 'own' begins"),
         (["own", "digits", "--tests", "auc"], "'digits' is on data set 'digits' and 'own' on"),
     ],
 )
@@ -223,7 +224,11 @@ def test_what_cannot_be_tested_is_refused_before_anything_runs(
     _comparison(tmp_path, more="learning-rate: 0.1")
     file = tmp_path / "simulation.yaml"
     text = file.read_text()
-    file.write_text(text + "  digits:\n    config: {method: local, dataset: digits}\n")
+    file.write_text(
+        text
+        + "  digits:\n    config: {method: local, dataset: digits}\n"
+        + "  mixed:\n    base: own\n    config: {method: fedprox, optimiser-state: run}\n"
+    )
     where = ["--file", str(file), "--out", str(tmp_path / "out")]
     assert main(["compare", *options, *where]) == 1
     error = capsys.readouterr().err

@@ -304,6 +304,7 @@ def test_a_new_process_goes_on_from_the_sites_own_prompts_and_moments(
     inline_run: InlineRun, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = tiny("fedevprompt", optimiser="adamw", weight_decay=0.01)
+    values |= {"optimiser-state": "run"}
     whole = inline_run(values, out=tmp_path / "whole").path
     with monkeypatch.context() as patch:
         patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
@@ -323,7 +324,7 @@ def test_a_new_process_goes_on_from_the_sites_own_prompts_and_moments(
     for site in ALL:
         steps = [
             load_state(cut / f"sites/{site}/round-{r:06d}-00.safetensors")[0][
-                "optimiser/prompts.b/step"
+                "pace/optimiser/prompts.b/step"
             ].item()
             for r in (1, 2)
         ]
@@ -429,14 +430,17 @@ def test_good_maps_enter_the_buffer_of_every_site(started: Run) -> None:
 def test_a_site_stores_no_state_of_a_round_that_the_server_loses(
     spied_run: Run, tiny: Tiny, tmp_path: Path
 ) -> None:
-    settings = resolve(tiny("fedevprompt"))
-    spied_run(tiny("fedevprompt"))
+    values = tiny("fedevprompt") | {"optimiser-state": "run"}
+    settings = resolve(values)
+    spied_run(values)
     promise = settings_digest_of(settings.common, settings.own)
     state = SiteState(tmp_path / "sites" / "s1a", promise)
     asked = Instruction(2, "train", expects_state=True)
     own = state.before(asked)
     assert own is not None
-    assert own["optimiser/prompts.t/step"].item() == 3  # of round 1, round 2's is not looked at
+    assert (
+        own["pace/optimiser/prompts.t/step"].item() == 3
+    )  # of round 1, round 2's is not looked at
 
 
 def test_the_scale_of_the_maps_changes_what_is_trained_and_not_what_travels(

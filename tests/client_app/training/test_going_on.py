@@ -1,0 +1,88 @@
+"""An optimiser over rounds: what a site keeps of it, and that it is one optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from client_app.methods.base import SiteMethod
+from client_app.site_round import SiteRound
+from client_app.training import going_on
+from client_app.training.loop import open_optimiser
+from client_app.training.optimiser_state import moments_of, restore_moments
+from datasets.io.state_files import load_state
+from models.contract.settings_schema import Value
+from models.networks.exchanged import exchanged_arrays
+from server_app.records.run_directory import RunDirectory
+
+Opened = Callable[..., SiteMethod]
+Tiny = Callable[..., dict[str, Value]]
+InlineRun = Callable[..., RunDirectory]
+RUN = {"optimiser_state": "run"}
+PREFIX = "pace/optimiser/"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "uefl", "moon", "fedefm"])
+def test_a_kept_optimiser_counts_the_steps_of_all_rounds(
+    method: str, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    run = inline_run(tiny(method) | {"optimiser-state": "run"})
+    rounds = sorted((run.path / "sites" / "s1a").glob("round-*.safetensors"))
+    counted = [
+        {value.item() for name, value in load_state(path)[0].items() if name.endswith("/step")}
+        for path in rounds
+    ]
+    counts = [max(steps) for steps in counted if steps]
+    assert len(counts) >= 2
+    assert counts == sorted(set(counts)), "each round goes on where the last one was"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedevprompt"])
+def test_an_optimiser_begins_afresh_each_round_by_default(
+    method: str, tiny: Tiny, inline_run: InlineRun
+) -> None:
+    run = inline_run(tiny(method))
+    states = (run.path / "sites").glob("*/*.safetensors")
+    assert not [n for path in states for n in load_state(path)[0] if n.startswith(PREFIX)]
+
+
+def test_two_rounds_are_as_many_steps_of_one_optimiser(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept on disk is all that a round hands on: one optimiser in memory ends the same."""
+    own = RUN | {"dropout": 0.0}
+    stored = []
+    for round_ in (1, 2):
+        site = opened("local", {}, evaluate=False, own=own, round=round_)
+        SiteRound(site).answer()
+        path = site.context.state.folder / f"round-{round_:06d}-00.safetensors"
+        stored.append(load_state(path)[0])
+    both = [
+        opened("local", {}, evaluate=False, own=own, round=r, expects_state=False) for r in (1, 2)
+    ]
+    network = both[0].classifier(None)
+    optimiser = open_optimiser(network, both[0].common)
+    monkeypatch.setattr(going_on, "open_optimiser", lambda *_: optimiser)
+    monkeypatch.setattr(going_on, "restore_optimiser", lambda *_: None)
+    for site in both:
+        SiteRound(site).fit(site.local_training(network))
+    for name, tensor in exchanged_arrays(network).items():
+        assert torch.equal(tensor, torch.as_tensor(stored[1][name])), name
+
+
+def test_a_parameter_of_another_shape_begins_afresh() -> None:
+    before, after = nn.Linear(3, 2), nn.Linear(3, 4)
+    optimiser = torch.optim.Adam(before.parameters())
+    before(torch.ones(1, 3)).sum().backward()
+    optimiser.step()
+    moments = moments_of(optimiser, before)
+    second = torch.optim.Adam(after.parameters())
+    restore_moments(second, after, moments | {"weight/exp_avg": torch.ones(4, 3)})
+    assert not second.state[after.weight], "its other moments are of the old shape"
+    assert not second.state[after.bias]
+    third = torch.optim.Adam(before.parameters())
+    restore_moments(third, before, moments)
+    assert third.state[before.weight]["step"].item() == 1
