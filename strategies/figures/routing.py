@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from models.figures.heat_map import annotated_heat_map
-from models.figures.palette import BLUE, ORANGE
+from models.figures.palette import BLUE, ORANGE, SKY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 Matrix = Sequence[Sequence[float]]
 
+_SHARES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+_NARROWEST = 0.01  # of a violin's part: many patients may have the same weight
 _QUANTILES = {"whislo": "q05", "q1": "q25", "med": "q50", "q3": "q75", "whishi": "q95"}
+
+_OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
 
 
 def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
@@ -30,7 +35,7 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
-    """Draw a panel per hospital, a box per expert: quartiles, whiskers at 5 and 95 percent."""
+    """Draw a panel per hospital, a violin per expert, from 5 to 95 percent, its box within."""
     from matplotlib.figure import Figure
 
     columns = min(4, len(sites))
@@ -45,8 +50,8 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
         axes.set_axis_off()
     figure.supylabel("router's weight of a test sample")
     figure.suptitle(
-        "Which experts a hospital's patients are routed to (box: quartiles, whiskers: 5 and 95 %, "
-        "cross: mean)",
+        "Which experts a hospital's patients are routed to (violin: from 5 to 95 %, as wide as "
+        "patients are many, by five quantiles; box: quartiles; cross: mean)",
         fontsize="medium",
     )
     return figure
@@ -59,13 +64,18 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
         boxes = [
             {box: weight[quantile] for box, quantile in _QUANTILES.items()} for weight in weights
         ]
+        bodies = axes.violin(
+            [violin(weight) for weight in weights], positions, widths=0.85, showextrema=False
+        )["bodies"]
+        for body in bodies:
+            body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
         middle = {"color": ORANGE}
-        axes.bxp(boxes, positions=positions, widths=0.6, showfliers=False, medianprops=middle)
+        axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)
     else:
         axes.text(
             0.5,
             0.97,
-            "too few samples for a box",
+            "too few samples for a violin",
             ha="center",
             va="top",
             fontsize="x-small",
@@ -75,6 +85,25 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
     axes.set_title(f"patients of {site}", fontsize="small")
     axes.set_ylim(-0.02, 1.02)
     axes.grid(axis="y", alpha=0.3)
+
+
+def violin(weight: Mapping[str, float]) -> dict[str, Any]:
+    """Return a violin of a distribution's quantiles, as matplotlib's ``Axes.violin`` takes it.
+
+    Between two quantiles its width is the share of patients there over their distance. More than
+    the five quantiles does not leave a hospital, so a violin is no smoother than they are.
+    """
+    heights: list[float] = []
+    widths: list[float] = []
+    for low, high in pairwise(_SHARES):
+        apart = max(weight[high] - weight[low], _NARROWEST)
+        heights += [weight[low], weight[high]]
+        widths += [(_SHARES[high] - _SHARES[low]) / apart] * 2
+    return {
+        "coords": heights,
+        "vals": widths,
+        **{name: weight[quantile] for name, quantile in _OF_VIOLIN.items()},
+    }
 
 
 def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) -> Figure:

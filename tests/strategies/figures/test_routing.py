@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strategies.figures.routing import draw_routing
+from strategies.figures.routing import draw_routing, violin
 from strategies.methods.picsr import PICSR
 
 EXPERTS = ["cleveland", "hungary", "va"]
@@ -66,7 +66,7 @@ def test_picsr_draws_its_own_document() -> None:
     assert set(PICSR.pictures({"routing.json": WHOLE})) == set(draw_routing(WHOLE))
 
 
-def test_there_is_a_panel_per_hospital_and_a_box_per_expert() -> None:
+def test_there_is_a_panel_per_hospital_and_a_violin_per_expert() -> None:
     axes = draw_routing(WHOLE)["routing.png"].axes
     titles = [panel.get_title() for panel in axes]
     assert titles == ["patients of cleveland", "patients of hungary", "patients of switzerland"]
@@ -85,11 +85,27 @@ def test_a_box_spans_quartiles_and_its_whiskers_reach_5_and_95_percent() -> None
     assert heights == [0.4, 0.45, 0.5, 0.55, 0.6]  # of cleveland's expert
 
 
+def test_a_violin_is_as_wide_as_patients_are_many_between_two_quantiles() -> None:
+    weight = {"mean": 0.3, "q05": 0.0, "q25": 0.1, "q50": 0.3, "q75": 0.4, "q95": 0.9}
+    drawn = violin(weight)
+    assert drawn["coords"] == pytest.approx([0.0, 0.1, 0.1, 0.3, 0.3, 0.4, 0.4, 0.9])
+    # Shares of 0.2, 0.25, 0.25 and 0.2 over distances of 0.1, 0.2, 0.1 and 0.5
+    assert drawn["vals"] == pytest.approx([2.0, 2.0, 1.25, 1.25, 2.5, 2.5, 0.4, 0.4])
+    assert (drawn["median"], drawn["min"], drawn["max"]) == (0.3, 0.0, 0.9)
+
+
+def test_patients_of_one_weight_make_a_violin_of_bounded_width() -> None:
+    same = dict.fromkeys(("mean", "q05", "q25", "q50", "q75", "q95"), 1.0)
+    drawn = violin(same)
+    assert max(drawn["vals"]) == pytest.approx(25.0)
+    assert draw_routing(document(va=dict.fromkeys(EXPERTS, same)))["routing.png"]
+
+
 def test_a_hospital_of_too_few_patients_has_crosses_and_says_why_there_is_no_box() -> None:
     few = document(cleveland=figures_of(0.5, 0.25, 0.25), va=figures_of(0.1, 0.1, 0.8, boxes=False))
     boxed, bare = draw_routing(few)["routing.png"].axes
     assert shown(boxed) == []
-    assert shown(bare) == ["too few samples for a box"]
+    assert shown(bare) == ["too few samples for a violin"]
     assert len(bare.lines) == 1 < len(boxed.lines)
     assert list(bare.lines[0].get_ydata()) == [0.1, 0.1, 0.8]
 
