@@ -7,6 +7,7 @@ for the terminal, Markdown and CSV are made here and nowhere else.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -91,6 +92,23 @@ def spread_cell(figure: Any, median: bool = False) -> str:
     return f"{figure.mean:.3f} ± {figure.sd:.3f}"
 
 
+def population_sd(figure: Any) -> float:
+    """Return the deviation of the seeds themselves, which a paper may print: divided by n."""
+    sd: float = figure.sd * math.sqrt((figure.seeds - 1) / figure.seeds)
+    return sd
+
+
+def _beside_published(figure: Any, median: bool) -> str:
+    """Return a figure's cell; beside a paper's deviation, of a population, with ours of that kind.
+
+    All deviations that papers print here are of the population (PICSR's can be nothing else).
+    """
+    cell = spread_cell(figure, median)
+    if median or figure.seeds == 1 or pd.isna(figure.published_sd):
+        return cell
+    return f"{cell} ({population_sd(figure):.3f})"
+
+
 def published_cell(figure: Any) -> str:
     """Return the paper's figure, with its deviation if it is known."""
     if pd.isna(figure.published):
@@ -102,8 +120,10 @@ def published_cell(figure: Any) -> str:
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
     """Return a comparison for a terminal, with a rule below each experiment."""
     seeds = results.groupby(FIGURE).size().max()
-    shown = "median (min to max)" if median else "mean ± sd"
-    table = Table(title=f"{shown} over {seeds} seeds", title_justify="left")
+    shown = "median (min to max)" if median else "mean ± sample sd"
+    known = results["published_sd"].notna().any() and seeds > 1 and not median
+    as_papers = " (population sd, as published)" if known else ""
+    table = Table(title=f"{shown}{as_papers} over {seeds} seeds", title_justify="left")
     columns, *lines = _comparison_lines(results, split, median)
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right")
@@ -130,17 +150,19 @@ def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[l
     """
     figures = over_seeds(results)
     metrics = list(figures["metric"].unique())
-    published = set(figures.loc[figures["published"].notna(), "metric"])
+    published = dict.fromkeys(figures.loc[figures["published"].notna(), "metric"], "published")
+    deviating = figures.loc[figures["published_sd"].notna(), "metric"]
+    published |= dict.fromkeys(deviating, "published ± population sd")
     columns = ["experiment", "group"]
     for metric in metrics:
-        columns += [f"{split} {metric}", *(["published"] if metric in published else [])]
+        columns += [f"{split} {metric}", *([published[metric]] if metric in published else [])]
     lines = [columns]
     for (experiment, group), part in figures.groupby(["experiment", "group"], sort=False):
         by_metric = {figure.metric: figure for figure in part.itertuples()}
         line = [str(experiment), str(group)]
         for metric in metrics:
             figure = by_metric.get(metric)
-            line.append(spread_cell(figure, median) if figure else "")
+            line.append(_beside_published(figure, median) if figure else "")
             if metric in published:
                 line.append(published_cell(figure) if figure else "")
         lines.append(line)

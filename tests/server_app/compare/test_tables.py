@@ -98,11 +98,22 @@ def test_the_papers_deviation_stands_beside_its_figure() -> None:
     rows = _results("x", [summary], METRICS)
     assert [published_cell(row) for row in _rows(rows)] == ["0.900 ± 0.050", "", "0.850", ""]
     title, _, first, every = comparison_markdown(rows).splitlines()
-    assert title == "| experiment | group | test accuracy | published | test entropy |"
+    named = "published ± population sd"
+    assert title == f"| experiment | group | test accuracy | {named} | test entropy |"
     assert first == "| x | D1 | 0.800 | 0.900 ± 0.050 | 0.200 |"
     assert every == "| x | all | 0.800 | 0.850 | 0.200 |"
     table = list(csv.DictReader(io.StringIO(comparison_csv(rows))))
     assert [row["published sd"] for row in table] == ["0.05", "", "", ""]
+
+
+def test_beside_a_papers_deviation_ours_is_told_of_the_sample_and_of_the_population() -> None:
+    published = {"published": {"D1": {"accuracy": 0.9, "accuracy-sd": 0.05}}}
+    rows = _results("x", [_summary(value) | published for value in (0.7, 0.8, 0.9)], METRICS)
+    line = comparison_markdown(rows).splitlines()[2]
+    # Squared distances 0.01, 0, 0.01: over 2 and over 3
+    assert line.startswith("| x | D1 | 0.800 ± 0.100 (0.082) | 0.900 ± 0.050 |")
+    title = comparison_table(rows).title
+    assert title == "mean ± sample sd (population sd, as published) over 3 seeds"
 
 
 def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_an_empty_cell() -> None:
@@ -207,7 +218,7 @@ def test_median_and_range_stand_in_the_place_of_mean_and_deviation() -> None:
     lines = comparison_markdown(rows, median=True).splitlines()
     assert lines[2] == "| x | D1 | 0.800 (0.500 to 0.900) | 0.951 |"
     assert comparison_table(rows, median=True).title == "median (min to max) over 3 seeds"
-    assert comparison_table(rows).title == "mean ± sd over 3 seeds"
+    assert comparison_table(rows).title == "mean ± sample sd over 3 seeds"
 
 
 def _with(*metrics: str) -> dict[str, Any]:
