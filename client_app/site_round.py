@@ -30,6 +30,7 @@ from client_app.training.repeatability import noted_operations
 from models.contract.errors import SiteError
 from models.contract.messages import (
     ARRAYS,
+    EVALUATE,
     INCOMING,
     KEPT_STATE,
     METRICS,
@@ -141,6 +142,7 @@ class SiteRound:
         samples = method.silo.splits()[split]
         if not len(samples):
             return {}  # the server knows from the site's label counts
+        final = self._instruction.phase == EVALUATE and split == "test"
         values = measure(
             measured.network,
             samples,
@@ -149,6 +151,7 @@ class SiteRound:
             (self._instruction.round, method.silo.name, model, split),
             method.probe(measured.network, split),
             LOSS_BOUND if method.request.own_cap else math.inf,
+            method.common.sums_min_count if final and names is None else None,
         )
         return {
             measurement(model, split, names[metric] if names else metric): value

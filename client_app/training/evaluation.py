@@ -19,6 +19,7 @@ from models.maths.mc_dropout import (
     only_dropout_active,
     predictive_entropy,
 )
+from models.maths.outcome_counts import outcome_counts
 from models.networks.encoders import float_inputs
 from models.networks.site_network import SiteNetwork
 
@@ -46,13 +47,15 @@ def measure(
     key: tuple[int | str, ...],
     probe: Probe | None = None,
     loss_bound: float = math.inf,
+    counts_from: int | None = None,
 ) -> dict[str, float]:
     """Return the measurements of the mean over MC-dropout passes on ``split``.
 
     ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
     those of ``models.maths.classification_metrics``. ``probe`` sees the tokens of every batch and
-    adds its own values. A sample's loss counts as ``loss_bound`` at most.
+    adds its own values. A sample's loss counts as ``loss_bound`` at most. ``counts_from`` adds the
+    ``models.maths.outcome_counts`` of at least so many samples.
     """
     probabilities = predict(network, split, settings, compute, key, probe)
     losses = nn.functional.nll_loss(
@@ -65,6 +68,8 @@ def measure(
         "entropy": predictive_entropy(probabilities).mean().item(),
     }
     metrics = classification_metrics(probabilities, split.labels)
+    if counts_from is not None:
+        metrics |= outcome_counts(probabilities, split.labels, counts_from)
     return values | metrics | (probe.values() if probe else {})
 
 

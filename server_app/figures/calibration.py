@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from models.figures.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
+from models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Mapping[str, float]]
 
-_BINNED = ("reliability.", "certainty.")
+_EVIDENCE = ("reliability.", "certainty.")
+_COUNTED = tuple(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY))
 
 
 def without_bins(values: Values) -> dict[str, dict[str, float]]:
-    """Return the figures of each site without those per bin, which evidence.json holds."""
+    """Return the figures of each site without those per bin and class, of which there are many."""
+    many = (*_EVIDENCE, *_COUNTED)
     return {
-        site: {name: value for name, value in figures.items() if not name.startswith(_BINNED)}
+        site: {name: value for name, value in figures.items() if not name.startswith(many)}
         for site, figures in values.items()
     }
 
@@ -31,7 +34,7 @@ def evidence_document(values: Values) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for site, figures in values.items():
         for name, value in figures.items():
-            if name.startswith(_BINNED):
+            if name.startswith(_EVIDENCE):
                 kind, place, part = name.split(".")
                 sites = document.setdefault(kind, {}).setdefault(site, {})
                 sites.setdefault(place, {})[part] = value

@@ -22,8 +22,10 @@ ALWAYS_LEAVES = (
     "AUC, average precision, calibration error, loss, entropy and the method's own) on training, "
     "validation and test data, seconds, peak memory; of few samples these and the label counts "
     "tell of each of them; "
-    "of an evidential network also mean vacuity and, of enough test samples at the end, how many "
-    "fall into each tenth of confidence and of vacuity, how many of those are right, their mean",
+    "of an evidential network also mean vacuity; of enough test samples at the end also how many "
+    "fall into each tenth of confidence and of uncertainty, of an evidential network of vacuity, "
+    "how many of those are right, their mean, and by class how many are found, how many others "
+    "are taken for it, and its AUC",
     "when something fails: the error's text, which names files, lines and columns, no values",
 )
 COUNTED = "with each reply: how many noisy messages the site has made in this run"

@@ -73,8 +73,9 @@ _RANGES = dict.fromkeys(_SHARES, _SHARE) | {
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),
 }
-_SHARES_OF = {"certainty", "reliability", "routing"}  # of bins and sites: <metric>.<which>.<figure>
-_FIGURES = {"count": _COUNT, "right": _COUNT}
+# Of bins, classes and sites: <metric>.<which>.<figure>
+_SHARES_OF = {"certainty", "reliability", "routing", "class", "confidence", "uncertainty"}
+_FIGURES = {"count": _COUNT, "right": _COUNT, "false": _COUNT}
 
 
 def metric_range(key: str, classes: int) -> Range:

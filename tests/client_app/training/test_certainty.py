@@ -136,6 +136,26 @@ def test_bins_are_sent_at_the_final_evaluation_of_enough_test_samples_alone(
             assert right / 10 == pytest.approx(found["incoming.test.accuracy"])
 
 
+@pytest.mark.parametrize(
+    ("phase", "least", "counted"),
+    [("evaluate", 10, True), ("evaluate", 11, False), ("train", 1, False)],
+)
+def test_every_network_counts_by_class_and_bin_at_the_final_evaluation_of_enough_test_samples(
+    opened: Opened, weights: dict[str, Any], phase: str, least: int, counted: bool
+) -> None:
+    method = opened("fedavg", weights, phase=phase)
+    method.common = dataclasses.replace(method.common, sums_min_count=least)
+    found = told_by(method)
+    families = ("incoming.test.class.", "incoming.test.confidence.", "incoming.test.uncertainty.")
+    assert [any(key.startswith(family) for key in found) for family in families[1:]] == [
+        counted
+    ] * 2
+    assert not [key for key in found if key.startswith(families[0]) and not key.endswith(".false")]
+    assert not [
+        key for key in found if key.startswith(("incoming.val.confidence.", "trained.test."))
+    ]
+
+
 def test_a_network_that_is_not_evidential_is_asked_for_no_vacuity(
     opened: Opened, weights: dict[str, Any]
 ) -> None:

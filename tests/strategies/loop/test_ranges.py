@@ -20,6 +20,9 @@ from strategies.loop.ranges import array_fault, metric_fault, metric_range, too_
         ("incoming.test.routing.a.b.mean", 0, 1),  # a site's name may have dots
         ("incoming.test.reliability.3.mean", 0, 1),
         ("incoming.test.reliability.3.count", 0, 1e12),
+        ("incoming.test.class.3.auc", 0, 1),
+        ("incoming.test.class.3.false", 0, 1e12),
+        ("incoming.test.uncertainty.3.mean", 0, 1),
         ("incoming.test.entropy", 0, math.log(10)),
         ("incoming.test.loss", 0, 1e9),
         ("trained.train.loss", -1e30, 1e30),
