@@ -11,7 +11,18 @@ import typer.core
 import typer.main
 
 from models.contract.errors import FedsiloError
-from server_app.cli import bars, compare, data, deploy, figures, finetune, runs, settings, sweep
+from server_app.cli import (
+    bars,
+    compare,
+    data,
+    deploy,
+    figures,
+    finetune,
+    report,
+    runs,
+    settings,
+    sweep,
+)
 from server_app.run.processes import end_if_bound
 
 _LISTED = (
@@ -26,7 +37,7 @@ _LISTED = (
         "histograms",
         "embeddings",
     ),
-    *("gradcam", "finetune", "deploy"),
+    *("gradcam", "report", "finetune", "deploy"),
 )
 
 
@@ -90,7 +101,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (runs, compare, data, figures, settings, sweep, bars, finetune, deploy):
+    for module in (runs, compare, data, figures, settings, sweep, bars, report, finetune, deploy):
         module.add_commands(app)
     return app
 

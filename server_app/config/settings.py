@@ -143,6 +143,11 @@ def launch_values(config: Path) -> dict[str, Any]:
     return dict(_parse_toml(config).get("launch", {}))
 
 
+def environment_values(config: Path) -> dict[str, Any]:
+    """Return what a run directory's run was made with: versions of fedsilo, Python, packages."""
+    return dict(_parse_toml(config).get("environment", {}))
+
+
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Read ``key=value``; a value that is no TOML value is taken as a text.
 

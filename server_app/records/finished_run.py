@@ -64,6 +64,11 @@ class FinishedRun:
         """The rows of ``metrics.csv``, as text."""
         return self.directory.read_csv("metrics.csv")
 
+    @cached_property
+    def traffic(self) -> list[dict[str, str]]:
+        """The rows of ``traffic.csv``, as text."""
+        return self.directory.read_csv("traffic.csv")
+
 
 def finished_run(path: Path) -> FinishedRun:
     """Return the run of a folder.

@@ -24,7 +24,7 @@ COMMANDS = (
         "histograms",
         "embeddings",
     ),
-    *("gradcam", "finetune", "deploy"),
+    *("gradcam", "report", "finetune", "deploy"),
 )
 
 
