@@ -7,7 +7,7 @@ from importlib import import_module
 from datasets.io.digests import json_digest
 from datasets.io.locations import Places, find_places
 from datasets.partition.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
-from datasets.silo.silos import DataSet, Silo
+from datasets.silo.silos import DataSet, ImageReader, Silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, defaults, unknown_name
@@ -96,3 +96,13 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     if settings.partition == UNSEEN:
         return load_unseen(chosen, name, settings, places)
     return chosen.load(name, settings, places)
+
+
+def image_reader(site: str, settings: CommonSettings) -> ImageReader:
+    """Return what makes of a new image's file what the images of a site became.
+
+    Raises:
+        DataError: the data set is a table, or its declaration cannot be read.
+    """
+    places = find_places(settings.data_dir, settings.cache_dir)
+    return data_set(settings.dataset).image_reader(site, settings, places)

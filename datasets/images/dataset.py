@@ -13,15 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from datasets.images.decoding import Decoded, Fault, check_faults, decode_files
+from datasets.images.decoding import (
+    BrokenImageError,
+    Decoded,
+    Fault,
+    check_faults,
+    decode_files,
+)
 from datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
 from datasets.io.digests import json_digest
 from datasets.io.locations import Places
 from datasets.silo.cache import cached_silo
 from datasets.silo.row_splits import SPLIT_KEYS, RowSplit, check_folds, split_rows
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, save_silo
+from datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, save_silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping
@@ -92,6 +99,24 @@ class ImageDataSet(DataSet):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Return the images of ``index``."""
         return decode_files(index.folder, index.names, size, settings.colour_constancy)
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return the decoding of one file as those of a silo are decoded."""
+        size = settings.image_size or self.own_size(places)
+        folder = self.files_folder(places)
+
+        def read(path: Path) -> npt.NDArray[Any]:
+            decoded = self.decode(_lone(folder, path), size, settings)
+            for fault in decoded.faults:
+                raise BrokenImageError(fault.reason)
+            image: npt.NDArray[Any] = decoded.images[0]
+            return image
+
+        return read
+
+    def files_folder(self, places: Places) -> Path:
+        """Return the folder of an index, which may hold the declaration of what its files are."""
+        return Path()
 
     def check(self, settings: CommonSettings) -> None:
         """Refuse folds that are not there and images too small."""
@@ -212,6 +237,12 @@ class _Making:
             "dropped": faults,
             "schema": json_digest([_as_pairs(classes), self.size]),
         }
+
+
+def _lone(folder: Path, path: Path) -> ImageIndex:
+    """Return an index of one file, wherever it lies."""
+    name = str(path.resolve())
+    return ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
 
 
 def _as_pairs(classes: Classes) -> list[Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 
 # Not all that Pillow knows: for some formats it starts other programs
-_FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
+PICTURES = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
 MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 million
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
 _TOO_LARGE = f"has more than {MOST_PIXELS} pixels, by its header: save it smaller"
@@ -69,7 +69,7 @@ def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
     Raises:
         BrokenImageError: the file is missing, cut short, no image or of more than 8 bits.
     """
-    with opened_image(path, _FORMATS) as image:
+    with opened_image(path, PICTURES) as image:
         pixels = _central_square(image, size)
     return shades_of_grey(pixels) if constancy else pixels
 
@@ -119,12 +119,21 @@ def check_pixels(height: int, width: int) -> None:
         raise BrokenImageError(_TOO_LARGE)
 
 
+def refuse_wide(image: Image) -> None:
+    """Refuse an image of more than 8 bits a channel.
+
+    Raises:
+        BrokenImageError: so it is.
+    """
+    if image.mode.split(";")[0] in _WIDE_MODES:
+        raise BrokenImageError("has more than 8 bits a channel: save it with 8")
+
+
 def _central_square(image: Image, size: int) -> Pixels:
     from PIL import ImageOps
     from PIL.Image import Resampling
 
-    if image.mode.split(";")[0] in _WIDE_MODES:
-        raise BrokenImageError("has more than 8 bits a channel: save it with 8")
+    refuse_wide(image)
     image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at half, a quarter, ...
     upright = ImageOps.exif_transpose(image).convert("RGB")
     width, height = upright.size

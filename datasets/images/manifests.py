@@ -136,6 +136,10 @@ class ManifestDataSet(ImageDataSet):
         ).read()
         return take_share(whole, settings.sample_share)
 
+    def files_folder(self, places: Places) -> Path:
+        """Return the data directory, where the declaration is."""
+        return self._folder(places)
+
     def declaration(self, folder: Path) -> Declaration:
         """Return the declaration in the data directory ``folder``."""
         return read_declaration(folder / self.form.file, self.form)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from datasets.images.decoding import BrokenImageError, check_pixels
 from datasets.radiographs.codestreams import declared_shape
-from datasets.radiographs.decoding import check_depth
+from datasets.radiographs.decoding import check_depth, read_grey
 from datasets.radiographs.vendor_profiles import Grey
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ def is_dicom(path: Path) -> bool:
             return file.read(_PREAMBLE + len(_MAGIC))[_PREAMBLE:] == _MAGIC
     except OSError:
         return False  # told when it is decoded
+
+
+def read_radiograph(path: Path, bits: int) -> Grey:
+    """Return a DICOM, a grey PNG or a TIFF as ``read_dicom`` and ``read_grey`` do."""
+    return read_dicom(path, bits) if is_dicom(path) else read_grey(path, bits)
 
 
 def read_dicom(path: Path, bits: int) -> Grey:

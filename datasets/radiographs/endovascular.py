@@ -49,7 +49,7 @@ class Endovascular(ManifestDataSet, MaskedDataSet):
         bits = self.declaration(index.folder).bits
 
         def decode(name: str) -> Pixels:
-            return _shrunk(_central_square(read_picture(index.folder / name, bits)), size)[None]
+            return read_square(index.folder / name, bits, size)[None]
 
         return decode_each(index.names, (1, size, size), np.uint8, decode)
 
@@ -130,6 +130,11 @@ def read_picture(path: Path, bits: int) -> Grey:
     if is_dicom(path):
         return read_dicom(path, bits)
     return read_grey(path, bits) if bits > 8 else _read_8_bits(path)
+
+
+def read_square(path: Path, bits: int, size: int) -> Pixels:
+    """Return the central square of ``read_picture`` as (size, size), 0..255."""
+    return _shrunk(_central_square(read_picture(path, bits)), size)
 
 
 def _read_8_bits(path: Path) -> Grey:

@@ -12,8 +12,8 @@ from typing import Any
 from datasets.images.index import ImageIndex
 from datasets.images.manifests import KEYS, Form, ManifestDataSet
 from datasets.radiographs.dataset import RadiographDataSet
-from datasets.radiographs.decoding import fit_square, read_grey
-from datasets.radiographs.dicom import is_dicom, read_dicom
+from datasets.radiographs.decoding import fit_square
+from datasets.radiographs.dicom import read_radiograph
 from datasets.radiographs.vendor_profiles import Grey
 from models.contract.settings import CommonSettings
 
@@ -35,9 +35,7 @@ class Mammography(ManifestDataSet, RadiographDataSet):
         bits = self.declaration(index.folder).bits
 
         def read(name: str) -> Grey:
-            path = index.folder / name
-            picture = read_dicom(path, bits) if is_dicom(path) else read_grey(path, bits)
-            return fit_square(picture, size)
+            return fit_square(read_radiograph(index.folder / name, bits), size)
 
         return read
 

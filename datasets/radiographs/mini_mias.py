@@ -11,17 +11,20 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from datasets.images.dataset import Classes
 from datasets.images.index import ImageIndex, take_share
 from datasets.io.locations import Places, data_folder
 from datasets.io.text_files import read_rows
 from datasets.radiographs.dataset import RadiographDataSet
-from datasets.radiographs.decoding import fit_square, read_grey
+from datasets.radiographs.decoding import as_int16, fit_square, read_grey
+from datasets.radiographs.dicom import read_radiograph
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
-from datasets.silo.silos import no_such_silo
+from datasets.silo.silos import ImageReader, no_such_silo
 from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
@@ -91,12 +94,30 @@ class MiniMias(RadiographDataSet):
 
         def read(name: str) -> Grey:
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
-            if not settings.intensity_profiles:
-                return picture
-            rng = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
-            return _PROFILES[rows[name].tissue].render(picture, rng)
+            tissue = rows[name].tissue if settings.intensity_profiles else ""
+            return _rendered(picture, tissue, name)
 
         return read
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return the reading of a file or DICOM of 8 bits, rendered by the site's profile."""
+        size = settings.image_size or self.own_size(places)
+        tissues = {name: tissue for tissue, name in SITES.items()}
+        tissue = tissues.get(site, "") if settings.intensity_profiles else ""
+
+        def read(path: Path) -> npt.NDArray[Any]:
+            picture = fit_square(read_radiograph(path, _BITS), size)
+            return as_int16(_rendered(picture, tissue, f"{path.stem}.png"))[None]
+
+        return read
+
+
+def _rendered(picture: Grey, tissue: str, name: str) -> Grey:
+    """Return a picture as the vendor of a tissue would show it; as it is without one."""
+    if not tissue:
+        return picture
+    rng = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
+    return _PROFILES[tissue].render(picture, rng)
 
 
 def _folder(places: Places) -> Path:

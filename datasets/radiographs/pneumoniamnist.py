@@ -19,9 +19,10 @@ from datasets.io.digests import json_digest
 from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.radiographs.dataset import HEADLINE
 from datasets.radiographs.decoding import as_int16, resize
+from datasets.radiographs.dicom import read_radiograph
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
 from datasets.silo.cache import cached_silo
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
+from datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
@@ -65,6 +66,20 @@ class PneumoniaMnist(DataSet):
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return the three vendors."""
         return list(_PROFILES)
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return the reading of a grey file or DICOM of 8 bits, rendered by the site's profile."""
+        size = settings.image_size or _SIDE
+        profile = _PROFILES.get(site) if settings.intensity_profiles else None
+
+        def read(path: Path) -> npt.NDArray[Any]:
+            picture = resize(read_radiograph(path, 8), size, size)
+            if profile:
+                key = derive_seed(0, "vendor-noise", site, path.name)
+                picture = profile.render(picture, np.random.default_rng(key))
+            return as_int16(picture)[None]
+
+        return read
 
     def check(self, settings: CommonSettings) -> None:
         """Refuse images too small."""

@@ -18,12 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from datasets.images.decoding import PICTURES, opened_image, refuse_wide
 from datasets.io.locations import Places, PublicFiles
 from datasets.shifted.pools import Pool, Source, open_pool
 from datasets.shifted.sources import SOURCES
 from datasets.shifted.tracks import cut_by_track
 from datasets.silo.cache import cached_silo
-from datasets.silo.silos import DataSet, Silo, Split, no_such_silo, save_silo
+from datasets.silo.silos import DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
 from models.contract.seeding import generator
 from models.contract.settings import CommonSettings
@@ -151,10 +152,16 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
 def scaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
     """Return ``pixels`` (n, channels, height, width; 0..255) as ``settings.pixel_scale`` asks."""
+    figures = _figures(source, settings)
+    return pixels if figures is None else (pixels / 255 - figures[0]) / figures[1]
+
+
+def _figures(source: Source, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
+    """Return mean and std (channels, 1, 1) of a source's pixels; None: they stay as they are."""
     if settings.pixel_scale == "raw":
-        return pixels
+        return None
     mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
-    return (pixels / 255 - mean) / std
+    return mean, std
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,28 @@ class ShiftedImages(DataSet):
         """Return as many names as ``settings.silos`` says."""
         return silo_names(settings.silos)
 
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return the reading of a file as an image of the pool, shifted as the site's are.
+
+        Under partition 'unseen', and of no site, images are those of D1.
+        """
+        names = silo_names(settings.silos)
+        own = distributions(settings.silos)[names.index(site)] if site in names else "D1"
+        pool, _ = open_pool(self.source, places)
+        form = pool.train_images.shape[1:]
+
+        def read(path: Path) -> npt.NDArray[Any]:
+            pixels = _read_pixels(path, form)[None]
+            shifted = shift(pixels, own, self.source.noise, f"{self.name}/{site}/{path.name}")
+            inputs: npt.NDArray[Any] = scaled(shifted, self.source, settings)[0].numpy()
+            return inputs
+
+        return read
+
+    def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
+        """Return the source's, unless 'pixel-scale' is raw."""
+        return _figures(self.source, settings)
+
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""
         names = silo_names(settings.silos)
@@ -200,6 +229,22 @@ class ShiftedImages(DataSet):
         folder = places.cache / f"{self.source.name}-{pool_key}-silos"
         making = _Making(self.source, pool, name, index, sizes, settings)
         return cached_silo(folder, name, facts, self.source.classes, making.fill)
+
+
+def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return an image file of 8 bits as (height, width), or (height, width, 3), 0..255.
+
+    Raises:
+        BrokenImageError: it cannot be read, or has more than 8 bits.
+    """
+    from PIL.Image import Resampling
+
+    with opened_image(path, PICTURES) as image:
+        refuse_wide(image)
+        picture = image.convert("RGB" if len(form) == 3 else "L")
+        if picture.size != (form[1], form[0]):
+            picture = picture.resize((form[1], form[0]), Resampling.BILINEAR)
+        return np.asarray(picture)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from models.contract.settings import CommonSettings
 from models.networks.kinds import Task
 
 SPLITS = ("train", "val", "test")
+
+ImageReader = Callable[[Path], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Silo:
         schema: a digest of a table's schema, or of images' classes and size, which all sites of a
             run must share.
         folder: where it lies in the cache, if it does.
+        figures: what its features were standardised by, once they were.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Silo:
     declared: FeatureStatistics | None = None
     schema: str = ""
     folder: Path | None = None
+    figures: FeatureStatistics | None = None
 
     def splits(self) -> dict[str, Split]:
         """Return the splits by name."""
@@ -131,6 +136,26 @@ class DataSet(ABC):
         Raises:
             DataError: there is no such silo, a file is missing or unusable, or data are too few.
         """
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return what makes of a new image's file what the site's own images became.
+
+        It returns (channels, height, width) as ``Split``'s inputs have it, and raises a
+        ``BrokenImageError`` for a file that cannot be read. Where a data set puts a look of their
+        own on a site's images (a rotation, a vendor's tone curve), new ones get it too; none of
+        any site with the site "".
+
+        Raises:
+            DataError: the data set is no images, or its declaration cannot be read.
+        """
+        raise DataError(f"data set '{self.name}' is a table: give rows of one by --table")
+
+    def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
+        """Return mean and std, (channels, 1, 1) each, that an image of 0..1 is standardised by.
+
+        None: a silo holds pixels as they were read, and networks scale them.
+        """
+        return None
 
     def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
         """Refuse settings that cannot be, by a ``SettingError``."""

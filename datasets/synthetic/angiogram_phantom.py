@@ -7,12 +7,15 @@ is the same each time, whatever the run. No patient is in them.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from datasets.images.dataset import Classes, ImageDataSet
 from datasets.images.decoding import Decoded, Pixels
 from datasets.images.index import ImageIndex
 from datasets.io.locations import Places
+from datasets.radiographs.endovascular import read_square
 from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
 from datasets.synthetic.angiogram_pictures import render
 from datasets.synthetic.phantom import PhantomDataSet, Plan, paint_each
@@ -54,6 +57,10 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Make the images."""
         return _painted(index, size, channels=1)
+
+    def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
+        """Return an angiogram of 8 bits."""
+        return read_square(path, 8, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
         """Return the same frames in the same parts, each with its mask, which may be empty."""

@@ -7,10 +7,12 @@ the run. No patient is in them.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.decoding import Decoded, Pixels, shades_of_grey
+from datasets.images.decoding import Decoded, Pixels, decode_image, shades_of_grey
 from datasets.images.index import ImageIndex
 from datasets.images.isic2019 import DIAGNOSES, class_of, classes_of
 from datasets.io.locations import Places
@@ -55,6 +57,10 @@ class DermoscopyPhantom(PhantomDataSet):
             return shades_of_grey(image) if settings.colour_constancy else image
 
         return paint_each(index, (3, size, size), paint)
+
+    def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
+        """Return a photograph."""
+        return decode_image(path, size, settings.colour_constancy)
 
 
 def phantom_image(site: str, number: int, size: int) -> Pixels:

@@ -8,13 +8,17 @@ in them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from datasets.images.dataset import Classes
 from datasets.images.index import ImageIndex
 from datasets.io.locations import Places
 from datasets.radiographs.dataset import RadiographDataSet
+from datasets.radiographs.decoding import as_int16, fit_square
+from datasets.radiographs.dicom import read_radiograph
 from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
 from datasets.synthetic.mammogram_pictures import random_breast, render
 from datasets.synthetic.phantom import PhantomDataSet, Plan
@@ -62,6 +66,10 @@ class MammographyPhantom(PhantomDataSet, RadiographDataSet):
             return phantom_mammogram(site, int(number), size, settings.intensity_profiles)
 
         return paint
+
+    def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[np.int16]:
+        """Return a radiograph of 16 bits, which some machine has rendered already."""
+        return as_int16(fit_square(read_radiograph(path, 16), size))[None]
 
 
 def phantom_mammogram(site: str, number: int, size: int, profile: bool = True) -> Grey:

@@ -20,7 +20,7 @@ from datasets.images.dataset import ImageDataSet
 from datasets.images.decoding import Decoded
 from datasets.images.index import ImageIndex
 from datasets.io.locations import Places
-from datasets.silo.silos import no_such_silo
+from datasets.silo.silos import ImageReader, no_such_silo
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
 
@@ -124,6 +124,15 @@ class PhantomDataSet(ImageDataSet):
             groups=tuple(f"{site}/{plan.subject}-{subject}" for subject in subjects),
             safe_names=names,
         )
+
+    @abstractmethod
+    def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[Any]:
+        """Return an image's file (channels, size, size) as the data that this is a phantom of."""
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return the reading of real files: made-up images come from none."""
+        size = settings.image_size or self.own_size(places)
+        return lambda path: self.read_file(path, size, settings)
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return the version: names and numbers decide the rest."""

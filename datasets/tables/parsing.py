@@ -145,6 +145,63 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     )
 
 
+@dataclass(frozen=True)
+class NewRows:
+    """Rows of new patients, whose labels nobody knows.
+
+    Attributes:
+        lines: (n,) each row's line in the file.
+        rows: (n, features) float32, NaN where a value is missing.
+        lacking: line -> the columns without a value, of rows that the schema's policy drops; they
+            are not among ``rows``.
+    """
+
+    lines: tuple[int, ...]
+    rows: npt.NDArray[np.float32]
+    lacking: Mapping[int, tuple[str, ...]]
+
+
+def parse_new_rows(text: str, schema: TableSchema, where: str) -> NewRows:
+    """Return the rows of a CSV text with or without the label's column, which is not read.
+
+    Args:
+        text: the file's content.
+        schema: what it must look like but for the label.
+        where: names the file in errors.
+
+    Raises:
+        DataError: as ``parse_table``'s, or there is no row.
+    """
+    lines = csv_lines(text, where, schema.delimiter)
+    names, lines = _names_of_new(lines, schema, where)
+    if not lines:
+        raise DataError(f"{where} has no rows: give at least one")
+    reader = _RowReader(schema, names, where)
+    kept: dict[int, list[float]] = {}
+    lacking: dict[int, tuple[str, ...]] = {}
+    for number, line in lines:
+        tokens = reader.tokens(number, line)
+        features, missing = reader.features(number, tokens), reader.missing(tokens)
+        if missing and schema.policy == "drop":
+            lacking[number] = missing
+        else:
+            kept[number] = features
+    rows = np.array(list(kept.values()), np.float32).reshape(len(kept), len(schema.features()))
+    return NewRows(tuple(kept), rows, lacking)
+
+
+def _names_of_new(
+    lines: list[tuple[int, list[str]]], schema: TableSchema, where: str
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the columns' names in the file's order, and the lines of rows."""
+    known = [column.name for column in schema.columns]
+    first = lines[0][1] if lines else []
+    if schema.header:
+        labelled = schema.label in {name.strip() for name in first}
+        return _header(first, [*known, *([schema.label] if labelled else [])], where), lines[1:]
+    return [*known, *([schema.label] if len(first) == len(known) + 1 else [])], lines
+
+
 def _header(line: list[str], wanted: list[str], where: str) -> list[str]:
     names = [name.strip() for name in line]
     # Surplus names are only counted: without a header they would be a patient's values
@@ -167,15 +224,29 @@ class _RowReader:
 
     def read(self, number: int, line: list[str]) -> tuple[int, list[float]] | None:
         """Return label and features of a line; None if it has no label."""
+        tokens = self.tokens(number, line)
+        label = tokens[self.schema.label]
+        if self.schema.lacks(label):
+            return None
+        features = self.features(number, tokens)
+        return self._class(label, number), features
+
+    def tokens(self, number: int, line: list[str]) -> dict[str, str]:
+        """Return the values of a line by column."""
         if len(line) != len(self.names):
             raise DataError(
                 f"{self.where}, line {number}: {len(line)} values, and the schema has "
                 f"{len(self.names)} columns ({', '.join(self.names)}); correct the line"
             )
-        tokens = {name: token.strip() for name, token in zip(self.names, line, strict=True)}
-        label = tokens[self.schema.label]
-        if self.schema.lacks(label):
-            return None
+        return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
+
+    def missing(self, tokens: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the columns that lack a value which a feature needs."""
+        used = (column.name for column in self.schema.columns if column.kind != "ignored")
+        return tuple(name for name in used if self.schema.lacks(tokens[name]))
+
+    def features(self, number: int, tokens: Mapping[str, str]) -> list[float]:
+        """Return the features of a line's values, NaN where one is missing."""
         numbers: list[float] = []
         levels: list[float] = []
         for column in self.schema.columns:
@@ -184,7 +255,7 @@ class _RowReader:
                 numbers.append(self._number(tokens[column.name], place))
             elif column.kind == "categorical":
                 levels += self._one_hot(tokens[column.name], column, place)
-        return self._class(label, number), numbers + levels
+        return numbers + levels
 
     def _number(self, token: str, place: str) -> float:
         if self.schema.lacks(token):

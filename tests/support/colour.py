@@ -53,6 +53,15 @@ def write_cifar10(data: Path) -> Path:
     return folder
 
 
+def write_cifar100(data: Path) -> Path:
+    """Write 60 training and 20 test images; fine label i, its coarse one before it."""
+    folder = data / "cifar-100-binary"
+    for name, count in (("train", 60), ("test", 20)):
+        labels = [[i // 5, i] for i in range(count)]
+        write_binary(folder / f"{name}.bin", flat_planes(0, count), labels)
+    return folder
+
+
 def _text(content: bytes) -> bytes:
     """Return the opcode of one of Python 2's texts."""
     short = len(content) < 256
