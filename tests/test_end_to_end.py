@@ -20,6 +20,8 @@ from models.contract.errors import RunDirectoryError, SiteError
 from models.contract.messages import TRAINING
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
+from server_app.predict.prediction import predict
+from server_app.predict.request import PredictRequest
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid, run_inline
 from tests.support.tiny import VARIANTS
@@ -88,6 +90,28 @@ def test_a_run_writes_the_whole_run_directory(
     traffic = directory.read_csv("traffic.csv")
     assert sum(row["phase"] in TRAINING for row in traffic) == 9
     assert (directory.path / "model.safetensors").is_file() == (summary["method"] != "local")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
+    variant: str, finished: Callable[[str], RunDirectory]
+) -> None:
+    directory = finished(variant)
+    rows = directory.read_csv("metrics.csv")
+    for site in ("s1a", "s2a", "s3a"):
+        found = predict(PredictRequest(directory.path, site=site, split="test"))
+        figures = found.document["figures"] | {
+            name: values.double().mean().item() for name, values in found.figures.items()
+        }
+        told = {
+            row["metric"]: float(row["value"])
+            for row in rows
+            if (row["round"], row["site"], row["split"]) == ("3", site, "test")
+        }
+        shared = figures.keys() & told.keys()
+        assert {"accuracy", "loss", "entropy", "calibration-error"} <= shared
+        assert {name: figures[name] for name in shared} == {name: told[name] for name in shared}
+        assert ("vacuity" in told) == ("vacuity" in found.figures)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -18,7 +18,7 @@ from torch import Tensor
 from client_app.site.limits import NO_LIMITS, Limits
 from client_app.site.private_state import SiteState
 from client_app.site.request import Request
-from client_app.training.certainty import EvidenceProbe
+from client_app.training.certainty import EvidenceProbe, vacuity_of
 from client_app.training.compute import Compute
 from client_app.training.evaluation import Probe
 from client_app.training.initial_network import initial_classifier
@@ -77,6 +77,10 @@ class SiteContext:
     def stored(self) -> dict[str, Tensor]:
         """The site's own state before this message, read and checked once; empty if none."""
         return self.state.before(self.request.instruction) or {}
+
+    def has_read_state(self) -> bool:
+        """Tell whether the method has asked for the site's own state: its model is the site's."""
+        return "stored" in vars(self)
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,18 @@ class SiteMethod(ABC):
         final = self.request.instruction.phase == EVALUATE and split == "test"
         enough = len(labels) >= self.common.sums_min_count
         return EvidenceProbe(network, labels, final and enough)
+
+    def sample_figures(self, network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
+        """Return what ``network`` says of each sample beside its class probabilities.
+
+        Args:
+            network: what is measured.
+            tokens: (batch, l, c), as ``network`` encodes them.
+
+        Returns:
+            (batch,) on the CPU by name; of an evidential network its ``vacuity``. Nothing is drawn.
+        """
+        return {"vacuity": vacuity_of(network, tokens)} if evidences(network) else {}
 
     def local_training(self, network: SiteNetwork) -> LocalTraining:
         """Return how ``network``, which is as it was measured, is trained now.

@@ -70,6 +70,12 @@ class FedProtoSite(LocalSite):
             return None
         return super().probe(network, split)
 
+    def sample_figures(self, network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
+        """Return nothing where prototypes answer."""
+        if isinstance(network, NearestPrototype):
+            return {}
+        return super().sample_figures(network, tokens)
+
     def _prototypes(self, network: TokenClassifier) -> ClassTargets | None:
         """Return the global prototypes that came, None if none did."""
         size, classes = network.tokens * network.channels, self.silo.task.classes

@@ -52,8 +52,8 @@ class RoutingProbe:
         self.weights: list[Tensor] = []
 
     def see(self, tokens: Tensor) -> None:
-        """Keep the weights of a batch; they are the last channel, as logarithms."""
-        self.weights.append(tokens[..., -1].float().exp().cpu())
+        """Keep the weights of a batch."""
+        self.weights.append(_routing_weights(tokens))
 
     def values(self) -> dict[str, float]:
         """Return mean and quantiles per expert."""
@@ -120,6 +120,14 @@ class PICSRSite(SiteMethod):
         least = max(self.settings.prototype_min_count, self.context.limits.sums_min_count)
         return RoutingProbe(cast(PICSRNetwork, network).sites, least)
 
+    def sample_figures(self, network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
+        """Return the router's weight of each expert, once there is a router."""
+        if self.stage() != ROUTING_STAGE:
+            return {}
+        columns = _routing_weights(tokens).unbind(dim=1)
+        sites = cast(PICSRNetwork, network).sites
+        return {f"weight.{site}": weights for site, weights in zip(sites, columns, strict=True)}
+
     def explain(self, split: str, row: int) -> PatientExplanation:
         """Say which experts spoke for a patient, and which features made the patient close to whom.
 
@@ -166,3 +174,8 @@ class PICSRSite(SiteMethod):
             return mean
         rng = noise_source(self.request, self.common.seed, "prototype-noise", self.silo.name)
         return mean + self.settings.prototype_noise * normals(mean.shape, rng, torch.float32)
+
+
+def _routing_weights(tokens: Tensor) -> Tensor:
+    """Return the weights (batch, experts) in a mixture's tokens: the last channel's logarithms."""
+    return tokens[..., -1].float().exp().cpu()

@@ -48,4 +48,4 @@ def with_figures(silo: Silo, figures: FeatureStatistics) -> Silo:
     train, val, test = (
         Split(standardised(split.inputs, figures), split.labels) for split in silo.splits().values()
     )
-    return dataclasses.replace(silo, train=train, val=val, test=test)
+    return dataclasses.replace(silo, train=train, val=val, test=test, figures=figures)

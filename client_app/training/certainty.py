@@ -24,9 +24,7 @@ class EvidenceProbe:
 
     def see(self, tokens: Tensor) -> None:
         """Keep alpha (batch, classes) of a batch, of a pass without dropout: it draws nothing."""
-        with only_dropout_active(self.network, dropout=False):
-            logits = self.network.classify(self.network.features(tokens))
-        self.alphas.append(logits.float().exp().cpu())
+        self.alphas.append(_alpha(self.network, tokens))
 
     def values(self) -> dict[str, float]:
         """Return ``vacuity``, and per bin the number of samples, of right ones, and their mean."""
@@ -41,3 +39,15 @@ class EvidenceProbe:
             for key, value in bin_counts(values, right, BINS).items():
                 metrics[f"{name}.{key}"] = value
         return metrics
+
+
+def vacuity_of(network: SiteNetwork, tokens: Tensor) -> Tensor:
+    """Return the vacuity (batch,) that an evidential network gives tokens (batch, l, c)."""
+    return vacuity(_alpha(network, tokens))
+
+
+def _alpha(network: SiteNetwork, tokens: Tensor) -> Tensor:
+    """Return the concentration (batch, classes) of tokens, by a pass without dropout."""
+    with only_dropout_active(network, dropout=False):
+        logits = network.classify(network.features(tokens))
+    return logits.float().exp().cpu()

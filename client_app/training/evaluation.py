@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -58,25 +58,34 @@ def measure(
     ``models.maths.outcome_counts`` of at least so many samples.
     """
     probabilities = predict(network, split, settings, compute, key, probe)
-    losses = nn.functional.nll_loss(
-        probabilities.clamp_min(1e-12).log(), split.labels, reduction="none"
-    )
-    right = probabilities.argmax(dim=1) == split.labels
+    figures = figures_of(probabilities, split.labels, loss_bound)
+    if counts_from is not None:
+        figures |= outcome_counts(probabilities, split.labels, counts_from)
+    return figures | (probe.values() if probe else {})
+
+
+def figures_of(
+    probabilities: Tensor, labels: Tensor, loss_bound: float = math.inf
+) -> dict[str, float]:
+    """Return what ``measure`` says of class probabilities (n, classes) and labels (n,)."""
+    losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
+    right = probabilities.argmax(dim=1) == labels
     values = {
         "accuracy": right.double().mean().item(),
         "loss": losses.clamp(max=loss_bound).mean().item(),
         "entropy": predictive_entropy(probabilities).mean().item(),
     }
-    metrics = classification_metrics(probabilities, split.labels)
-    if counts_from is not None:
-        metrics |= outcome_counts(probabilities, split.labels, counts_from)
-    return values | metrics | (probe.values() if probe else {})
+    return values | classification_metrics(probabilities, labels)
+
+
+def batch_size(numbers: int) -> int:
+    """Return how many inputs of so many numbers each are measured at once."""
+    return max(1, min(_BATCH, _NUMBERS // max(numbers, 1)))
 
 
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:
     """Return inputs (n, ...) in batches that bound the memory of measuring."""
-    each = max(inputs[:1].numel(), 1)
-    return torch.split(inputs, max(1, min(_BATCH, _NUMBERS // each)))
+    return torch.split(inputs, batch_size(inputs[:1].numel()))
 
 
 def predict(
@@ -92,6 +101,22 @@ def predict(
     They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
     dropout.
     """
+    return predict_batches(network, in_batches(split.inputs), settings, compute, key, probe)
+
+
+def predict_batches(
+    network: SiteNetwork,
+    batches: Iterable[Tensor],
+    settings: CommonSettings,
+    compute: Compute,
+    key: tuple[int | str, ...],
+    probe: Probe | None = None,
+) -> Tensor:
+    """Return ``predict`` of inputs that come in batches, each made when it is asked for.
+
+    Batches of ``batch_size`` give what ``predict`` gives of all inputs at once: dropout draws
+    follow one another.
+    """
     probabilities = []
     with (
         seeded(settings.seed, "mc-dropout", *key, device=compute.device),
@@ -99,7 +124,7 @@ def predict(
         only_dropout_active(network, settings.mc_passes > 0),
         compute.autocast(),
     ):
-        for inputs in in_batches(split.inputs):
+        for inputs in batches:
             tokens = network.encode(float_inputs(compute.bring(inputs)))
             if probe:
                 probe.see(tokens)

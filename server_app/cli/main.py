@@ -18,6 +18,7 @@ from server_app.cli import (
     deploy,
     figures,
     finetune,
+    predict,
     report,
     runs,
     settings,
@@ -37,7 +38,7 @@ _LISTED = (
         "histograms",
         "embeddings",
     ),
-    *("gradcam", "report", "finetune", "deploy"),
+    *("gradcam", "report", "finetune", "predict", "calibrate", "deploy"),
 )
 
 
@@ -101,7 +102,8 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (runs, compare, data, figures, settings, sweep, bars, report, finetune, deploy):
+    commands = (runs, compare, data, figures, settings, sweep, bars, report)
+    for module in (*commands, finetune, predict, deploy):
         module.add_commands(app)
     return app
 

@@ -6,7 +6,7 @@ Nothing is sent, and nothing is written.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,18 +23,18 @@ from datasets.io.state_files import load_state
 from datasets.registry import load_silo
 from datasets.silo.silos import Silo
 from datasets.weights.backbones import backbone_digest
-from models.contract.errors import FedsiloError, SettingError
+from models.contract.errors import DataError, FedsiloError, SettingError
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
 from models.networks.site_network import SiteNetwork
 from server_app.config.settings import RunSettings
 from server_app.records.finished_run import FinishedRun
-from server_app.records.run_directory import RunDirectory
+from server_app.records.run_directory import STANDARDISATION, RunDirectory
 from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState
 from strategies.methods.registry import strategy_class
-from strategies.wire.records import to_record
+from strategies.wire.records import NDArray, to_record
 
 
 def finished_site(
@@ -57,6 +57,7 @@ def finished_site(
     state = SiteState(folder, settings_digest_of(common, settings.own))
     _refuse_other_backbone(directory, site, common)
     held = load_silo(site, common)
+    _refuse_other_schema(directory, held)
     request = _last_request(directory, settings, state, held)
     silo = ready_silo(held, common, request.content)
     compute = choose_compute(common.device, common.precision, common.threads)
@@ -96,6 +97,20 @@ def _refuse_other_backbone(directory: RunDirectory, site: str, common: CommonSet
         )
 
 
+def _refuse_other_schema(directory: RunDirectory, silo: Silo) -> None:
+    """Refuse data whose features or classes are not those that the model was trained on.
+
+    Raises:
+        DataError: so they are.
+    """
+    known = directory.read_json("silos.json").get(silo.name, {})
+    if silo.schema != known.get("schema", silo.schema):
+        raise DataError(
+            f"the data of site {silo.name} have another schema (columns, classes, size) than in "
+            f"the run in {directory.path}: bring that one back, or name its folder by --data-dir"
+        )
+
+
 def _last_request(
     directory: RunDirectory, settings: RunSettings, state: SiteState, held: Silo
 ) -> Request:
@@ -107,13 +122,14 @@ def _last_request(
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     path = directory.path / "model.safetensors"
     if not path.is_file():
-        # A table's figures lie with the shared model; an image's network needs the site's state
-        if held.features or not any(state.folder.glob("*.safetensors")):
+        if not any(state.folder.glob("*.safetensors")):
             raise SettingError(
                 f"{path} is not there: method '{common.method}' has no shared model, and "
                 f"{state.folder} holds no site's own"
             )
-        return Request(Instruction(round=common.rounds + 1, phase=EVALUATE), content)
+        if held.features and common.standardise == "pooled":
+            content[FIGURES] = to_record(_arrays(directory.read_json(STANDARDISATION)))
+        return Request(Instruction(round=_rounds(directory) + 1, phase=EVALUATE), content)
     arrays, facts = load_state(path)
     extras, stateful_sites = facts.get("extras", {}), tuple(facts.get("keepers", ()))
     last = RoundState(facts["round"], arrays, extras, stateful_sites)
@@ -121,8 +137,7 @@ def _last_request(
     if sent := method.outgoing(EVALUATE, held.name, last):
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
-        figures = {part: np.array(values) for part, values in facts["figures"].items()}
-        content[FIGURES] = to_record(figures)
+        content[FIGURES] = to_record(_arrays(facts["figures"]))
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
@@ -130,6 +145,15 @@ def _last_request(
         notes=method.notes(EVALUATE, held.name, last).to_values(),
     )
     return Request(instruction, content)
+
+
+def _arrays(figures: Mapping[str, Sequence[float]]) -> dict[str, NDArray]:
+    return {part: np.array(values) for part, values in figures.items()}
+
+
+def _rounds(directory: RunDirectory) -> int:
+    """Return how many rounds were finished: a run may have been stopped before its last."""
+    return int(directory.read_json("summary.json")["rounds"])
 
 
 def _participants(directory: RunDirectory, held: Silo) -> Participants:

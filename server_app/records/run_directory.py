@@ -31,6 +31,8 @@ from models.contract.versions import git_revision
 from server_app.config.settings import RunSettings, grouped
 from strategies.loop.participants import Participants
 
+STANDARDISATION = "standardisation.json"
+
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
 

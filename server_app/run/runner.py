@@ -25,6 +25,7 @@ from server_app.records.checkpoints import CheckpointHook
 from server_app.records.privacy_account import PrivacyHook
 from server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.records.run_directory import (
+    STANDARDISATION,
     RunDirectory,
     config_document,
     named,
@@ -209,6 +210,8 @@ def _write_end(
     """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
     state, method = loop.current(), loop.method
     name = method.common.method
+    statistics = method.participants.figures()
+    figures = statistics and {part: values.tolist() for part, values in vars(statistics).items()}
     if model := method.model(state):
         facts = {
             "method": name,
@@ -216,9 +219,11 @@ def _write_end(
             "extras": dict(state.extras),
             "keepers": list(state.stateful_sites),
         }
-        if statistics := method.participants.figures():
-            facts["figures"] = {part: values.tolist() for part, values in vars(statistics).items()}
+        if figures:
+            facts["figures"] = figures
         save_state(directory.path / "model.safetensors", model, facts)
+    elif figures:  # the sites' own models need them
+        directory.write_json(STANDARDISATION, figures)
     disclosures = method.disclosures()
     leaves = [*method.participants.leaves(), *disclosures.leaves]
     guarantee = recorders.privacy.guarantee(method.participants)

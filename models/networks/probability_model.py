@@ -1,0 +1,63 @@
+"""A network with what must be done to its inputs: from samples as they are read to probabilities.
+
+One pass without dropout, so that the same sample has the same answer each time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.feature_statistics import FeatureStatistics
+from models.networks.encoders import float_inputs
+from models.networks.site_network import SiteNetwork
+
+PixelFigures = tuple[Tensor, Tensor]
+
+
+class ProbabilityModel(nn.Module):
+    """Class probabilities of rows as they are read, or of pixels.
+
+    Args:
+        network: what classifies.
+        rows: what a table's features are standardised by.
+        pixels: mean and std, (channels, 1, 1) each, of pixels of 0..1, where pixels are given as
+            0..255 and the network wants them standardised.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: SiteNetwork,
+        rows: FeatureStatistics | None = None,
+        pixels: PixelFigures | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.kind = "rows" if rows else "pixels" if pixels else "images"
+        mean, std = torch.zeros(1), torch.ones(1)
+        if rows:
+            mean, std = torch.from_numpy(rows.mean), torch.from_numpy(rows.std)
+        elif pixels:
+            mean, std = pixels
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        self.eval()
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Return inputs (batch, *input_shape) as the network takes them, float32.
+
+        Of rows a missing value, NaN, becomes the mean; images of 8 or 16 bits are scaled as in
+        training (see ``models.networks.encoders.float_inputs``).
+        """
+        if self.kind == "rows":
+            return ((inputs.double() - self.mean) / self.std).nan_to_num(nan=0.0).float()
+        if self.kind == "pixels":
+            return (inputs / 255 - self.mean) / self.std
+        return float_inputs(inputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (batch, *input_shape) to class probabilities (batch, classes), float32."""
+        return torch.softmax(self.network(self.prepared(inputs)).float(), dim=-1)
