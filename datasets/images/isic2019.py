@@ -47,6 +47,7 @@ class Isic2019(ImageDataSet):
     """``isic2019``: a site needs the tables, and of the images only its own."""
 
     name = "isic2019"
+    licence = "CC BY-NC 4.0 (ISIC 2019 with HAM10000)"
     settings = ImageDataSet.settings | {"target"}
     silos_by_files = True
 

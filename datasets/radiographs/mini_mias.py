@@ -50,6 +50,7 @@ class MiniMias(RadiographDataSet):
     """``mini-mias``: a site needs the listing, and of the images only its own."""
 
     name = "mini-mias"
+    licence = "for research purposes only (MIAS)"
     settings = RadiographDataSet.settings | {"intensity-profiles"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:

@@ -183,6 +183,11 @@ class ShiftedImages(DataSet):
         """The source's files."""
         return self.source if self.source.files else None
 
+    @property
+    def licence(self) -> str:
+        """The source's."""
+        return self.source.licence
+
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return as many names as ``settings.silos`` says."""
         return silo_names(settings.silos)

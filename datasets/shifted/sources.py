@@ -88,7 +88,14 @@ _GTSRB_FILES = (
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        Source("digits", 10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
+        Source(
+            "digits",
+            10,
+            mean=(0.3053,),
+            std=(0.3181,),
+            decode=_decode_digits,
+            licence="CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
+        ),
         Source(
             "mnist",
             10,

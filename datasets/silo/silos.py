@@ -24,6 +24,8 @@ from models.networks.kinds import Task
 
 SPLITS = ("train", "val", "test")
 
+MADE_UP = "made up by fedsilo; no patient is in it"
+
 ImageReader = Callable[[Path], npt.NDArray[Any]]
 
 
@@ -120,6 +122,12 @@ class DataSet(ABC):
     def files(self) -> PublicFiles | None:
         """The public files that it needs; None: it needs none, or the user's own."""
         return None
+
+    @property
+    def licence(self) -> str:
+        """The data's licence in words, as far as it is known."""
+        files = self.files
+        return files.licence if files else "the sites' own data, on the terms of each site"
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings) -> list[str]:

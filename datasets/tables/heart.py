@@ -15,6 +15,7 @@ import numpy as np
 from datasets.io.digests import md5_of
 from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.io.text_files import read_text
+from datasets.silo.silos import MADE_UP
 from datasets.tables.dataset import TableDataSet
 from datasets.tables.parsing import Column, TableSchema
 from models.contract.errors import DataError
@@ -116,6 +117,7 @@ class SyntheticHeart(TableDataSet):
     """``heart-synthetic``: made-up patients in the form of the real files."""
 
     name = "heart-synthetic"
+    licence = MADE_UP
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""

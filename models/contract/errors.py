@@ -61,3 +61,9 @@ class RunDirectoryError(FedsiloError):
     """A run directory exists already, is missing, or holds no finished run."""
 
     code = "run-directory"
+
+
+class ExportError(FedsiloError):
+    """A model cannot be written in a form, or what was written does not answer as it does."""
+
+    code = "export"

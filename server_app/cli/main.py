@@ -38,7 +38,7 @@ _LISTED = (
         "histograms",
         "embeddings",
     ),
-    *("gradcam", "report", "finetune", "predict", "calibrate", "deploy"),
+    *("gradcam", "report", "finetune", "predict", "calibrate", "export", "card", "deploy"),
 )
 
 

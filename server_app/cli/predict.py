@@ -1,9 +1,9 @@
-"""``fedsilo predict`` and ``calibrate``: options only."""
+"""What a finished run's model is put to: ``predict``, ``calibrate``, ``export``, ``card``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,9 +38,11 @@ _Calibration = Annotated[
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``predict`` and ``calibrate``."""
+    """Add ``predict``, ``calibrate``, ``export`` and ``card``."""
     app.command("predict", help="predict new cases with a finished run's model")(_predict)
     app.command("calibrate", help="fit how sure a run's model may be at a site")(_calibrate)
+    app.command("export", help="write a run's model as a program that needs no fedsilo")(_export)
+    app.command("card", help="write the model card of a run")(_card)
 
 
 def _predict(
@@ -58,6 +60,7 @@ def _predict(
     state_dir: RunsStateDirOption = None,
 ) -> None:
     from server_app.cli.printing import progress_bar
+    from server_app.predict.masks import is_finetuned, predict_masks
     from server_app.predict.prediction import predict
     from server_app.predict.request import PredictRequest
 
@@ -75,8 +78,11 @@ def _predict(
         state_dir=state_dir,
     )
     with progress_bar("predict") as watch:
-        found = predict(request, watch)
-    print(*found.lines(), str(out), sep="\n")
+        if is_finetuned(run_dir):
+            lines = predict_masks(request, watch).lines()
+        else:
+            lines = [*predict(request, watch).lines(), str(out)]
+    print(*lines, sep="\n")
 
 
 def _calibrate(
@@ -97,3 +103,37 @@ def _calibrate(
 
     found = calibrate(run_dir, site, coverage, out, data_dir, state_dir)
     print(*found.lines(coverage), str(out or calibration_path(run_dir, site)), sep="\n")
+
+
+def _export(
+    run_dir: RunDirArgument,
+    *,
+    form: Annotated[
+        Literal["pt2", "onnx", "monai"],
+        typer.Option("--format", show_default=False, help="(default pt2, torch.export's)"),
+    ] = "pt2",
+    site: _Site = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder to write (default: in the run directory)")
+    ] = None,
+    data_dir: RunsDataDirOption = None,
+    state_dir: RunsStateDirOption = None,
+) -> None:
+    from server_app.export.command import export
+
+    print(*export(run_dir, form, site, out, data_dir, state_dir).lines(), sep="\n")
+
+
+def _card(
+    run_dir: RunDirArgument,
+    *,
+    site: Annotated[str | None, typer.Option("--site", help="of this site's own model")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="(default: model-card.md in the run directory)")
+    ] = None,
+) -> None:
+    from server_app.export.card import card
+
+    path = out or run_dir / "model-card.md"
+    card(run_dir, site, path)
+    print(path)

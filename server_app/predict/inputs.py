@@ -24,7 +24,7 @@ from datasets.registry import data_set, image_reader
 from datasets.silo.silos import ImageReader
 from datasets.tables.dataset import TableDataSet
 from datasets.tables.parsing import parse_new_rows
-from models.contract.errors import DataError
+from models.contract.errors import DataError, SettingError
 from models.maths.standardisation import standardised
 from server_app.predict.model import SiteModel, refuse_other_rows, refuse_table_or_images
 from server_app.predict.request import PredictRequest
@@ -149,10 +149,24 @@ def open_inputs(model: SiteModel, request: PredictRequest) -> Inputs:
     refuse_table_or_images(model, table=request.table is not None)
     if request.table is not None:
         return table_inputs(model, request.table)
+    reader = image_reader(model.site, model.common)
+    files, numbers = files_of(request), int(np.prod(model.silo.task.input_shape))
+    source = {"files": str(request.manifest or request.images)}
+    return FileInputs(list(files), list(files.values()), reader, numbers, source)
+
+
+def files_of(request: PredictRequest) -> Mapping[str, Path]:
+    """Return the image files that a request names, by what they are called there.
+
+    Raises:
+        SettingError: it names none.
+        DataError: there are none, or the manifest is of another form.
+    """
     if request.manifest is not None:
-        return _file_inputs(model, request.manifest, _listed(request.manifest))
-    assert request.images is not None, "the request was checked"
-    return _file_inputs(model, request.images, _found(request.images))
+        return _listed(request.manifest)
+    if request.images is None:
+        raise SettingError("no images are named: give --images or --manifest")
+    return _found(request.images)
 
 
 def split_inputs(model: SiteModel, split: str) -> RowInputs:
@@ -189,12 +203,6 @@ def table_inputs(model: SiteModel, path: Path) -> RowInputs:
         raise DataError(f"{path}: none of {len(numbers)} rows can be used; the first {faults[0]}")
     rows = standardised(torch.from_numpy(new.rows), figures)
     return RowInputs("line", [str(n) for n in numbers], rows, {"table": str(path)}, faults)
-
-
-def _file_inputs(model: SiteModel, source: Path, files: Mapping[str, Path]) -> FileInputs:
-    reader = image_reader(model.site, model.common)
-    numbers = int(np.prod(model.silo.task.input_shape))
-    return FileInputs(list(files), list(files.values()), reader, numbers, {"files": str(source)})
 
 
 def _found(folder: Path) -> dict[str, Path]:

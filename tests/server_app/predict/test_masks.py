@@ -1,0 +1,96 @@
+"""Masks of new images by a network that was fine-tuned for segmentation."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from client_app.training.compute import Compute
+from datasets.io.state_files import load_state
+from datasets.synthetic.angiogram_phantom import phantom_frame
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import build
+from models.networks.kinds import Task
+from models.networks.segmentation import build_segmentation
+from server_app.cli.main import main
+from server_app.finetune.tasks import predicted_masks
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a segmentation network and a classifier, both barely trained."""
+    folder = tmp_path_factory.mktemp("tuned")
+    words = ["--weights", "scratch", "--dataset", "angiogram-phantom", "--seeds", "1"]
+    words += ["--epochs", "1", "--device", "cpu", "--site", "human", "--site", "animal"]
+    for change in ("sample-share=0.03", "image-size=32", "width=4", "val-folds=2"):
+        words += ["--set", change]
+    for task in ("segmentation", "classification"):
+        assert main(["finetune", "--task", task, "--out", str(folder / task), *words]) == 0
+    return folder
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> Path:
+    """Return a folder with three frames, one below, and a broken file."""
+    (tmp_path / "new" / "more").mkdir(parents=True)
+    for number, name in enumerate(("a.png", "b.png", "more/c.png")):
+        Image.fromarray(phantom_frame("human", number, 32)[0]).save(tmp_path / "new" / name)
+    (tmp_path / "new" / "broken.jpg").write_text("no image")
+    return tmp_path / "new"
+
+
+def test_each_image_has_a_mask_of_its_own(
+    tuned: Path, frames: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "masks"
+    words = ["predict", str(tuned / "segmentation"), "--images", str(frames), "--out", str(out)]
+    assert main(words) == 0
+    assert "1 without a mask" in capsys.readouterr().out
+    names = ["a.png", "b.png", "more/c.png"]
+    images = torch.stack([torch.from_numpy(np.array(Image.open(frames / n))) for n in names])
+    document = json.loads((tuned / "segmentation" / "finetune.json").read_text())
+    settings = build(CommonSettings, document["settings"])
+    network = build_segmentation("unet", settings, Task((1, 32, 32), 2))
+    arrays, _ = load_state(tuned / "segmentation" / "model.safetensors")
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    wanted = predicted_masks(network, images[:, None], Compute(torch.device("cpu"), bf16=False))
+    with (out / "masks.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == ["a.png", "b.png", "broken.jpg", "more/c.png"]
+    assert "is no image" in rows[2]["fault"]
+    for name, mask in zip(names, wanted, strict=True):
+        written = np.array(Image.open(out / name))
+        assert np.array_equal(written, mask.numpy() * 255)
+        (row,) = (row for row in rows if row["file"] == name)
+        assert float(row["catheter"]) == (mask == 1).double().mean().item()
+    assert json.loads((out / "masks.json").read_text())["network"] == "unet"
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "told"),
+    [
+        ("classification", ["--images", "new"], "holds a classifier that was fine-tuned"),
+        ("segmentation", ["--split", "test"], "no images are named: give --images"),
+        ("segmentation", ["--images", "new/more/none"], "is no folder"),
+    ],
+)
+def test_what_has_no_masks_is_told_in_a_line(
+    task: str,
+    words: list[str],
+    told: str,
+    tuned: Path,
+    frames: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", str(tuned / task), *words, "--out", "masks"]) == 1
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "masks").exists()
