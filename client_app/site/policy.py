@@ -8,7 +8,7 @@ refused before data are opened where that can be known, and always before anythi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import reduce
@@ -61,6 +61,7 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "allow-folds": min,  # of two, one false is false
     "allow-embeddings": min,
 }
+NODE_LIMITS = tuple(_STRICTER)  # what of a site file may stand in the node config too
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,15 @@ class SiteFile(Limits):
             )
 
     def refuse_records(self, content: RecordDict) -> None:
-        """Refuse a reply that holds more than may leave.
+        """Refuse a reply that holds more than may leave; errors as ``refuse_names``."""
+        self.refuse_names(names_in(content))
+
+    def refuse_names(self, names: Sequence[str]) -> None:
+        """Refuse a reply of such names, each ``<record>/<key>``, if it is more than may leave.
 
         Raises:
             RefusedError: names what it is, by groups of names.
         """
-        names = names_in(content)
         unlisted = [name for name in names if not matches(name, self.records)]
         barred = [name for name in names if matches(name, self.refused_records)]
         for key, refused in (("records", unlisted), ("refused-records", barred)):

@@ -1,0 +1,74 @@
+"""The site file in sentences: each key has one, and it changes with the key."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from client_app.site.policy import SiteFile, parsed_site_file
+from client_app.site.sentences import SENTENCES, effective, explained
+from models.contract.settings_schema import Value, key_of
+
+OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
+# Lists have no type to choose by, a choice has no free text
+CHOSEN: dict[str, Any] = {
+    "app": "any",
+    "methods": ("local",),
+    "datasets": ("table",),
+    "records": ("config/*",),
+    "refused_records": ("arrays/maps/*",),
+}
+FIELDS = [field.name for field in dataclasses.fields(SiteFile) if field.name != "given"]
+
+
+def test_every_key_of_the_site_file_has_its_sentence() -> None:
+    assert sorted(SENTENCES) == sorted(map(key_of, FIELDS))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_key_changes_its_own_sentence_and_no_other(name: str) -> None:
+    usual = SiteFile()
+    value = CHOSEN.get(name, OTHER[type(getattr(usual, name))] if name not in CHOSEN else None)
+    changed = dataclasses.replace(usual, **{name: value})
+    differing = [key for key, say in SENTENCES.items() if say(usual) != say(changed)]
+    assert differing == [key_of(name)]
+    assert all("\n" not in say(changed) for say in SENTENCES.values())
+
+
+def _context(**node: Value) -> Context:
+    return Context(0, 0, {key.replace("_", "-"): v for key, v in node.items()}, RecordDict(), {})
+
+
+def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> None:
+    text = 'methods: [fedavg]\ndatasets: ["*"]\nrecords: ["*"]\nmax-messages: 50\nblur: 0.1\n'
+    (tmp_path / "site.yaml").write_text(text)
+    rules = effective(
+        _context(site="north", site_file=str(tmp_path / "site.yaml"), max_messages=30, blur=0.2)
+    )
+    assert (rules.max_messages, rules.blur, rules.minimum_batch) == (30, 0.2, 8)
+    told = explained(rules)
+    assert "a run may ask for method fedavg, for no other" in told
+    assert "a run may not send more than 30 messages" in told
+    assert "a run may ask for any data set" in told
+    assert len(told) == len(SENTENCES)
+
+
+def test_without_a_site_file_all_may_be_asked_that_needs_no_consent() -> None:
+    told = explained(effective(_context(site="north", allow_folds=True)), has_file=False)
+    assert "a run may ask for any method" in told
+    assert "a run may choose which samples train, validate and test" in told
+    assert "a run may not ask for embeddings or attention maps of single images" in told
+    assert told[-1] == "without a site file there is no audit log"
+
+
+def test_the_example_is_explained() -> None:
+    example = Path(__file__).parents[3] / "docs" / "examples" / "site.yaml"
+    told = "\n".join(explained(parsed_site_file(example.read_text())))
+    assert "a run may ask for method fedavg, fedproto, local, for no other" in told
+    assert "all runs together may not tell more than epsilon 20" in told
+    assert "never leaves config/sums-*, arrays/embeddings, arrays/maps/*" in told
+    assert "a message may not take more than 16 GB of memory" in told
