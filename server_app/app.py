@@ -23,6 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     from server_app.config.old_keys import with_new_keys
     from server_app.config.settings import resolve
+    from server_app.run.meeting import write_meeting
     from server_app.run.ray_engine import LAUNCH_VARIABLE
     from server_app.run.runner import run
 
@@ -31,7 +32,11 @@ def main(grid: Grid, context: Context) -> None:
         values, lines = with_new_keys(context.run_config)
         for line in lines:
             logging.getLogger("flwr").warning("fedsilo: %s", line)
-        run(grid, resolve(values), launch)
+        settings = resolve(values)
+        if settings.common.meeting:
+            write_meeting(grid, settings)
+        else:
+            run(grid, settings, launch)
     except FedsiloError as error:
         logging.getLogger("flwr").error("fedsilo: %s", error)
         raise

@@ -354,6 +354,12 @@ class CommonSettings:
         "by; empty: what sites say",
         roles="circumstance",
     )
+    meeting: str = setting(
+        "",
+        "file to write what the sites say of themselves to, instead of a run: nothing is trained; "
+        "empty: run",
+        roles="circumstance",
+    )
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

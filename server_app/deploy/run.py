@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from server_app.deploy.deployment import (
 )
 from server_app.deploy.flower import Say, flwr, online, tell
 from server_app.records.run_directory import open_run_directory
+from server_app.run.meeting import Meeting, read_meeting
 from server_app.run.planning import RunSources, planned
 from server_app.run.processes import app_folder, tool
 
+_AWAY = 5.0  # seconds that a meeting waits for a site that has gone: nothing is lost by it
 _PAUSE = 3.0  # seconds between looks at a run whose log has broken off
 
 
@@ -73,10 +76,47 @@ def run(
     return directory
 
 
+def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
+    """Let the deployment's server meet the sites as for a run, and go no further.
+
+    Args:
+        experiment: its name.
+        deployment: whose sites are met.
+        sources: where the settings come from.
+        seed: instead of the experiment's.
+
+    Raises:
+        FedsiloError: the server is down, or the sites could not be met.
+    """
+    import tomli_w
+
+    with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
+        overrides: dict[str, Value] = {"meeting": str(Path(folder) / "meeting.json")}
+        overrides |= {} if seed is None else {"seed": seed}
+        at_server = dataclasses.replace(sources, out=deployment.runs)
+        overrides |= {"away-timeout": _AWAY}
+        settings, _ = planned(experiment, at_server, overrides=overrides)
+        config = Path(folder) / "config.toml"
+        config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
+        number = _start(deployment, config, None)
+        status = _end(deployment, number)
+        if status != "finished:completed":
+            raise DeploymentError(
+                f"the sites could not be met ({status}): 'fedsilo deploy logs server --deployment "
+                f"{deployment.folder}' says why"
+            )
+        return read_meeting(Path(settings.common.meeting))
+
+
+def _start(deployment: Deployment, config: Path, say: Say | None) -> str:
+    """Start a run and return its number."""
+    command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
+    return str(flwr(deployment, *command, say=say)["run-id"])
+
+
 def _follow(deployment: Deployment, config: Path, say: Say) -> tuple[str, str]:
     """Start a run, print its log to its end; return its number, and how it ended."""
-    command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
-    number = str(flwr(deployment, *command, say=say)["run-id"])
+    number = _start(deployment, config, say)
     log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
     tell(log, say)
     subprocess.run(log, env=deployment.environment(SERVER), check=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 
 from datasets.registry import data_set, silo_count, silo_names
@@ -21,17 +23,21 @@ def say_who_is_missing(
     participants: Participants, common: CommonSettings, console: Console
 ) -> None:
     """Name the silos that there are and that do not take part."""
-    simulated = all(facts.simulated for facts in participants.facts.values())
-    for notice in data_set(common.dataset).notices(common) if simulated else []:
+    for notice in who_is_missing(participants, common):
         _warn(console, notice)
+
+
+def who_is_missing(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield what is to be said of silos that there are and that do not take part."""
+    simulated = all(facts.simulated for facts in participants.facts.values())
+    yield from data_set(common.dataset).notices(common) if simulated else []
     names = _known_silos(common, simulated)
     absent = [site for site in names if site not in participants.facts]
     if absent:
-        _warn(
-            console,
+        yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
             f"{', '.join(participants.sites())}; "
-            f"{'not' if participants.refused else 'no SuperNode for'} {', '.join(absent)}",
+            f"{'not' if participants.refused else 'no SuperNode for'} {', '.join(absent)}"
         )
 
 
@@ -52,21 +58,27 @@ def say_what_is_odd(participants: Participants, console: Console) -> None:
     """Name who is left out, and what a site's data cannot give: it takes part all the same."""
     for reason in participants.refused:
         _warn(console, f"going on without a SuperNode that cannot take part: {reason}")
+    for notice in what_is_odd(participants):
+        _warn(console, notice)
+
+
+def what_is_odd(participants: Participants) -> Iterator[str]:
+    """Yield what a site's data cannot give, and what a site decides by its own word alone."""
     # Without any test sample one line says so; only otherwise is a site without some odd
     measured = any(facts.sizes().get("test") for facts in participants.facts.values())
     if not measured:
-        _warn(console, "no site has test samples: there will be no test figures")
+        yield "no site has test samples: there will be no test figures"
     if heaviest := _heaviest(participants):
-        _warn(console, heaviest)
+        yield heaviest
     for site, facts in participants.facts.items():
         if sum(1 for count in facts.label_counts["train"] if count) == 1:
-            _warn(console, f"site {site}: all training samples are of one class")
+            yield f"site {site}: all training samples are of one class"
         if measured and not facts.sizes().get("test"):
-            _warn(console, f"site {site}: it has no test samples and no test figures")
+            yield f"site {site}: it has no test samples and no test figures"
         if withheld := [split for split in SPLITS if split not in facts.measured]:
-            _warn(console, f"site {site}: it withholds its measurements on {', '.join(withheld)}")
+            yield f"site {site}: it withholds its measurements on {', '.join(withheld)}"
         if facts.dropped:
-            _warn(console, f"site {site}: {facts.dropped} samples are left out: {_why(facts)}")
+            yield f"site {site}: {facts.dropped} samples are left out: {_why(facts)}"
 
 
 def _heaviest(participants: Participants) -> str:

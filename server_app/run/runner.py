@@ -77,7 +77,7 @@ def run(
         console.print(f"{directory.path} holds a finished run: nothing to resume")
         return directory
     began = time.monotonic()
-    participants = meet_sites(grid, common, silo_count(common), _terms(settings))
+    participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
     say_who_is_missing(participants, common, console)
     say_what_is_odd(participants, console)
     new = not common.resume
@@ -101,7 +101,7 @@ def run(
     return directory
 
 
-def _terms(settings: RunSettings) -> Terms:
+def terms_of(settings: RunSettings) -> Terms:
     """Return on what terms sites take part: the operator's and the method's."""
     common, own = settings.common, settings.own
     cls = strategy_class(common.method)

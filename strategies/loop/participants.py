@@ -137,24 +137,45 @@ def meet_sites(
     silos: int | None = None,
     terms: Terms | None = None,
 ) -> Participants:
-    """Ask every connected node who it is; there cannot be more of them than ``silos``.
-
-    Who cannot take part, alone or beside the others, is left out and named in ``refused``.
+    """Ask every connected node who it is; errors of ``hear_sites``, and those named here.
 
     Raises:
         SiteError: fewer than ``min-sites`` (all) can take part; it names all that cannot.
     """
+    met = hear_sites(grid, settings, silos, terms)
+    needed = needed_sites(met, settings)
+    if met.refused and len(met.facts) < needed:
+        raise SiteError(
+            f"a SuperNode cannot take part: {'; '.join(met.refused)} -- {len(met.facts)} of "
+            f"{len(met.asked)} can and {needed} are needed ('min-sites')"
+        )
+    return met
+
+
+def needed_sites(met: Participants, settings: CommonSettings) -> int:
+    """Return how many sites a run needs: ``min-sites``, or all that were asked."""
+    return settings.min_sites or len(met.asked)
+
+
+def hear_sites(
+    grid: Grid,
+    settings: CommonSettings,
+    silos: int | None = None,
+    terms: Terms | None = None,
+) -> Participants:
+    """Ask every connected node who it is; there cannot be more of them than ``silos``.
+
+    Who cannot take part, alone or beside the others, is left out and named in ``refused``; maybe
+    nobody is left.
+
+    Raises:
+        SiteError: too few, or too many, are connected.
+    """
     nodes, terms = wait_for_nodes(grid, settings, silos), terms or Terms()
-    answers = _ask(grid, nodes)
+    answers = _ask(grid, nodes, settings.away_timeout)
     simulated = all(facts.simulated for _, facts, _ in answers.heard)
     heard, refused = _admitted(answers, terms, simulated)
     heard = _unlike_left_out(heard, settings, refused)
-    needed = settings.min_sites or len(nodes)
-    if refused and len(heard) < needed:
-        raise SiteError(
-            f"a SuperNode cannot take part: {'; '.join(refused)} -- {len(heard)} of {len(nodes)} "
-            f"can and {needed} are needed ('min-sites')"
-        )
     by_site = sorted(heard, key=lambda one: one[1].site)
     return Participants(
         {facts.site: facts for _, facts, _ in by_site},
@@ -256,14 +277,18 @@ class _Answers:
     refused: list[str] = field(default_factory=list)
 
 
-def _ask(grid: Grid, nodes: Iterable[int]) -> _Answers:
-    """Ask nodes who they are."""
+def _ask(grid: Grid, nodes: Iterable[int], away_timeout: float = 300.0) -> _Answers:
+    """Ask nodes who they are; who is disconnected for longer than ``away_timeout`` is given up."""
     content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
     messages = [Message(content, node, HELLO) for node in nodes]
     answers = _Answers()
-    for node, reply in sorted(exchange(grid, messages, HELLO_TIMEOUT).items()):
+    for node, reply in sorted(
+        exchange(grid, messages, HELLO_TIMEOUT, away_timeout=away_timeout).items()
+    ):
         if reply is None or reply.has_error():
-            reason = "no answer" if reply is None else reply.error.reason or "an error"
+            reason = (
+                f"node {node}: no answer" if reply is None else reply.error.reason or "an error"
+            )
             answers.refused.append(one_line(reason))
             continue
         try:
