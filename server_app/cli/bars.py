@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import CsvOption, MeasuredSplit, RunDirsArgument, refuse_below
+from server_app.cli.options import (
+    COMPARE,
+    CsvOption,
+    MeasuredSplit,
+    RunDirsArgument,
+    example,
+    refuse_below,
+)
 
 _Metrics = Annotated[
     str | None,
@@ -34,7 +41,12 @@ _Picture = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``bars``."""
-    app.command("bars", help="draw finished runs site by site")(_bars)
+    app.command(
+        "bars",
+        help="draw finished runs site by site",
+        epilog=example("bars runs/fedavg runs/uefl --metrics accuracy"),
+        rich_help_panel=COMPARE,
+    )(_bars)
 
 
 def _bars(

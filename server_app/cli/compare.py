@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from server_app.cli.options import (
+    COMPARE,
     ChangesOption,
     ConfigOption,
     CsvOption,
@@ -21,6 +22,7 @@ from server_app.cli.options import (
     MeasuredSplit,
     OutOption,
     SupernodesOption,
+    example,
     refuse_below,
 )
 from server_app.cli.printing import progress_printer
@@ -94,9 +96,24 @@ _Repeats = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``compare``, ``tune`` and ``crossvalidate``."""
-    app.command("compare", help="run experiments over seeds, print a table")(_compare)
-    app.command("tune", help="choose an experiment's settings on training data")(_tune)
-    app.command("crossvalidate", help="repeated cross-validation over each site")(_crossvalidate)
+    app.command(
+        "compare",
+        help="run experiments over seeds, print a table",
+        epilog=example("compare fedavg-heart local-heart --seeds 3 --markdown table.md"),
+        rich_help_panel=COMPARE,
+    )(_compare)
+    app.command(
+        "tune",
+        help="choose an experiment's settings on training data",
+        epilog=example("tune local-heart --trials 4"),
+        rich_help_panel=COMPARE,
+    )(_tune)
+    app.command(
+        "crossvalidate",
+        help="repeated cross-validation over each site",
+        epilog=example("crossvalidate picsr-heart fedavg-heart --folds 5 --repeats 5"),
+        rich_help_panel=COMPARE,
+    )(_crossvalidate)
 
 
 def _compare(

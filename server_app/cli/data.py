@@ -8,11 +8,17 @@ from typing import Annotated
 import typer
 
 from models.contract.errors import DataError
+from server_app.cli.options import DATA, example
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``fetch``."""
-    app.command("fetch", help="download a data set's files, with checksums")(_fetch)
+    app.command(
+        "fetch",
+        help="download a data set's files, with checksums",
+        epilog=example("fetch heart --data-dir data"),
+        rich_help_panel=DATA,
+    )(_fetch)
 
 
 def _fetch(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from server_app.cli.options import (
+    DEPLOY,
     ChangesOption,
     ConfigOption,
     ExperimentArgument,
@@ -15,13 +16,19 @@ from server_app.cli.options import (
     NameOption,
     OutOption,
     SeedOption,
+    example,
 )
 from server_app.cli.printing import line_printer
 
 _FOLDER = Path("deployment")
 _Folder = Annotated[
     Path,
-    typer.Option("--dir", show_default=False, help=f"the deployment's folder (default {_FOLDER})"),
+    typer.Option(
+        "--deployment",
+        "--dir",
+        show_default=False,
+        help=f"the deployment's folder (default {_FOLDER})",
+    ),
 ]
 # Their defaults are shown by typer: a newer click drops the help of an argument
 _Silos = Annotated[str, typer.Argument(metavar="experiment")]
@@ -53,12 +60,28 @@ _Lines = Annotated[int, typer.Option("--lines", show_default=False, help="(defau
 def add_commands(app: typer.Typer) -> None:
     """Add ``deploy up | status | logs | run | down``."""
     deploy = typer.Typer(rich_markup_mode=app.rich_markup_mode)
-    deploy.command("up", help="start all that does not run")(_up)
-    deploy.command("status", help="print what runs")(_status)
-    deploy.command("logs", help="print the end of a log")(_logs)
-    deploy.command("run", help="run an experiment there, and wait")(_run)
-    deploy.command("down", help="end all processes")(_down)
-    app.add_typer(deploy, name="deploy", help="a server and hospitals as processes, with TLS")
+    deploy.command("up", help="start all that does not run", epilog=example("deploy up --sites 6"))(
+        _up
+    )
+    deploy.command("status", help="print what runs", epilog=example("deploy status"))(_status)
+    deploy.command(
+        "logs", help="print the end of a log", epilog=example("deploy logs s1a --lines 100")
+    )(_logs)
+    deploy.command(
+        "run",
+        help="run an experiment there, and wait",
+        epilog=example(
+            "deploy run uefl-digits --set silos=6 --set rounds=3 --set uefl.iteration-rounds=1"
+        ),
+    )(_run)
+    deploy.command("down", help="end all processes", epilog=example("deploy down"))(_down)
+    app.add_typer(
+        deploy,
+        name="deploy",
+        help="a server and hospitals as processes, with TLS",
+        epilog=example("deploy up --sites 6"),
+        rich_help_panel=DEPLOY,
+    )
 
 
 def _up(

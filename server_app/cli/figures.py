@@ -9,12 +9,15 @@ import typer
 
 from models.contract.errors import SettingError
 from server_app.cli.options import (
+    LOOK,
+    USE,
     RunDirArgument,
     RunDirsArgument,
     RunsDataDirOption,
     RunsStateDirOption,
     SitesOption,
     Split,
+    example,
     refuse_below,
 )
 
@@ -26,12 +29,36 @@ _PICTURE = "PNG to write (default: {})"
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``plot``, ``explain``, ``attention``, ``histograms``, ``embeddings`` and ``gradcam``."""
-    app.command(help="draw the learning curves of a finished run again")(plot)
-    app.command(help="why a run's model answers so for one patient")(explain)
-    app.command(help="draw where a run's ViT looked, per site")(attention)
-    app.command(help="draw how sites' images differ in brightness")(histograms)
-    app.command(help="draw what models make of all sites' samples")(embeddings)
-    app.command(help="draw where convolutional networks find a class")(gradcam)
+    app.command(
+        help="draw the learning curves of a finished run again",
+        epilog=example("plot runs/uefl-digits"),
+        rich_help_panel=LOOK,
+    )(plot)
+    app.command(
+        help="why a run's model answers so for one patient",
+        epilog=example("explain runs/hearts --site va --row 0"),
+        rich_help_panel=USE,
+    )(explain)
+    app.command(
+        help="draw where a run's ViT looked, per site",
+        epilog=example("attention runs/skin --site rosendahl --images 3"),
+        rich_help_panel=LOOK,
+    )(attention)
+    app.command(
+        help="draw how sites' images differ in brightness",
+        epilog=example("histograms runs/mammograms --split train"),
+        rich_help_panel=LOOK,
+    )(histograms)
+    app.command(
+        help="draw what models make of all sites' samples",
+        epilog=example("embeddings runs/fedavg runs/moon --limit 200"),
+        rich_help_panel=LOOK,
+    )(embeddings)
+    app.command(
+        help="draw where convolutional networks find a class",
+        epilog=example("gradcam runs/fedavg --site s1a --rows 0,3,7"),
+        rich_help_panel=LOOK,
+    )(gradcam)
 
 
 def plot(run_dir: RunDirArgument) -> None:
@@ -49,7 +76,9 @@ def explain(
     split: SplitOption = "test",
     data_dir: RunsDataDirOption = None,
     state_dir: RunsStateDirOption = None,
-    json: Annotated[Path | None, typer.Option(help="also write it as JSON")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json-file", "--json", help="also write it as JSON")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="also draw it as PNG")] = None,
 ) -> None:
     """Print the explanation; write it as JSON or picture where that is asked for."""
@@ -62,7 +91,7 @@ def explain(
 
 def attention(
     run_dir: RunDirArgument,
-    site: Annotated[str | None, typer.Option(help="one site (default: all)")] = None,
+    site: SitesOption,
     split: SplitOption = "test",
     images: Annotated[
         int, typer.Option(show_default=False, help="images per class (default 5)")
@@ -70,15 +99,18 @@ def attention(
     data_dir: RunsDataDirOption = None,
     state_dir: RunsStateDirOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="folder of the pictures (default: the run's)")
+        Path | None,
+        typer.Option("--pictures", "--out", help="folder of the pictures (default: the run's)"),
     ] = None,
 ) -> None:
     """Draw a sheet per site; print the place of each."""
     from server_app.figures.attention import attention as drawn_sites
 
     refuse_below(1, "images", images)
-    for sheet in drawn_sites(run_dir, site, split, images, data_dir, state_dir, out):
-        print(sheet.path or f"site {sheet.site} has no {split} images")
+    chosen: list[str | None] = [*site] or [None]
+    for one in chosen:
+        for sheet in drawn_sites(run_dir, one, split, images, data_dir, state_dir, out):
+            print(sheet.path or f"site {sheet.site} has no {split} images")
 
 
 def histograms(

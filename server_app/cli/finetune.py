@@ -8,12 +8,15 @@ from typing import Annotated, Literal
 import typer
 
 from server_app.cli.options import (
+    RUN,
+    USE,
     ChangesOption,
     ConfigOption,
     ExperimentArgument,
     FileOption,
     OutOption,
     RunsDataDirOption,
+    example,
     set_option,
 )
 from server_app.cli.printing import line_printer
@@ -68,14 +71,29 @@ _Images = Annotated[
     int, typer.Option("--images", show_default=False, help="test images drawn (default 4)")
 ]
 _WeightsFile = Annotated[
-    Path | None, typer.Option("--weights", help="file (default: what backbone-weights names)")
+    Path | None,
+    typer.Option(
+        "--save-as", "--weights", help="file to write (default: what backbone-weights names)"
+    ),
 ]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``finetune`` and ``pretrain``."""
-    app.command("finetune", help="put a finished run's model to a task of its own")(_finetune)
-    app.command("pretrain", help="train an experiment's ViT on public images")(_pretrain)
+    app.command(
+        "finetune",
+        help="put a finished run's model to a task of its own",
+        epilog=example(
+            "finetune --task classification --weights runs/fedefm --weights scratch --out tuned"
+        ),
+        rich_help_panel=USE,
+    )(_finetune)
+    app.command(
+        "pretrain",
+        help="train an experiment's ViT on public images",
+        epilog=example("pretrain fedavg-skin --set data-dir=data"),
+        rich_help_panel=RUN,
+    )(_pretrain)
 
 
 def _finetune(

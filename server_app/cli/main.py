@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 
 import click
 import typer
@@ -24,22 +25,10 @@ from server_app.cli import (
     settings,
     sweep,
 )
+from server_app.cli.options import PANELS
 from server_app.run.processes import end_if_bound
 
-_LISTED = (
-    *("simulate", "resume", "compare", "tune", "crossvalidate", "fetch", "pretrain", "plot"),
-    *(
-        "explain",
-        "attention",
-        "settings",
-        "experiments",
-        "sweep",
-        "bars",
-        "histograms",
-        "embeddings",
-    ),
-    *("gradcam", "report", "finetune", "predict", "calibrate", "export", "card", "deploy"),
-)
+_MODULES = (runs, compare, figures, report, sweep, bars, finetune, predict, deploy, data, settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,11 +72,25 @@ def _invoke(words: list[str]) -> int:
     return 0
 
 
-class _Listed(typer.core.TyperGroup):
-    """Lists commands as a user comes to need them, whichever file they are in."""
+class _ByPanel(typer.core.TyperGroup):
+    """Lists commands by what a person wants; of one panel in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands, key=lambda name: (*_LISTED, name).index(name))
+        return sorted(self.commands, key=lambda name: PANELS.index(_panel(self.commands[name])))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        listed = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        listed = [(name, command) for name, command in listed if not command.hidden]
+        room = formatter.width - max(len(name) for name, _ in listed) - 6
+        for panel, commands in groupby(listed, key=lambda one: _panel(one[1])):
+            with formatter.section(panel):
+                formatter.write_dl([(n, c.get_short_help_str(room)) for n, c in commands])
+
+
+def _panel(command: click.Command) -> str:
+    """Return what a command is listed under; one that says nothing is under the last."""
+    panel = getattr(command, "rich_help_panel", None)
+    return panel if panel in PANELS else PANELS[-1]
 
 
 def make_app() -> typer.Typer:
@@ -95,15 +98,14 @@ def make_app() -> typer.Typer:
     typer.core.HAS_RICH = False  # else typer puts rich's escapes even into plain help
     app = typer.Typer(
         name="fedsilo",
-        cls=_Listed,
+        cls=_ByPanel,
         help=__doc__,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    commands = (runs, compare, data, figures, settings, sweep, bars, report)
-    for module in (*commands, finetune, predict, deploy):
+    for module in _MODULES:
         module.add_commands(app)
     return app
 

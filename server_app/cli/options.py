@@ -13,6 +13,17 @@ import typer
 
 from models.contract.errors import SettingError
 
+# What a person wants: commands of one are listed together, in the order in which these stand here
+RUN, COMPARE, LOOK, USE, DEPLOY, DATA = (
+    "Run",
+    "Compare",
+    "Look at finished runs",
+    "Use a model",
+    "Deploy",
+    "Data and settings",
+)
+PANELS = (RUN, COMPARE, LOOK, USE, DEPLOY, DATA)
+
 Engine = Literal["ray", "inline"]
 Split = Literal["train", "val", "test"]
 MeasuredSplit = Literal["test", "val"]
@@ -23,6 +34,11 @@ ExperimentsArgument = Annotated[
 ]
 RunDirArgument = Annotated[Path, typer.Argument(metavar="run_dir", show_default=False)]
 RunDirsArgument = Annotated[list[Path], typer.Argument(metavar="run_dir...", show_default=False)]
+
+
+def example(words: str) -> str:
+    """Return the last line of a command's help: what one could type."""
+    return f"Example: fedsilo {words}"
 
 
 def set_option(meaning: str) -> Any:

@@ -8,6 +8,7 @@ import typer
 
 from models.contract.settings_schema import Value
 from server_app.cli.options import (
+    RUN,
     ChangesOption,
     ConfigOption,
     Engine,
@@ -19,13 +20,24 @@ from server_app.cli.options import (
     RunDirArgument,
     SeedOption,
     SupernodesOption,
+    example,
 )
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``simulate`` and ``resume``."""
-    app.command("simulate", help="run an experiment of simulation.yaml")(_simulate)
-    app.command("resume", help="go on with a run that was cut short")(_resume)
+    app.command(
+        "simulate",
+        help="run an experiment of simulation.yaml",
+        epilog=example("simulate uefl-digits --engine inline --set rounds=5"),
+        rich_help_panel=RUN,
+    )(_simulate)
+    app.command(
+        "resume",
+        help="go on with a run that was cut short",
+        epilog=example("resume runs/uefl-digits"),
+        rich_help_panel=RUN,
+    )(_resume)
 
 
 def _simulate(

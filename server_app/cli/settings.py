@@ -6,13 +6,23 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import FileOption
+from server_app.cli.options import DATA, FileOption, example
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``settings`` and ``experiments``."""
-    app.command("settings", help="list every setting, its default and range")(_settings)
-    app.command("experiments", help="list the experiments")(_experiments)
+    app.command(
+        "settings",
+        help="list every setting, its default and range",
+        epilog=example("settings"),
+        rich_help_panel=DATA,
+    )(_settings)
+    app.command(
+        "experiments",
+        help="list the experiments",
+        epilog=example("experiments"),
+        rich_help_panel=DATA,
+    )(_experiments)
 
 
 def _settings(

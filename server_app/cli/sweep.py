@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import MeasuredSplit
+from server_app.cli.options import COMPARE, MeasuredSplit, example
 
 _HELP = "draw a figure of finished runs over a setting"
 _OLD_NAME = "against"
 # Also below the options: a newer click drops the help of an argument
 _EPILOG = (
-    "setting: in which the runs differ, for example unseen; run_dir: a run, or a folder of runs"
+    "setting: in which the runs differ, for example unseen; run_dir: a run, or a folder of runs\n\n"
+    + example("sweep unseen runs --metric accuracy")
 )
 _Setting = Annotated[
     str, typer.Argument(metavar="setting", help="in which the runs differ, for example unseen")
@@ -33,8 +34,8 @@ _Picture = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``sweep``, and its old name."""
-    app.command("sweep", help=_HELP, epilog=_EPILOG)(_sweep)
-    app.command(_OLD_NAME, help=_HELP, epilog=_EPILOG, hidden=True)(_sweep)
+    app.command("sweep", help=_HELP, epilog=_EPILOG, rich_help_panel=COMPARE)(_sweep)
+    app.command(_OLD_NAME, help=_HELP, epilog=_EPILOG, hidden=True, rich_help_panel=COMPARE)(_sweep)
 
 
 def _sweep(

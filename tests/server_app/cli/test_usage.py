@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+import typer.main
 
 from server_app.cli import main as command_line
-from server_app.cli.main import main
+from server_app.cli.main import main, make_app
 
-COMMANDS = (
-    *("simulate", "resume", "compare", "tune", "crossvalidate", "fetch", "pretrain", "plot"),
-    *(
-        "explain",
-        "attention",
-        "settings",
-        "experiments",
-        "sweep",
-        "bars",
-        "histograms",
-        "embeddings",
-    ),
-    *("gradcam", "report", "finetune", "deploy"),
-)
+PANELS = {
+    "Run": "simulate resume pretrain",
+    "Compare": "compare tune crossvalidate sweep bars",
+    "Look at finished runs": "plot attention histograms embeddings gradcam",
+    "Use a model": "explain finetune",
+    "Deploy": "deploy",
+    "Data and settings": "fetch settings experiments",
+}
+COMMANDS = tuple(" ".join(PANELS.values()).split())
+EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
+NESTED = tuple(f"deploy {name}" for name in ("up", "status", "logs", "run", "down"))
 
 
 @pytest.mark.parametrize(
@@ -55,14 +56,34 @@ def test_a_usage_error_exits_with_2_on_standard_error(
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_lists_every_command_in_the_order_of_use(
+def test_help_lists_every_command_by_what_a_person_wants(
     flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main([flag])
     assert end.value.code == 0
-    lines = capsys.readouterr().out.partition("Commands:")[2].splitlines()
-    assert tuple(line.split()[0] for line in lines if line.strip()) == COMMANDS
+    sections = capsys.readouterr().out.partition("Options:")[2].split("\n\n")[1:]
+    listed = {}
+    for section in sections:
+        title, *lines = section.strip("\n").splitlines()
+        listed[title.rstrip(":")] = " ".join(line.split()[0] for line in lines)
+    assert list(listed.items()) == list(PANELS.items())
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *NESTED])
+def test_each_command_shows_an_example_that_it_takes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    (shown,) = EXAMPLE.findall(capsys.readouterr().out)
+    words = shlex.split(shown)
+    found: click.Command = typer.main.get_command(make_app())
+    while isinstance(found, click.Group):
+        name = words.pop(0)
+        found = found.commands[name]
+    assert found.make_context(name, words).params
+    assert shown.startswith(command)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "against"])
@@ -91,9 +112,10 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("tune", "set config out file trials seeds jobs"),
         ("crossvalidate", "folds repeats csv markdown set config out file jobs"),
         ("fetch", "data-dir base-url"),
-        ("pretrain", "set config out file weights"),
-        ("explain", "site row split data-dir state-dir json picture"),
-        ("attention", "site split images data-dir state-dir out"),
+        ("deploy status", "deployment"),
+        ("pretrain", "set config out file save-as"),
+        ("explain", "site row split data-dir state-dir json-file picture"),
+        ("attention", "site split images data-dir state-dir pictures"),
         ("settings", "pyproject"),
         ("experiments", "file"),
         ("sweep", "metric split picture"),
@@ -105,10 +127,29 @@ def test_a_command_has_these_options_and_no_others(
     command: str, options: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     lines = capsys.readouterr().out.partition("Options:")[2].split("\n")
-    found = {line.split()[0] for line in lines if line.startswith("  --")}
+    found = {line.split()[0].rstrip(",") for line in lines if line.startswith("  --")}
     assert found - {"--help"} == {f"--{option}" for option in options.split()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "attention run --out pictures --site a --site b",
+        "attention run --pictures pictures",
+        "explain run --site a --row 0 --json x.json",
+        "pretrain fedavg-skin --weights vit.safetensors",
+        "deploy status --dir here",
+        "deploy status --deployment here",
+    ],
+)
+def test_an_option_that_got_another_name_takes_the_old_one_too(words: str) -> None:
+    found: click.Command = typer.main.get_command(make_app())
+    rest = words.split()
+    while isinstance(found, click.Group):
+        found = found.commands[rest.pop(0)]
+    assert found.make_context("fedsilo", rest).params
 
 
 def _ending(error: BaseException) -> Callable[[list[str]], int]:
