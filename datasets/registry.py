@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from datasets.io.digests import json_digest
+from datasets.io.licence import Licence
 from datasets.io.locations import Places, find_places
 from datasets.partition.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
 from datasets.silo.silos import DataSet, ImageReader, Silo
@@ -41,6 +42,15 @@ def data_set(name: str) -> DataSet:
     module, _, attribute = DATA_SETS[name].partition(":")
     data: DataSet = getattr(import_module(module), attribute)
     return data
+
+
+def licences(name: str) -> Licence | None:
+    """Return on what terms a data set may be used; None: it is the user's own, or made up.
+
+    Raises:
+        SettingError: there is no such data set.
+    """
+    return data_set(name).licence
 
 
 def check_data_settings(settings: CommonSettings) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from datasets.images.dataset import Classes, ImageDataSet
 from datasets.images.index import ImageIndex, take_share
+from datasets.io.licence import Licence
 from datasets.io.locations import Places, data_folder, find_places
 from datasets.io.text_files import read_rows
 from datasets.silo.silos import no_such_silo
@@ -47,9 +48,14 @@ class Isic2019(ImageDataSet):
     """``isic2019``: a site needs the tables, and of the images only its own."""
 
     name = "isic2019"
-    licence = "CC BY-NC 4.0 (ISIC 2019 with HAM10000)"
     settings = ImageDataSet.settings | {"target"}
     silos_by_files = True
+    licence = Licence(
+        "Creative Commons BY-NC; its version: see the source",
+        "https://challenge.isic-archive.com/data/#2019",
+        size=9_100_000_000,
+        terms="not for commercial use; publications name where the images are from",
+    )
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return nevus against all others, or the eight diagnoses."""

@@ -153,6 +153,7 @@ class OwnImages(ManifestDataSet):
     """``images``: 8-bit images in colour."""
 
     name = "images"
+    origin = "own"
     form = IMAGES_FORM
 
 

@@ -96,6 +96,11 @@ class PublicFiles(Protocol):
         ...
 
     @property
+    def terms(self) -> str:
+        """What a user must agree to before they are brought; empty: nothing."""
+        ...
+
+    @property
     def files(self) -> tuple[RemoteFile, ...]:
         """The files."""
         ...

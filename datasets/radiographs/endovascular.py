@@ -35,6 +35,7 @@ class Endovascular(ManifestDataSet, MaskedDataSet):
     """``endovascular``: images of 8 to 16 bits, some of which have masks."""
 
     name = "endovascular"
+    origin = "own"
     settings = ManifestDataSet.settings - {"colour-constancy"}
     form = Form("endovascular.yaml", 224, 0.25, bits=8, keys=(*KEYS, "bits"))
     columns: ClassVar[tuple[str, ...]] = ("mask",)

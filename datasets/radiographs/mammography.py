@@ -22,6 +22,7 @@ class Mammography(ManifestDataSet, RadiographDataSet):
     """``mammography``: radiographs of 8 to 16 bits."""
 
     name = "mammography"
+    origin = "own"
     form = Form("mammography.yaml", 2048, 0.2, bits=16, keys=(*KEYS, "bits"))
 
     def content(self, index: ImageIndex) -> list[Any]:

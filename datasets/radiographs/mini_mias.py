@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from datasets.images.dataset import Classes
 from datasets.images.index import ImageIndex, take_share
+from datasets.io.licence import Licence
 from datasets.io.locations import Places, data_folder
 from datasets.io.text_files import read_rows
 from datasets.radiographs.dataset import RadiographDataSet
@@ -50,8 +51,17 @@ class MiniMias(RadiographDataSet):
     """``mini-mias``: a site needs the listing, and of the images only its own."""
 
     name = "mini-mias"
-    licence = "for research purposes only (MIAS)"
     settings = RadiographDataSet.settings | {"intensity-profiles"}
+    licence = Licence(
+        "the licence agreement of MIAS",
+        "http://peipa.essex.ac.uk/info/mias.html",
+        terms="for research only; not to be rented, leased or sold; publications name the database",
+    )
+
+    def found(self, places: Places) -> str:
+        """Name the listing."""
+        listing = places.data and places.data / "mini_mias" / "labels.csv"
+        return "labels.csv in mini_mias" if listing and listing.is_file() else ""
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return malignant against benign and normal."""

@@ -46,6 +46,7 @@ class _MedMnistFiles:
     folder: str = "pneumoniamnist"
     url: str = "https://zenodo.org/records/10519652/files/"
     licence: str = "CC BY 4.0"
+    terms: str = ""
     files: tuple[RemoteFile, ...] = (_FILE,)
 
 

@@ -60,6 +60,7 @@ class Source:
     listed: Callable[[Path], Facts] | None = None
     url: str = ""
     licence: str = ""
+    terms: str = ""
     files: tuple[RemoteFile, ...] = field(default=())
 
 

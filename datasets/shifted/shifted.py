@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from datasets.images.decoding import PICTURES, opened_image, refuse_wide
+from datasets.io.licence import Licence
 from datasets.io.locations import Places, PublicFiles
-from datasets.shifted.pools import Pool, Source, open_pool
+from datasets.shifted.pools import Pool, Source, locate, open_pool
 from datasets.shifted.sources import SOURCES
 from datasets.shifted.tracks import cut_by_track
 from datasets.silo.cache import cached_silo
@@ -34,6 +35,8 @@ VALIDATION_SHARE = 10  # the last tenth of a silo's training data is its validat
 
 _ROTATION = {"D1": 0.0, "D2": -50.0, "D3": 120.0}  # degrees, counter-clockwise
 _NOISE_STD = 10.0
+_UCI_DIGITS = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
+_DIGITS_SIZE = 57_523  # bytes of scikit-learn's digits.csv.gz
 _MAKER = 3  # raise it when the same settings make other arrays, so that no old cache is read
 
 
@@ -184,9 +187,19 @@ class ShiftedImages(DataSet):
         return self.source if self.source.files else None
 
     @property
-    def licence(self) -> str:
-        """The source's."""
-        return self.source.licence
+    def licence(self) -> Licence | None:
+        """The files'; of the digits, which come with scikit-learn, UCI's."""
+        return super().licence or Licence("CC BY 4.0", _UCI_DIGITS, size=_DIGITS_SIZE)
+
+    def found(self, places: Places) -> str:
+        """Say which files are there, also of another form than the fetched one."""
+        if self.source.listed is None:
+            return super().found(places) if self.files else "comes with scikit-learn"
+        try:
+            folder, facts = locate(self.source, places)
+        except DataError:
+            return ""
+        return f"{len(facts)} files in {folder.name}"
 
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return as many names as ``settings.silos`` says."""

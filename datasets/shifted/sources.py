@@ -46,19 +46,20 @@ def _decode_idx(folder: Path) -> Pool:
 
 
 _MNIST_FILES = (
-    RemoteFile("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-    RemoteFile("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
-    RemoteFile("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
-    RemoteFile("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    RemoteFile("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+    RemoteFile("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+    RemoteFile("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+    RemoteFile("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
 )
 _FASHION_FILES = (
-    RemoteFile("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-    RemoteFile("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-    RemoteFile("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-    RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    RemoteFile("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+    RemoteFile("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", 29_515),
+    RemoteFile("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+    RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", 5_148),
 )
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
 _CIFAR_LICENCE = "none is stated; cite Krizhevsky 2009"
+_CIFAR_TERMS = "no licence is stated; the source asks to cite Krizhevsky 2009"
 _CIFAR10_FILE = RemoteFile(
     "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, unpacked=""
 )
@@ -88,14 +89,7 @@ _GTSRB_FILES = (
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        Source(
-            "digits",
-            10,
-            mean=(0.3053,),
-            std=(0.3181,),
-            decode=_decode_digits,
-            licence="CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
-        ),
+        Source("digits", 10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
         Source(
             "mnist",
             10,
@@ -137,6 +131,7 @@ SOURCES: dict[str, Source] = {
             files=(_CIFAR10_FILE,),
             url=_CIFAR_URL,
             licence=_CIFAR_LICENCE,
+            terms=_CIFAR_TERMS,
         ),
         Source(
             "cifar100",
@@ -152,6 +147,7 @@ SOURCES: dict[str, Source] = {
             files=(_CIFAR100_FILE,),
             url=_CIFAR_URL,
             licence=_CIFAR_LICENCE,
+            terms=_CIFAR_TERMS,
         ),
         Source(
             "gtsrb",
@@ -166,6 +162,7 @@ SOURCES: dict[str, Source] = {
             files=_GTSRB_FILES,
             url="https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/",
             licence="for research; none is stated",
+            terms="for research, as far as is known; no licence is stated",
         ),
     )
 }

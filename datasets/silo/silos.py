@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from datasets.io.atomic_files import write_atomically
+from datasets.io.licence import Licence, Origin, licence_of
 from datasets.io.locations import Places, PublicFiles
 from models.contract.errors import DataError
 from models.contract.feature_statistics import FeatureStatistics
@@ -23,8 +24,6 @@ from models.contract.settings import CommonSettings
 from models.networks.kinds import Task
 
 SPLITS = ("train", "val", "test")
-
-MADE_UP = "made up by fedsilo; no patient is in it"
 
 ImageReader = Callable[[Path], npt.NDArray[Any]]
 
@@ -105,12 +104,14 @@ class DataSet(ABC):
         headline: the metrics that its tables show.
         silos_by_files: whether the files on a machine decide which silos are there, so that those
             of a server say nothing of the hospitals.
+        origin: public files, the user's own, or made up when they are first used.
         is_table: whether a silo's samples are rows of features, standardised before they are used.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     silos_by_files: ClassVar[bool] = False
+    origin: ClassVar[Origin] = "public"
     is_table: ClassVar[bool] = False
 
     @property
@@ -124,10 +125,28 @@ class DataSet(ABC):
         return None
 
     @property
-    def licence(self) -> str:
-        """The data's licence in words, as far as it is known."""
-        files = self.files
-        return files.licence if files else "the sites' own data, on the terms of each site"
+    def licence(self) -> Licence | None:
+        """On what terms it may be used; None: it is the user's own, made up, or has no files."""
+        return licence_of(self.files) if self.files else None
+
+    def found(self, places: Places) -> str:
+        """Say what of it lies in the data directory; empty: nothing."""
+        if self.origin == "made-up":
+            return "made when first used"
+        if places.data is None:
+            return ""
+        if self.files is None:
+            return self._declared(places.data)
+        folder = places.data / self.files.folder
+        here = [file for file in self.files.files if (folder / file.name).is_file()]
+        return f"{len(here)} of {len(self.files.files)} files in {folder.name}" if here else ""
+
+    def _declared(self, data: Path) -> str:
+        try:
+            names = self.silo_names(CommonSettings(dataset=self.name, data_dir=str(data)))
+        except DataError:
+            return ""
+        return ", ".join(names)
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings) -> list[str]:

@@ -20,7 +20,7 @@ from datasets.images.dataset import ImageDataSet
 from datasets.images.decoding import Decoded
 from datasets.images.index import ImageIndex
 from datasets.io.locations import Places
-from datasets.silo.silos import MADE_UP, ImageReader, no_such_silo
+from datasets.silo.silos import ImageReader, no_such_silo
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
 
@@ -93,9 +93,9 @@ class PhantomDataSet(ImageDataSet):
         version: raise it when the same number makes another image, so that no old cache is read.
     """
 
-    licence = MADE_UP
     plan: ClassVar[Plan]
     version: ClassVar[int] = 1
+    origin = "made-up"
 
     @abstractmethod
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:

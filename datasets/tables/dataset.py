@@ -107,6 +107,7 @@ class OwnTables(TableDataSet):
     """``table``: the user's own CSV files and ``schema.yaml``, in the data directory."""
 
     name = "table"
+    origin = "own"
 
     def schema(self, places: Places) -> TableSchema:
         """Read ``schema.yaml``."""

@@ -15,17 +15,18 @@ import numpy as np
 from datasets.io.digests import md5_of
 from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.io.text_files import read_text
-from datasets.silo.silos import MADE_UP
 from datasets.tables.dataset import TableDataSet
 from datasets.tables.parsing import Column, TableSchema
 from models.contract.errors import DataError
 from models.contract.seeding import derive_seed
 
 _FILES = {
-    "cleveland": RemoteFile("processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db"),
-    "hungary": RemoteFile("processed.hungarian.data", "22e96bee155b5973568101c93b3705f6"),
-    "switzerland": RemoteFile("processed.switzerland.data", "9a87f7577310b3917730d06ba9349e20"),
-    "va": RemoteFile("processed.va.data", "4249d03ca7711e84f4444768c9426170"),
+    "cleveland": RemoteFile("processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db", 18_461),
+    "hungary": RemoteFile("processed.hungarian.data", "22e96bee155b5973568101c93b3705f6", 10_263),
+    "switzerland": RemoteFile(
+        "processed.switzerland.data", "9a87f7577310b3917730d06ba9349e20", 4_109
+    ),
+    "va": RemoteFile("processed.va.data", "4249d03ca7711e84f4444768c9426170", 6_737),
 }
 
 # Round clinical figures as declared means and standard deviations; cholesterol 0 is common in two
@@ -63,6 +64,7 @@ class _HeartFiles:
     folder: str = "heart_disease"
     url: str = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
     licence: str = "CC BY 4.0"
+    terms: str = ""
     files: tuple[RemoteFile, ...] = tuple(_FILES.values())
 
 
@@ -117,7 +119,7 @@ class SyntheticHeart(TableDataSet):
     """``heart-synthetic``: made-up patients in the form of the real files."""
 
     name = "heart-synthetic"
-    licence = MADE_UP
+    origin = "made-up"
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""

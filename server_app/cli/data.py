@@ -1,7 +1,8 @@
-"""``fetch``: what runs start from."""
+"""``fetch`` and ``datasets``: what runs start from, on what terms, and what of it is here."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +13,19 @@ from server_app.cli.options import DATA, example
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``fetch``."""
+    """Add ``fetch`` and ``datasets``."""
     app.command(
         "fetch",
         help="download a data set's files, with checksums",
         epilog=example("fetch heart --data-dir data"),
         rich_help_panel=DATA,
     )(_fetch)
+    app.command(
+        "datasets",
+        help="list the data sets, their licences, and what of them is here",
+        epilog=example("datasets --data-dir data"),
+        rich_help_panel=DATA,
+    )(_datasets)
 
 
 def _fetch(
@@ -29,12 +36,42 @@ def _fetch(
         str,
         typer.Option("--base-url", show_default=False, help="another place with the same files"),
     ] = "",
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="you agree to the data set's terms")
+    ] = False,
 ) -> None:
     from datasets.io.download import fetch
-    from datasets.registry import data_set
+    from datasets.io.licence import refuse_unaccepted
+    from datasets.registry import data_set, licences
 
-    files = data_set(dataset).files
-    if files is None:
-        raise DataError(f"data set '{dataset}' has no public files: nothing to fetch")
+    files, licence = data_set(dataset).files, licences(dataset)
+    for line in licence.lines() if licence else ():
+        print(line, flush=True)
+    if files is None or licence is None:
+        by_hand = f"; get them from {licence.source}" if licence and licence.terms else ""
+        raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
+    refuse_unaccepted(dataset, licence, accept_licence)
     for line in fetch(files, data_dir, base_url):
         print(line, flush=True)
+
+
+def _datasets(
+    *,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="where to look (default: $FEDSILO_DATA)")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    from rich.table import Table
+
+    from datasets.overview import overview
+    from server_app.run.progress_bars import make_console
+
+    rows = overview(str(data_dir or ""))
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("data set", "kind", "licence", "terms", "size", "here")
+    for row in rows:
+        table.add_row(*(row[key] for key in ("name", "kind", "licence", "terms", "size", "here")))
+    make_console().print(table)

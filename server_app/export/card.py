@@ -118,12 +118,22 @@ def _data(run: FinishedRun) -> list[str]:
     return [
         "## Data",
         "",
-        f"Data set `{name}`; licence: {data_set(name).licence}. Sites by size:",
+        f"Data set `{name}`: {_terms_of(name)}. Sites by size:",
         "",
         *_table(["site", "distribution", "train", "val", "test", "left out"], rows),
         "",
         f"Classes: {', '.join(_classes(run))}.",
     ]
+
+
+def _terms_of(name: str) -> str:
+    """Return on what terms a data set may be used, in words."""
+    data = data_set(name)
+    if known := data.licence:
+        return f"licence {known.licence} ({known.source}); {known.terms or 'no further terms'}"
+    if data.origin == "made-up":
+        return "made up by fedsilo, no patient is in it"
+    return "the sites' own, on the terms of each site"
 
 
 def _classes(run: FinishedRun) -> list[str]:

@@ -22,7 +22,7 @@ PANELS = {
     "Look at finished runs": "plot attention histograms embeddings gradcam",
     "Use a model": "explain finetune",
     "Deploy": "deploy",
-    "Data and settings": "fetch settings experiments",
+    "Data and settings": "fetch datasets settings experiments",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
 EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
@@ -111,7 +111,8 @@ def test_each_command_has_help_and_no_markup_in_it(
         ),
         ("tune", "set config out file trials seeds jobs"),
         ("crossvalidate", "folds repeats csv markdown set config out file jobs"),
-        ("fetch", "data-dir base-url"),
+        ("fetch", "data-dir base-url accept-licence"),
+        ("datasets", "data-dir json"),
         ("deploy status", "deployment"),
         ("pretrain", "set config out file save-as"),
         ("explain", "site row split data-dir state-dir json-file picture"),
