@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from checks import HEALTH_ADDRESS
+HEALTH_ADDRESS = "127.0.0.1:8081"
 
 
 def main() -> int:

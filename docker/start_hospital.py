@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import checks
+from health import HEALTH_ADDRESS
 
-_OPENSSH_KEY = "BEGIN OPENSSH PRIVATE KEY"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -32,7 +32,7 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     site = _worded(environment, "FEDSILO_SITE", "", _NAME, "this hospital's name")
     server = _worded(environment, "FEDSILO_SERVER", "server:9092", _ADDRESS, "host:port")
     device = _worded(environment, "FEDSILO_DEVICE", "auto", _DEVICE, "auto, cpu or cuda")
-    key = checks.secret(given.secrets / "node.key", _OPENSSH_KEY, private=True)
+    key = checks.secret(given.secrets / "node.key", checks.OPENSSH_KEY, private=True)
     node = {
         "site": site,
         "data-dir": checks.data_folder(given.data_dir),
@@ -51,7 +51,7 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
         *("--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key)),
         *("--node-config", " ".join(f'{name}="{value}"' for name, value in node.items())),
-        *("--health-server-address", checks.HEALTH_ADDRESS),
+        *("--health-server-address", HEALTH_ADDRESS),
     ]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import checks
 import hospitals
+from health import HEALTH_ADDRESS
 
 _CONNECTION = """[superlink]
 default = "federation"
@@ -44,7 +45,7 @@ def superlink_command(secrets: Path, state: Path) -> list[str]:
         *("--host", "127.0.0.1", "--port", "8000"),
         *("--fleet-api-address", "0.0.0.0:9092"),
         *("--database", str(state / "superlink.db")),
-        *("--health-server-address", checks.HEALTH_ADDRESS),
+        *("--health-server-address", HEALTH_ADDRESS),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
     ]

@@ -24,6 +24,7 @@ from types import FrameType
 
 import psutil
 
+from client_app.worker.installed import refuse_other_flower
 from client_app.worker.parent import CANNOT
 from models.contract.errors import FedsiloError, SettingError
 
@@ -31,7 +32,6 @@ _LOOK = 0.2  # seconds
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
 _STEADY = 60.0  # seconds after which a worker counts as started well
 _PATIENCE = 10.0  # seconds for what is to end by itself
-_FLOWER = "1.39."
 
 
 def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Start both and stay until the SuperNode ends."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        _refuse_other_flower()
+        refuse_other_flower()
         with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
             secret = Path(folder) / "secret"
             secret.touch(mode=0o600)
@@ -177,16 +177,6 @@ def _site_file(node_config: str) -> str:
     except Exception as error:  # it is Typer's or TOML's, and ends the SuperNode too
         raise SettingError(f"--node-config cannot be read: {error}") from None
     return str(values.get("site-file", ""))
-
-
-def _refuse_other_flower() -> None:
-    from flwr.supercore.version import package_version
-
-    if not package_version.startswith(_FLOWER):
-        raise SettingError(
-            f"Flower {package_version} is installed, and the worker knows how {_FLOWER}x hands "
-            f"out messages: pip install 'flwr>={_FLOWER}0,<1.40'"
-        )
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ _BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "tests")), 
 _BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # what Flower takes along
 _LARGEST = 64 * 2**20  # bytes of an app's files, unpacked; ours has 3 MiB
 _NAMED = 3  # files in a refusal
+_FLOWER = "1.39."
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,21 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
     if not digests:
         raise SettingError(f"no installed fedsilo: {folder} has none of {', '.join(ROOMS)}")
     return InstalledApp(folder, digests, project)
+
+
+def refuse_other_flower() -> None:
+    """Refuse a Flower whose way of handing out messages the worker does not know.
+
+    Raises:
+        SettingError: names both versions, and the mend.
+    """
+    from flwr.supercore.version import package_version
+
+    if not package_version.startswith(_FLOWER):
+        raise SettingError(
+            f"Flower {package_version} is installed, and the worker knows how {_FLOWER}x hands "
+            f"out messages: pip install 'flwr>={_FLOWER}0,<1.40'"
+        )
 
 
 def local_changes(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ from server_app.cli import (
     compare,
     data,
     deploy,
+    doctor,
     figures,
     finetune,
     predict,
@@ -28,7 +29,8 @@ from server_app.cli import (
 from server_app.cli.options import PANELS
 from server_app.run.processes import end_if_bound
 
-_MODULES = (runs, compare, figures, report, sweep, bars, finetune, predict, deploy, data, settings)
+_LOOK = (figures, report, sweep, bars)
+_MODULES = (runs, compare, *_LOOK, finetune, predict, deploy, doctor, data, settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -44,6 +44,17 @@ def read_registry(path: Path) -> Registry:
     Raises:
         SettingError: it cannot be read, has other keys, or has one node or key under two names.
     """
+    entries = _registered(path)
+    return Registry(str(path), {site: int(entry["node-id"]) for site, entry in entries.items()})
+
+
+def registered_keys(path: Path) -> Mapping[str, str]:
+    """Return the fingerprint of each site's key; errors as ``read_registry``."""
+    return {site: entry["key"] for site, entry in _registered(path).items()}
+
+
+def _registered(path: Path) -> Mapping[str, dict[str, str]]:
+    """Return the registry's entries, in which no node and no key has two names."""
     entries = _entries(path, _entry)
     for part in ("node-id", "key"):
         owner: dict[str, str] = {}
@@ -54,7 +65,7 @@ def read_registry(path: Path) -> Registry:
                     f"{path} has one {part} under two names, '{first}' and '{site}': each hospital "
                     "needs a key of its own"
                 )
-    return Registry(str(path), {site: int(entry["node-id"]) for site, entry in entries.items()})
+    return entries
 
 
 def read_weights(path: Path) -> AgreedWeights:

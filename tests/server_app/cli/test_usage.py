@@ -21,12 +21,19 @@ PANELS = {
     "Compare": "compare tune crossvalidate sweep bars",
     "Look at finished runs": "plot attention histograms embeddings gradcam",
     "Use a model": "explain finetune",
-    "Deploy": "deploy",
+    "Deploy": "deploy doctor",
     "Data and settings": "fetch datasets settings experiments",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
 EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
-NESTED = tuple(f"deploy {name}" for name in ("up", "status", "logs", "run", "down"))
+NESTED = tuple(
+    f"{group} {name}"
+    for group, names in {
+        "deploy": ("up", "status", "logs", "run", "down"),
+        "doctor": ("site", "server", "run"),
+    }.items()
+    for name in names
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +49,8 @@ NESTED = tuple(f"deploy {name}" for name in ("up", "status", "logs", "run", "dow
         (["fetch", "mnist"], "Missing option '--data-dir'"),
         (["simulate", "x", "--nonsense"], "No such option"),
         (["deploy"], "Missing command"),
+        (["doctor"], "Missing command"),
+        (["doctor", "run"], "Missing argument 'experiment'"),
     ],
 )
 def test_a_usage_error_exits_with_2_on_standard_error(
@@ -113,6 +122,17 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("crossvalidate", "folds repeats csv markdown set config out file jobs"),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
+        (
+            "doctor site",
+            "deployment site superlink root-certificates auth-supernode-private-key node-config "
+            "host port set config file json",
+        ),
+        (
+            "doctor server",
+            "deployment ssl-ca-certfile ssl-certfile ssl-keyfile database fleet-api-address host "
+            "port hospital json",
+        ),
+        ("doctor run", "deployment set config file supernodes seed json"),
         ("deploy status", "deployment"),
         ("pretrain", "set config out file save-as"),
         ("explain", "site row split data-dir state-dir json-file picture"),

@@ -1,0 +1,15 @@
+"""All checks by what they look at: ``fedsilo doctor site | server | run``, and the page on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server_app.doctor import run, server, site
+from server_app.doctor.findings import Check
+
+TARGETS: Mapping[str, Sequence[Check[Any]]] = {
+    "site": site.CHECKS,
+    "server": server.CHECKS,
+    "run": run.CHECKS,
+}

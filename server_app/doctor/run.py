@@ -1,0 +1,139 @@
+"""``fedsilo doctor run``: the sites are met as a run would, and nothing is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from models.contract.settings_schema import Value
+from server_app.config.settings import RunSettings
+from server_app.deploy.deployment import SERVER, Deployment
+from server_app.deploy.flower import online
+from server_app.deploy.run import meet
+from server_app.doctor.findings import Check, Finding, Passed, Refused, Skipped, Status
+from server_app.run.meeting import Meeting, meet_inline
+from server_app.run.planning import RunSources, planned
+from strategies.loop.one_line import one_line
+
+_REFUSED = (
+    "see to it at that site, where 'fedsilo doctor site' says more, or lower 'min-sites' and run "
+    "without it"
+)
+_LONGEST = 600  # characters of a site's refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSetup:
+    """A run that is asked for.
+
+    Attributes:
+        experiment: its name.
+        sources: where its settings come from.
+        seed: instead of the experiment's.
+        supernodes: simulated sites; None: all silos.
+        deployment: whose sites are met; None: simulated ones.
+    """
+
+    experiment: str
+    sources: RunSources
+    seed: int | None = None
+    supernodes: int | None = None
+    deployment: Deployment | None = None
+
+    @cached_property
+    def planned(self) -> tuple[RunSettings, Mapping[str, Value]]:
+        """Settings and resources; errors as ``planned``."""
+        seed: dict[str, Value] = {} if self.seed is None else {"seed": self.seed}
+        return planned(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
+
+    @cached_property
+    def meeting(self) -> Meeting:
+        """What the sites said; errors as ``meet``."""
+        if self.deployment:
+            return meet(self.experiment, self.deployment, self.sources, self.seed)
+        settings, resources = self.planned
+        return meet_inline(settings, int(resources["num-supernodes"]))
+
+
+def _settings(setup: RunSetup) -> str:
+    common = setup.planned[0].common
+    privacy = f"clip {common.clip_norm:g}, noise {common.noise_multiplier:g}"
+    return (
+        f"{setup.experiment}: {common.method} on {common.dataset}, {common.rounds} rounds, "
+        f"{privacy if common.clip_norm else 'without differential privacy'}"
+    )
+
+
+def _members(setup: RunSetup) -> str:
+    deployment = setup.deployment
+    if deployment is None:
+        raise Skipped("no deployment is named: the sites are simulated")
+    again = f"fedsilo deploy up --deployment {deployment.folder}"
+    if not deployment.process(SERVER):
+        raise Refused(f"the server of {deployment.folder} is down", again)
+    seen = online(deployment)
+    gone = [s for s in deployment.sites if s not in seen or not deployment.process(s)]
+    if gone:
+        raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
+    return f"server and {len(seen)} sites of {deployment.folder} are there"
+
+
+def _sites(setup: RunSetup) -> Sequence[Finding]:
+    """Return a finding for each site that can take part, and for each that cannot."""
+    if setup.deployment and not setup.deployment.process(SERVER):
+        raise Skipped("the server is down")
+    meeting = setup.meeting
+    there = [
+        Finding("sites", Status.PASSED, _holds(facts), about=site)
+        for site, facts in meeting.sites.items()
+    ]
+    refused = [
+        Finding("sites", Status.FAILED, one_line(reason, _LONGEST), _REFUSED)
+        for reason in meeting.refused
+    ]
+    return [*there, *refused]
+
+
+def _holds(facts: Mapping[str, Any]) -> str:
+    """Say what a site holds, by its entry in silos.json."""
+    sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
+    labels = " ".join(f"{split} {counts}" for split, counts in facts["label_counts"].items())
+    software = facts.get("software") or {}
+    runs = "".join(f", {name} {value[:12]}" for name, value in software.items())
+    left_out = f", {facts['dropped']} left out" if facts["dropped"] else ""
+    return f"{facts['distribution']}: {sizes}{left_out}; labels: {labels}{runs}"
+
+
+def _enough(setup: RunSetup) -> Passed:
+    meeting = setup.meeting
+    there, needed = len(meeting.sites), meeting.needed
+    if there < needed:
+        raise Refused(
+            f"{there} of {meeting.asked} sites can take part and {needed} are needed ('min-sites')",
+            f"mend the others, or set 'min-sites' to {there}" if there else "mend the sites",
+        )
+    return Passed(
+        f"{there} of {meeting.asked} sites can take part, {needed} are needed", meeting.notices
+    )
+
+
+def _method(setup: RunSetup) -> Passed:
+    meeting = setup.meeting
+    if not meeting.sites:
+        raise Skipped("no site can take part")
+    if meeting.fault:
+        raise Refused(meeting.fault, "change the experiment's settings, or leave those sites out")
+    noise = (f"noise that is no differential privacy: {meeting.noise}",) if meeting.noise else ()
+    leaves = tuple(f"leaves each site: {sentence}" for sentence in meeting.leaves)
+    return Passed("can begin with these sites", (*leaves, *noise))
+
+
+CHECKS: tuple[Check[RunSetup], ...] = (
+    Check("settings", "the experiment's, as a run would read them", _settings),
+    Check("members", "server and sites of the deployment are there", _members),
+    Check("sites", "who can take part, with what, and who refuses why", _sites, ("settings",)),
+    Check("enough", "as many sites as the run needs", _enough, ("settings",)),
+    Check("method", "it can begin, and what it makes leave", _method, ("settings",)),
+)

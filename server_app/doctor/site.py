@@ -1,0 +1,276 @@
+"""``fedsilo doctor site``: a hospital's node, by the arguments that start it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import Context, RecordDict
+
+from client_app.site.identity import refusing_as
+from client_app.site.limits import MEGABYTE, limits_of
+from client_app.site.node import own_cache
+from client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
+from client_app.site.sentences import effective, explained
+from client_app.worker.installed import refuse_other_flower
+from datasets.silo.site_names import site_name_fault
+from models.contract.messages import ARRAYS, CONFIG, KEPT_STATE, METRICS, NUM_EXAMPLES, SECONDS
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, build, keys_with, unknown_key
+from server_app.config.settings import RunSettings
+from server_app.doctor import gpu, machine
+from server_app.doctor.findings import Check, Passed, Refused, Skipped
+from server_app.doctor.secrets import (
+    OPENSSH_KEY,
+    data_folder,
+    lasting_certificate,
+    secret,
+    site_file,
+    writable_folder,
+)
+from server_app.doctor.wire import handshake, same_clock
+from strategies.methods.registry import strategy_class
+
+if TYPE_CHECKING:
+    from client_app.opening import Site
+    from models.contract.site_facts import SiteFacts
+
+_NODE_KEYS = ("site", "state-dir", SITE_FILE, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
+_DAYS = 14  # that a certificate must hold at least
+_PATIENCE = 3.0  # seconds that the server has to answer
+_DISK, _MEMORY = 1.0, 1.0  # gigabytes
+_NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics of each reply
+
+
+def _today() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class SiteSetup:
+    """What a hospital's node is started with, and what a run would ask.
+
+    Attributes:
+        node_config: what the SuperNode is told.
+        superlink: the server's address; empty: nothing is known of a server.
+        authority: the certificate that signed the server's.
+        key: the hospital's private key.
+        host, port: where the SuperNode's own Runtime API listens.
+        settings: of an experiment; None: none is named.
+        now: tells the time.
+    """
+
+    node_config: Mapping[str, Value]
+    superlink: str = ""
+    authority: Path | None = None
+    key: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 9094
+    settings: RunSettings | None = None
+    now: Callable[[], datetime] = _today
+
+    @property
+    def name(self) -> str:
+        """The hospital's name, empty where the node config has none."""
+        return str(self.node_config.get("site", ""))
+
+    @property
+    def context(self) -> Context:
+        """What Flower would give the app, of the experiment if there is one."""
+        run = self.settings.as_mapping() if self.settings else {}
+        return Context(0, 0, dict(self.node_config), RecordDict(), run)
+
+    @cached_property
+    def rules(self) -> SiteFile:
+        """What holds here: site file and node config; errors as ``effective``."""
+        return effective(self.context)
+
+    @cached_property
+    def site(self) -> Site:
+        """The site as a run's first message opens it; errors as ``open_site``."""
+        from client_app.opening import open_site  # torch, which takes seconds
+
+        self.asked()
+        return open_site(self.rules.over(self.context))
+
+    def asked(self) -> RunSettings:
+        """Return the settings of the experiment; Skipped if none is named."""
+        if self.settings is None:
+            raise Skipped("no experiment is named, whose data set and settings would be opened")
+        return self.settings
+
+    def folder(self, key: str) -> Path | None:
+        """Return a folder of the node config, None if it names none."""
+        named = str(self.node_config.get(key, ""))
+        return Path(named).expanduser() if named else None
+
+
+def _software(setup: SiteSetup) -> Passed:
+    found = machine.software()
+    refuse_other_flower()
+    return found
+
+
+def _node_config(setup: SiteSetup) -> str:
+    if not setup.name:
+        raise Refused("the node config names no 'site'", "--node-config 'site=\"NAME\"'")
+    if fault := site_name_fault(setup.name):
+        raise Refused(fault, "choose another 'site'")
+    for key in setup.node_config:
+        if key not in _NODE_KEYS:
+            raise unknown_key(key, _NODE_KEYS)
+    build(SiteFile, {k: v for k, v in setup.node_config.items() if k in NODE_LIMITS})
+    build(CommonSettings, {"device": setup.node_config.get("device", "auto")})
+    state = setup.folder("state-dir")
+    if state is None:
+        raise Refused(
+            "the node config names no 'state-dir', where private state survives a restart",
+            "--node-config 'state-dir=\"/a/folder\"'",
+        )
+    return f"site {setup.name}, state in {state}"
+
+
+def _rules(setup: SiteSetup) -> Passed:
+    path, named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
+    if path and not site_file(path):
+        raise Refused(f"site file {path} is missing", "bring it there, or take 'site-file' away")
+    rules = setup.rules
+    if log := rules.audit_log:
+        writable_folder(Path(log).parent, "the audit log's folder")
+    said = f"{path} can be read" if named else "there is none: floors and quotas hold all the same"
+    return Passed(said, tuple(explained(rules, named)))
+
+
+def _certificate(setup: SiteSetup) -> str:
+    if setup.authority is None:
+        raise Skipped("no --root-certificates are named")
+    return lasting_certificate(setup.authority, setup.now(), _DAYS)
+
+
+def _key(setup: SiteSetup) -> str:
+    if setup.key is None:
+        raise Skipped("no --auth-supernode-private-key is named")
+    return f"{secret(setup.key, OPENSSH_KEY, private=True)} is readable by its owner alone"
+
+
+def _server(setup: SiteSetup) -> str:
+    if not setup.superlink:
+        raise Skipped("no --superlink is named")
+    if setup.authority is None:
+        raise Skipped("no --root-certificates are named, by which a server is known")
+    handshake(setup.superlink, setup.authority, _PATIENCE)
+    return f"{setup.superlink} answers by a certificate of {setup.authority}"
+
+
+def _clock(setup: SiteSetup) -> str:
+    if setup.authority is None or setup.key is None:
+        raise Skipped("no key is named to ask the server by")
+    return same_clock(setup.superlink, setup.authority, setup.key, setup.now())
+
+
+def _port(setup: SiteSetup) -> str:
+    own = str(setup.key) if setup.key else ""
+    return machine.own_port(setup.host, setup.port, "the SuperNode's Runtime API", own)
+
+
+def _disk(setup: SiteSetup) -> str:
+    named = [setup.folder(key) for key in ("state-dir", "cache-dir")]
+    folders = list(dict.fromkeys(machine.nearest(folder) for folder in named if folder))
+    for folder in folders:
+        writable_folder(folder, "folder")
+    return machine.room(folders, _DISK)
+
+
+def _memory(setup: SiteSetup) -> str:
+    return machine.memory(_MEMORY, setup.rules.max_memory * MEGABYTE / machine.GIGABYTE)
+
+
+def _data_folder(setup: SiteSetup) -> str:
+    if (folder := setup.folder("data-dir")) is None:
+        raise Skipped("the node config names no 'data-dir'; some data sets need none")
+    return f"{data_folder(folder)} is there and not empty"
+
+
+def _data(setup: SiteSetup) -> Passed:
+    silo = setup.site.silo
+    counts = [
+        f"{split}: {', '.join(f'{n} of {c}' for c, n in zip(silo.class_names(), of, strict=True))}"
+        for split, of in silo.label_counts().items()
+    ]
+    sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
+    left_out = f"; {silo.dropped} left out, missing or broken" if silo.dropped else ""
+    return Passed(
+        f"{sizes} samples of {setup.asked().common.dataset}{left_out}, cached in "
+        f"{own_cache(setup.context) or 'the usual cache'}",
+        tuple(counts),
+    )
+
+
+def _requests(setup: SiteSetup) -> Passed:
+    """Ask all that the hospital's own word may refuse, as a run's messages would."""
+    from client_app.app import site_facts
+    from client_app.opening import admit
+
+    settings = setup.asked()
+    context = setup.rules.over(setup.context)
+    with refusing_as(setup.name):
+        if SITE_FILE in setup.node_config:
+            setup.rules.refuse_request(settings.common, 1)
+        limits_of(context).refuse_settings(settings.common)
+        admit(setup.site, context)
+        facts = site_facts(setup.site)
+        cls = strategy_class(settings.common.method)
+        if unfit := cls.why_unfit(settings.common, settings.own, facts):
+            raise Refused(unfit)
+        names, told = _leaving(settings, facts)
+        setup.rules.refuse_names(names)
+    withheld = [split for split in facts.sizes() if split not in facts.measured]
+    lines = [f"no measurement on {', '.join(withheld)} leaves"] if withheld else []
+    common = settings.common
+    return Passed(
+        f"nothing of {common.method} on {common.dataset} would be refused", (*told, *lines)
+    )
+
+
+def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
+    """Return the names of what a run's first round makes leave, and the same in words."""
+    from strategies.loop.participants import Participants
+
+    alone = Participants({facts.site: facts}, {facts.site: 1})
+    method = strategy_class(settings.common.method)(settings.common, settings.own, alone)
+    state = method.initial_state(alone.task())
+    arrays = [
+        f"{ARRAYS}/{name}"
+        for phase in method.phases(state)
+        for name in method.expected(phase, facts.site, state)
+    ]
+    config = [f"{CONFIG}/{key}" for key in facts.to_config()]
+    metrics = [f"{METRICS}/{key}" for key in _NEEDED]
+    words = [f"leaves {sentence}" for sentence in (*alone.leaves(), *method.disclosures().leaves)]
+    return sorted({*config, *arrays, *metrics}), words
+
+
+def _gpu(setup: SiteSetup) -> Passed:
+    return gpu.look(str(setup.node_config.get("device", "auto")))
+
+
+CHECKS: tuple[Check[SiteSetup], ...] = (
+    Check("software", "versions that this fedsilo was made for", _software),
+    Check("node config", "what the node is told of itself", _node_config),
+    Check("site file", "what the hospital allows, in sentences", _rules, ("node config",)),
+    Check("authority", "the certificate by which the server is known", _certificate),
+    Check("key", "by which the server knows the hospital", _key),
+    Check("server", "it answers by a certificate that holds", _server, ("authority",)),
+    Check("clock", "near the server's: else it lets nobody in", _clock, ("server", "key")),
+    Check("port", "where SuperNode and worker speak", _port),
+    Check("disk", "room for private state and decoded data", _disk, ("node config",)),
+    Check("memory", "room for one message", _memory, ("site file",)),
+    Check("data folder", "there, readable, not empty", _data_folder),
+    Check("data", "opened as a run opens them", _data, ("site file",)),
+    Check("requests", "what of a run this site would refuse", _requests, ("data",)),
+    Check("gpu", "driver, wheels, bf16, memory, one convolution", _gpu, ("node config",)),
+)

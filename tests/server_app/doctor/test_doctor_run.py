@@ -1,0 +1,140 @@
+"""``doctor run``: the sites are met, nothing is trained, no directory is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.contract.methods import METHODS
+from models.contract.settings_schema import Value
+from server_app.cli.main import main
+from server_app.config.settings import resolve
+from server_app.run.meeting import Meeting, meet_inline, read_meeting
+from tests.support.tiny import TINY, TINY_METHOD
+
+
+def _run(*words: str, **changes: Value) -> int:
+    values = TINY | {key.replace("_", "-"): value for key, value in changes.items()}
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
+    try:
+        return main(["doctor", "run", "fedavg-digits", *sets, *words])
+    except SystemExit as end:
+        return int(str(end.code))
+
+
+def _document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_it_prints_roster_splits_and_what_leaves_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _run() == 0
+    said = capsys.readouterr().out
+    assert "s1a: D1: 36 train, 4 val, 10 test; labels: train [" in said
+    assert "3 of 3 sites can take part, 3 are needed" in said
+    assert "leaves each site: all weights" in said
+    assert said.endswith("6 passed, 0 failed, 1 skipped\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_cannot_take_part_fails_and_the_others_are_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client_app import opening
+    from models.contract.errors import RefusedError
+
+    def admit(site: Any, context: Any) -> None:
+        if site.silo.name == "s2a":
+            raise RefusedError("site s2a has not agreed")
+
+    monkeypatch.setattr(opening, "admit", admit)
+    assert _run("--json") == 1
+    found = _document(capsys)["findings"]
+    failed = {f["check"]: f for f in found if f["status"] == "FAILED"}
+    assert "s2a has not agreed" in failed["sites"]["said"]
+    assert "doctor site" in failed["sites"]["mend"]
+    assert failed["enough"]["said"].startswith("2 of 3 sites can take part and 3 are needed")
+    assert [f["about"] for f in found if f["check"] == "sites" and f["status"] == "PASSED"] == [
+        "s1a",
+        "s3a",
+    ]
+    assert _run("--json", min_sites=2) == 1, "a site that refuses is no run as it was meant"
+    assert "enough" not in {f["check"] for f in _document(capsys)["findings"] if f["mend"]}
+
+
+def test_json_has_the_same_and_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--json") == 0
+    found = _document(capsys)
+    assert found.keys() == {"target", "fedsilo", "exit-code", "count", "findings"}
+    assert found["count"] == {"PASSED": 6, "FAILED": 0, "SKIPPED": 1}
+    keys = {"check", "status", "said", "mend", "about", "details"}
+    assert all(finding.keys() == keys for finding in found["findings"])
+
+
+def test_a_network_that_cannot_be_built_is_no_passed_method(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("--json", initial_weights="/nowhere/model.safetensors") == 1
+    (method,) = (f for f in _document(capsys)["findings"] if f["check"] == "method")
+    assert method["status"] == "FAILED"
+    assert "/nowhere/model.safetensors" in method["said"]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_says_what_leaves_before_it_runs(method: str) -> None:
+    values = TINY | {"method": method} | TINY_METHOD.get(method, {})
+    meeting = meet_inline(resolve(values), 3)
+    assert (meeting.fault, meeting.refused, len(meeting.sites)) == ("", (), 3)
+    assert meeting.leaves or method == "local"
+
+
+def test_a_meeting_is_read_as_it_was_written(tmp_path: Path) -> None:
+    meeting = Meeting(2, 2, {"a": {"sizes": {"train": 3}}}, ("b: no",), (), ("weights",), "", "")
+    (tmp_path / "m.json").write_text(json.dumps(meeting.document()))
+    assert read_meeting(tmp_path / "m.json") == meeting
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "uefl-digit"], "unknown experiment 'uefl-digit'"),
+        (["run", "uefl-digits", "--deployment", "nowhere"], "there is no deployment in "),
+        (["site", "--deployment", "nowhere"], "there is no deployment in "),
+        (["server", "--deployment", "nowhere"], "there is no deployment in "),
+        (["site", "uefl-digit"], "unknown experiment 'uefl-digit'"),
+        (["site", "--set", "rounds=3"], "--set and --config change an experiment"),
+        (["site", "--site", "north"], "--site is of a deployment"),
+        (["site", "--node-config", "site='a"], "--node-config cannot be read"),
+        (["site", "--node-config", 'site="a"', "--deployment", "x"], "the deployment's to say"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *words]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fedsilo: error: ")
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_a_site_without_anything_fails_and_says_what_to_give(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "site"])
+    assert end.value.code == 1
+    said = capsys.readouterr().out
+    assert "the node config names no 'site' -- --node-config 'site=\"NAME\"'" in said
+    assert "SKIPPED data folder" in said
