@@ -137,8 +137,8 @@ def replanned(
     return settings, check_resources(resources), str(launch.get("engine", "ray"))
 
 
-def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> None:
-    """Run settings on an engine.
+def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> RunDirectory:
+    """Run settings on an engine, and return the run directory.
 
     Raises:
         FedsiloError: the run failed.
@@ -146,8 +146,7 @@ def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) ->
     # Told here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     if engine == "ray":
-        run_with_ray(settings, resources)
-    else:
-        from server_app.run.inline_engine import run_inline
+        return run_with_ray(settings, resources)
+    from server_app.run.inline_engine import run_inline
 
-        run_inline(settings, int(resources["num-supernodes"]))
+    return run_inline(settings, int(resources["num-supernodes"]))

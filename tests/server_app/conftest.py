@@ -1,4 +1,4 @@
-"""Finished runs, for the tests of what is drawn of them."""
+"""Finished runs, for the tests of what is drawn and written of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ RUNS: dict[str, dict[str, Value]] = {
 }
 TABLE: dict[str, Value] = {"dataset": "heart-synthetic", "local-steps": 2, "width": 16}
 _OF_DIGITS = ("silos", "silo-train-size", "silo-test-size", "local-epochs")
+HEARTS: dict[str, Value] = {
+    "dataset": "heart-synthetic",
+    "network": "mlp",
+    "width": 4,
+    "rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 32,
+    "mc-passes": 2,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +46,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             values = {k: v for k, v in values.items() if k not in _OF_DIGITS} | TABLE
         run_inline(resolve(values), 4 if name == "table" else 3, draw=False)
     return out
+
+
+@pytest.fixture(scope="session")
+def hearts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of four finished runs, named as ``fedsilo compare`` names them."""
+    out = tmp_path_factory.mktemp("hearts")
+    for method in ("fedavg", "local"):
+        for seed in (0, 1):
+            own: dict[str, Value] = {"method": method, "seed": seed, "out": str(out)}
+            run_inline(resolve(HEARTS | own | {"run-name": f"{method}-seed{seed}"}), 4, False)
+    return out
+
+
+@pytest.fixture(scope="session")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a finished run with differential privacy."""
+    out = tmp_path_factory.mktemp("private")
+    own: dict[str, Value] = {
+        "method": "fedavg",
+        "standardise": "site",
+        "clip-norm": 1.0,
+        "noise-multiplier": 2.0,
+        "out": str(out),
+        "run-name": "private",
+    }
+    return run_inline(resolve(HEARTS | own), 4, False).path

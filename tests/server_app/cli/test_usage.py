@@ -141,6 +141,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("experiments", "file"),
         ("sweep", "metric split picture"),
         ("bars", "metrics round split own csv picture"),
+        ("report", "for out audit-log site-file overwrite"),
         ("against", "metric split picture"),
     ],
 )

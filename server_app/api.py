@@ -1,0 +1,256 @@
+"""What the ``fedsilo`` command does, as functions: run, compare, read again, report.
+
+    from server_app.api import compare, load_run, simulate
+
+    run = simulate("fedavg-digits", settings={"rounds": 5}, seed=1)
+    run.metrics.query("split == 'test' and metric == 'accuracy'")
+
+The command line and these functions call the same code and raise the same errors, each one line:
+``models.contract.errors.FedsiloError`` and its kinds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from models.contract.settings_schema import Value
+from server_app.records.finished_run import FinishedRun, finished_run
+from server_app.records.recorders import METRICS_HEADER, TRAFFIC_HEADER
+
+if TYPE_CHECKING:
+    from server_app.compare.over_seeds import Comparison
+    from server_app.records.site_model import SiteModel
+
+Engine = Literal["ray", "inline"]
+Reader = Literal["research", "clinic", "dpo"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run; each file is read when it is first asked for."""
+
+    finished: FinishedRun
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.finished.path
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """``summary.json``: final figures, seconds, bytes, failures (docs/run-directory.md)."""
+        return self.finished.summary
+
+    @cached_property
+    def settings(self) -> dict[str, Value]:
+        """Every setting of the run, by its key."""
+        return self.finished.settings.as_mapping()
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """``metrics.csv``: a row a figure, ``round, site, split, metric, value``."""
+        frame = pd.DataFrame(self.finished.metrics, columns=list(METRICS_HEADER))
+        return frame.astype({"round": int, "value": float})
+
+    @cached_property
+    def traffic(self) -> pd.DataFrame:
+        """``traffic.csv``: a row a message, with ``bytes_down``, ``bytes_up`` and ``seconds``."""
+        frame = pd.DataFrame(self.finished.traffic, columns=list(TRAFFIC_HEADER))
+        return frame.astype({"round": int, "bytes_down": int, "bytes_up": int, "seconds": float})
+
+    @cached_property
+    def sites(self) -> pd.DataFrame:
+        """A row a site: ``site, distribution, train, val, test`` (samples) and ``dropped``."""
+        rows = [
+            {
+                "site": site,
+                "distribution": facts["distribution"],
+                **facts["sizes"],
+                "dropped": facts["dropped"],
+            }
+            for site, facts in self.finished.silos.items()
+        ]
+        return pd.DataFrame(rows)
+
+    def model(
+        self, site: str, *, data_dir: Path | str | None = None, state_dir: Path | str | None = None
+    ) -> SiteModel:
+        """Return the model as it ended at a site whose data are here.
+
+        Its ``network`` is an ``nn.Module`` in eval mode, its ``inputs`` are the site's samples,
+        decoded and standardised as the network takes them, its ``predictions`` a frame.
+
+        Args:
+            site: the site's name.
+            data_dir: the data directory; None: the run's own.
+            state_dir: the site's private state; None: the run directory's.
+
+        Raises:
+            FedsiloError: there is no such site, or nothing of its model or data is here.
+        """
+        from server_app.records.site_model import site_model
+
+        return site_model(self.path, site, _path(data_dir), _path(state_dir))
+
+    def predictions(
+        self, site: str, split: str = "test", *, data_dir: Path | str | None = None
+    ) -> pd.DataFrame:
+        """Return what the model answers for a split of a site (see ``SiteModel.predictions``).
+
+        Raises:
+            FedsiloError: as ``model``, or the split is none or empty.
+        """
+        return self.model(site, data_dir=data_dir).predictions(split)
+
+
+def load_run(path: Path | str) -> Run:
+    """Read a finished run again.
+
+    Raises:
+        RunDirectoryError: there is no run, or it has not ended.
+    """
+    return Run(finished_run(Path(path)))
+
+
+def simulate(
+    experiment: str,
+    *,
+    settings: Mapping[str, Value] | None = None,
+    config: Path | str | None = None,
+    file: Path | str | None = None,
+    out: Path | str | None = None,
+    name: str | None = None,
+    seed: int | None = None,
+    engine: Engine = "inline",
+    supernodes: int | None = None,
+) -> Run:
+    """Run an experiment of ``simulation.yaml``, as ``fedsilo simulate`` does, and return it.
+
+    Args:
+        experiment: its name.
+        settings: settings over the experiment's, by key: ``{"rounds": 5, "uefl.gamma": 0.2}``.
+        config: a TOML file of settings.
+        file: the ``simulation.yaml``; None: the working folder's, else fedsilo's own.
+        out: the folder of run directories; None: the settings' own, else ``runs``.
+        name: of the run directory; None: made of method, data set, seed and time.
+        seed: instead of the experiment's.
+        engine: ``inline``: in this process; ``ray``: by ``flwr run``.
+        supernodes: simulated sites; None: all silos.
+
+    Raises:
+        FedsiloError: a setting is wrong, the run directory exists, or the run failed.
+    """
+    from server_app.run.planning import RunSources, planned, start
+
+    own: dict[str, Value] = dict(settings or {})
+    own |= {} if seed is None else {"seed": seed}
+    own |= {"run-name": name} if name else {}
+    sources = RunSources(file=_path(file), config=_path(config), out=_path(out))
+    run_settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=own)
+    return load_run(start(run_settings, resources, engine).path)
+
+
+def resume(run_dir: Path | str) -> Run:
+    """Go on with a run that was cut short, by the engine that it began with, and return it.
+
+    Raises:
+        FedsiloError: there is no run, or it failed again.
+    """
+    from server_app.run.planning import replanned, start
+
+    settings, resources, engine = replanned(Path(run_dir))
+    return load_run(start(settings, resources, engine).path)
+
+
+def compare(
+    experiments: Sequence[str],
+    *,
+    seeds: int = 3,
+    settings: Mapping[str, Value] | None = None,
+    config: Path | str | None = None,
+    file: Path | str | None = None,
+    out: Path | str | None = None,
+    metrics: Sequence[str] = (),
+    tests: Sequence[str] = (),
+    paired: bool = False,
+    split: str = "test",
+    own_splits: bool = False,
+    jobs: int = 0,
+) -> Comparison:
+    """Run what is missing of experiments over seeds, as ``fedsilo compare`` does.
+
+    Its ``results`` are a frame of a row per experiment, group, metric and seed, its ``tested`` the
+    tests. Runs lie in ``<out>/<experiment>-seed<n>``.
+
+    Args:
+        experiments: their names.
+        seeds: seeds 0 to ``seeds - 1``.
+        settings: settings over those of each experiment, by key.
+        config: a TOML file of settings.
+        file: the ``simulation.yaml``; None: the working folder's, else fedsilo's own.
+        out: the folder of run directories; None: the settings' own, else ``runs``.
+        metrics: names or patterns; none: the data set's headline.
+        tests: metrics of which to test whether experiments differ.
+        paired: whether those tests are of the differences by seed.
+        split: ``test`` or ``val``.
+        own_splits: whether each seed draws a split of its own.
+        jobs: runs at once; 0: one a core.
+
+    Raises:
+        FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
+    """
+    from server_app.compare.over_seeds import Asked, SeedRuns
+    from server_app.compare.over_seeds import compare as compared
+    from server_app.run.planning import RunSources
+
+    changes = tuple(f"{key}={json.dumps(value)}" for key, value in (settings or {}).items())
+    sources = RunSources(file=_path(file), config=_path(config), changes=changes, out=_path(out))
+    asked = Asked(
+        split=split,
+        metrics=",".join(metrics) or None,
+        tests=",".join(tests) or None,
+        paired=paired,
+    )
+    return compared(
+        experiments, SeedRuns(sources=sources, seeds=seeds, own_splits=own_splits), asked, jobs=jobs
+    )
+
+
+def report(
+    runs: Sequence[Run | Path | str],
+    out: Path | str,
+    *,
+    reader: Reader = "research",
+    audit_log: Path | str | None = None,
+    site_file: Path | str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a page about finished runs, as ``fedsilo report`` does; return its place.
+
+    Args:
+        runs: runs, run directories, or folders of such.
+        out: the HTML file.
+        reader: for whom it is.
+        audit_log: of ``dpo``: a hospital's own audit log.
+        site_file: of ``dpo``: a hospital's own site file.
+        overwrite: whether a file that is there goes.
+
+    Raises:
+        FedsiloError: the file exists, or a run or a file cannot be used.
+    """
+    from server_app.report.report import AskedReport, write_report
+
+    asked = AskedReport(reader=reader, audit_log=_path(audit_log), site_file=_path(site_file))
+    folders = [run.path if isinstance(run, Run) else Path(run) for run in runs]
+    return write_report(folders, Path(out), asked, overwrite=overwrite)
+
+
+def _path(given: Path | str | None) -> Path | None:
+    return None if given is None else Path(given)

@@ -1,0 +1,37 @@
+"""The notebooks of docs/ run from the first cell to the last, on the digits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def _opened(path: Path) -> dict[str, object]:
+    nbformat = pytest.importorskip("nbformat", reason="no nbformat: install the extra 'test'")
+    notebook: dict[str, object] = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    return notebook
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    cells = _opened(path)["cells"]
+    assert isinstance(cells, list)
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="no nbclient: install the extra 'test'")
+    pytest.importorskip("ipykernel", reason="no ipykernel: install the extra 'test'")
+    repository = str(path.parents[2])
+    monkeypatch.setenv("PYTHONPATH", repository + os.pathsep + os.environ.get("PYTHONPATH", ""))
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(_opened(path), timeout=600, resources=where).execute()
+    assert (tmp_path / "first-run.html").is_file()

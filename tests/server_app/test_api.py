@@ -1,0 +1,118 @@
+"""The way in from Python: what the command does, with the same results and the same errors."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.contract.errors import DataError, RunDirectoryError, SettingError
+from models.contract.methods import METHODS
+from models.contract.settings_schema import Value
+from server_app import api
+from server_app.api import Run, compare, load_run, report, resume, simulate
+from server_app.cli.main import main
+from server_app.records.run_directory import RunDirectory
+
+Tiny = Callable[..., dict[str, Value]]
+
+
+def test_every_public_function_says_what_it_does_and_raises() -> None:
+    functions = [
+        value
+        for name, value in vars(api).items()
+        if inspect.isfunction(value) and value.__module__ == api.__name__ and name[0] != "_"
+    ]
+    assert {"simulate", "resume", "compare", "load_run", "report"} <= {
+        f.__name__ for f in functions
+    }
+    assert all("Raises:" in (function.__doc__ or "") for function in functions)
+
+
+def test_simulate_is_the_command_and_gives_its_run(tiny: Tiny, tmp_path: Path) -> None:
+    settings = {key: value for key, value in tiny("fedavg").items() if key != "seed"}
+    run = simulate("fedavg-digits", settings=settings, seed=3, name="a", out=tmp_path / "api")
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+    named = ["--engine", "inline", "--seed", "3", "--name", "a", "--out", str(tmp_path / "cli")]
+    assert main(["simulate", "fedavg-digits", *named, *sets]) == 0
+    assert run.path == tmp_path / "api" / "a"
+    for file in ("metrics.csv", "model.safetensors"):
+        assert (run.path / file).read_bytes() == (tmp_path / "cli" / "a" / file).read_bytes()
+    assert run.settings["seed"] == 3
+    assert resume(run.path).summary == run.summary, "nothing is left to do"
+
+
+def test_a_run_is_read_as_frames(hearts: Path) -> None:
+    run = load_run(str(hearts / "fedavg-seed0"))
+    metrics, traffic = run.metrics, run.traffic
+    assert list(metrics.columns) == ["round", "site", "split", "metric", "value"]
+    final = metrics.query("round == 2 and split == 'test' and metric == 'accuracy'")
+    assert final.set_index("site")["value"].to_dict() == {
+        site: figures["accuracy"] for site, figures in run.summary["sites"].items()
+    }
+    assert traffic["bytes_up"].sum() == run.summary["bytes"]["up"]
+    assert list(run.sites["site"]) == ["cleveland", "hungary", "switzerland", "va"]
+    assert (run.sites[["train", "val", "test"]].sum(axis=1) > 0).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_predictions_are_those_that_the_runs_figures_were_computed_from(
+    method: str, tiny: Tiny, inline_run: Callable[..., RunDirectory]
+) -> None:
+    run = load_run(inline_run(tiny(method)).path)
+    for site in run.sites["site"]:
+        answers, figures = run.predictions(site), run.summary["sites"][site]
+        assert (answers["label"] == answers["predicted"]).mean() == figures["accuracy"]
+        assert answers["entropy"].mean() == pytest.approx(figures["entropy"], rel=1e-12)
+        shares = answers.filter(like="p-").sum(axis=1)
+        assert shares.to_numpy() == pytest.approx([1.0] * len(answers))
+
+
+def test_a_model_is_a_module_that_takes_the_sites_samples(hearts: Path) -> None:
+    model = load_run(hearts / "fedavg-seed0").model("va")
+    inputs = model.inputs("train")
+    with torch.no_grad():
+        logits = model.network(inputs)
+    assert isinstance(model.network, torch.nn.Module)
+    assert not model.network.training
+    assert logits.shape == (len(inputs), len(model.classes))
+
+
+def test_what_is_not_there_is_told_in_a_line(hearts: Path, tmp_path: Path) -> None:
+    run = load_run(hearts / "fedavg-seed0")
+    with pytest.raises(RunDirectoryError, match="has not ended"):
+        load_run(tmp_path)
+    with pytest.raises(SettingError, match="there is no site 'vaa'"):
+        run.predictions("vaa")
+    with pytest.raises(SettingError, match="there is no split 'tests'"):
+        run.predictions("va", "tests")
+    with pytest.raises(DataError, match="site va has no val samples"):
+        run.predictions("va", "val")
+    with pytest.raises(SettingError, match="unknown experiment 'nothing'"):
+        simulate("nothing", out=tmp_path)
+    with pytest.raises(SettingError, match="no-such-key"):
+        compare(["local-digits"], settings={"no-such-key": 1}, out=tmp_path)
+
+
+def test_a_report_takes_runs_and_folders(hearts: Path, tmp_path: Path) -> None:
+    run = load_run(hearts / "local-seed0")
+    assert isinstance(run, Run)
+    out = report([run, str(hearts / "local-seed1")], tmp_path / "page.html")
+    assert "local-seed1" in out.read_text()
+    with pytest.raises(SettingError, match="exists"):
+        report([run], out)
+
+
+def test_compare_uses_the_runs_that_are_there(tiny: Tiny, tmp_path: Path) -> None:
+    settings = {key: value for key, value in tiny("local").items() if key != "method"}
+    named = settings | {"rounds": 1, "mc-passes": 0}
+    del named["seed"]
+    simulate("local-digits", settings=named, seed=0, name="local-digits-seed0", out=tmp_path)
+    found = compare(["local-digits"], seeds=1, settings=named, out=tmp_path, metrics=["acc*"])
+    ours = found.results.query("experiment == 'local-digits' and group == 'all'")
+    recorded = load_run(tmp_path / "local-digits-seed0").summary["mean"]["accuracy"]
+    assert ours["value"].tolist() == [recorded]
