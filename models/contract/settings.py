@@ -360,6 +360,12 @@ class CommonSettings:
         "empty: run",
         roles="circumstance",
     )
+    track: str = setting(
+        "none",
+        "where the rows of metrics.csv and traffic.csv also go (extra 'tracking')",
+        roles="circumstance",
+        choices=("none", "tensorboard", "mlflow"),
+    )
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

@@ -72,6 +72,10 @@ SupernodesOption = Annotated[
     int | None, typer.Option("--supernodes", help="simulated sites (default: all silos)")
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="seed, instead of the experiment's")]
+TrackOption = Annotated[
+    Literal["none", "tensorboard", "mlflow"] | None,
+    typer.Option("--track", help="where the rows of metrics.csv and traffic.csv also go"),
+]
 NameOption = Annotated[str | None, typer.Option("--name", help="name of the run directory")]
 
 # Many runs

@@ -20,6 +20,7 @@ from server_app.cli.options import (
     RunDirArgument,
     SeedOption,
     SupernodesOption,
+    TrackOption,
     example,
 )
 
@@ -51,6 +52,7 @@ def _simulate(
     supernodes: SupernodesOption = None,
     seed: SeedOption = None,
     name: NameOption = None,
+    track: TrackOption = None,
 ) -> None:
     from server_app.run.planning import RunSources, planned, start
 
@@ -60,6 +62,8 @@ def _simulate(
         overrides["seed"] = seed
     if name:
         overrides["run-name"] = name
+    if track:
+        overrides["track"] = track
     settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
     start(settings, resources, engine)
 
@@ -71,8 +75,9 @@ def _resume(
     supernodes: Annotated[
         int | None, typer.Option("--supernodes", help="simulated sites (default: as before)")
     ] = None,
+    track: TrackOption = None,
 ) -> None:
     from server_app.run.planning import replanned, start
 
-    settings, resources, engine_before = replanned(run_dir, supernodes=supernodes)
+    settings, resources, engine_before = replanned(run_dir, supernodes=supernodes, track=track)
     start(settings, resources, engine or engine_before)

@@ -105,13 +105,14 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 
 
 def replanned(
-    run_dir: Path, *, supernodes: int | None = None
+    run_dir: Path, *, supernodes: int | None = None, track: str | None = None
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
     """Return settings, resources and engine with which a run goes on that was cut short.
 
     Args:
         run_dir: its run directory.
         supernodes: simulated sites; None: as before.
+        track: where metrics also go; None: as before.
 
     Raises:
         FedsiloError: there is no run, or its files cannot be used.
@@ -128,6 +129,7 @@ def replanned(
         "resume": True,
         "out": str(directory.path.parent),
         "run-name": directory.path.name,
+        **({"track": track} if track else {}),
     }
     resources = dict(launch.get("resources", {}))
     resources.setdefault("num-supernodes", len(directory.read_json("silos.json")))

@@ -40,6 +40,7 @@ from server_app.records.summary import (
     privacy_document,
     result_table,
 )
+from server_app.records.tracking import TrackingHook
 from server_app.run.notices import say_what_is_odd, say_who_is_missing
 from server_app.run.progress import ProgressHook
 from server_app.run.progress_bars import make_console
@@ -145,7 +146,10 @@ def _assemble(
     )
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
     checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
-    hooks = [*recording, checkpoint, recorders.progress]
+    tracking = TrackingHook(
+        common.track, directory.path, recorders.metrics, recorders.traffic, common.resume
+    )
+    hooks = [*recording, checkpoint, tracking, recorders.progress]
     loop = RoundLoop(cls(common, settings.own, participants), hooks, str(directory.path))
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)

@@ -34,7 +34,7 @@ _ROLES = (
 def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
         *("data-dir", "cache-dir", "out", "run-name", "resume"),
-        *("min-sites", "reply-timeout", "away-timeout", "join-timeout", "site-weights"),
+        *("min-sites", "reply-timeout", "away-timeout", "join-timeout", "site-weights", "track"),
     } == config._CIRCUMSTANCES
 
 
@@ -43,7 +43,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
-        *("deterministic", "fused-optimiser"),
+        *("deterministic", "fused-optimiser", "track"),
     } == private_state._FREE
 
 

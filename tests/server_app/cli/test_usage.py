@@ -111,8 +111,8 @@ def test_each_command_has_help_and_no_markup_in_it(
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("simulate", "set config out file engine supernodes seed name"),
-        ("resume", "engine supernodes"),
+        ("simulate", "set config out file engine supernodes seed name track"),
+        ("resume", "engine supernodes track"),
         (
             "compare",
             "set config out file engine supernodes seeds jobs split splits metrics median tests "
