@@ -94,7 +94,7 @@ class DoubleHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Map features (batch, 2 n), the second channel's last, to logits (batch, classes)."""
         hidden = self.dense(torch.cat(features.chunk(2, dim=1)))
-        logits: Tensor = self.logits(torch.cat(hidden.chunk(2), dim=1))
+        logits: Tensor = self.logits(torch.cat(_halves(hidden), dim=1))
         return logits
 
 
@@ -136,7 +136,8 @@ class DoubleChannelClassifier(TokenClassifier):
     def both_channels(self, inputs: Tensor) -> Tensor:
         """Map images (batch, ...) to (2 batch, ...): all first channels, then all second ones."""
         with torch.autocast(inputs.device.type, enabled=False):  # bf16 would round its steps away
-            ones = self.offset.weight.new_ones(len(inputs), 1)
+            # Of len() torch.export would make a constant
+            ones = self.offset.weight.new_ones(inputs.shape[0], 1)
             offsets = self.offset(ones).unflatten(1, self.shape)
             return torch.cat(transformed(inputs.float(), offsets, self.alpha))
 
@@ -146,7 +147,12 @@ class DoubleChannelClassifier(TokenClassifier):
         Both pass the encoder in one batch, whose statistics batch norm then takes.
         """
         tokens = super().encode(self.both_channels(inputs))
-        return torch.cat(tokens.chunk(2), dim=1)
+        return torch.cat(_halves(tokens), dim=1)
+
+
+def _halves(rows: Tensor) -> tuple[Tensor, ...]:
+    """Return the two halves of (2 * batch, ...), which torch.export follows and ``chunk`` not."""
+    return rows.unflatten(0, (2, -1)).unbind()
 
 
 def double_channels(

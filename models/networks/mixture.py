@@ -64,7 +64,8 @@ class Mixture(SiteNetwork):
     def log_weights(self, inputs: Tensor) -> Tensor:
         """Return the logarithm of each expert's weight, (batch, experts); weights sum to 1."""
         count = torch.tensor(float(len(self.sites)))
-        return -torch.log(count).expand(len(inputs), len(self.sites)).to(inputs.device)
+        # The batch by its shape: of len() torch.export would make a constant
+        return -torch.log(count).expand(inputs.shape[0], len(self.sites)).to(inputs.device)
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to tokens (batch, experts, l * c + 1)."""

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from server_app.cli.options import RunDirArgument, RunsDataDirOption, RunsStateDirOption, Split
+from server_app.cli.options import (
+    USE,
+    RunDirArgument,
+    RunsDataDirOption,
+    RunsStateDirOption,
+    Split,
+    example,
+)
 
 _Site = Annotated[
     str | None, typer.Option("--site", help="whose model (default: that of all sites)")
@@ -39,10 +46,30 @@ _Calibration = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``predict``, ``calibrate``, ``export`` and ``card``."""
-    app.command("predict", help="predict new cases with a finished run's model")(_predict)
-    app.command("calibrate", help="fit how sure a run's model may be at a site")(_calibrate)
-    app.command("export", help="write a run's model as a program that needs no fedsilo")(_export)
-    app.command("card", help="write the model card of a run")(_card)
+    app.command(
+        "predict",
+        help="predict new cases with a finished run's model",
+        epilog=example("predict runs/skin --images new --out new.csv"),
+        rich_help_panel=USE,
+    )(_predict)
+    app.command(
+        "calibrate",
+        help="fit how sure a run's model may be at a site",
+        epilog=example("calibrate runs/heart --site va --coverage 0.9"),
+        rich_help_panel=USE,
+    )(_calibrate)
+    app.command(
+        "export",
+        help="write a run's model as a program that needs no fedsilo",
+        epilog=example("export runs/heart --format pt2 --out heart-model"),
+        rich_help_panel=USE,
+    )(_export)
+    app.command(
+        "card",
+        help="write the model card of a run",
+        epilog=example("card runs/heart"),
+        rich_help_panel=USE,
+    )(_card)
 
 
 def _predict(

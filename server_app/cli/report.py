@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from server_app.cli.options import RunDirsArgument
+from server_app.cli.options import LOOK, RunDirsArgument, example
 
 Reader = Literal["research", "clinic", "dpo"]
 
@@ -34,7 +34,12 @@ _Overwrite = Annotated[bool, typer.Option("--overwrite", help="write over a file
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``report``."""
-    app.command("report", help="write a page about finished runs for people to read")(_report)
+    app.command(
+        "report",
+        help="write a page about finished runs for people to read",
+        epilog=example("report runs/heart --for clinic --out heart.html"),
+        rich_help_panel=LOOK,
+    )(_report)
 
 
 def _report(

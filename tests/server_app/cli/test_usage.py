@@ -19,8 +19,8 @@ from server_app.cli.main import main, make_app
 PANELS = {
     "Run": "simulate resume pretrain",
     "Compare": "compare tune crossvalidate sweep bars",
-    "Look at finished runs": "plot attention histograms embeddings gradcam",
-    "Use a model": "explain finetune",
+    "Look at finished runs": "plot attention histograms embeddings gradcam report",
+    "Use a model": "explain finetune predict calibrate export card",
     "Deploy": "deploy doctor",
     "Data and settings": "fetch datasets settings experiments",
 }
@@ -142,6 +142,13 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("sweep", "metric split picture"),
         ("bars", "metrics round split own csv picture"),
         ("report", "for out audit-log site-file overwrite"),
+        (
+            "predict",
+            "out site images manifest table split coverage calibration data-dir state-dir",
+        ),
+        ("calibrate", "site coverage out data-dir state-dir"),
+        ("export", "format site out data-dir state-dir"),
+        ("card", "site out"),
         ("against", "metric split picture"),
     ],
 )

@@ -1,0 +1,108 @@
+"""What ``fedsilo predict`` costs beside a bare PyTorch loop over the same image files.
+
+Both read each file by Pillow (its central square at 224 pixels), scale it and give it to the same
+small ViT in eval mode, with the same threads. The loop does that one batch after the other, and
+keeps the class probabilities; predict also decodes ahead in a thread, runs the head once for each
+dropout pass, and makes the table that it writes. They take turns.
+
+    python benchmarks/predict.py [--images 1000] [--turns 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from datasets.images.decoding import decode_image
+from models.contract.settings_schema import Value
+from models.networks.encoders import float_inputs
+from server_app.config.settings import resolve
+from server_app.predict.inputs import files_of
+from server_app.predict.model import SiteModel, open_model
+from server_app.predict.prediction import predict
+from server_app.predict.request import PredictRequest
+from server_app.run.inline_engine import run_inline
+
+_BATCH = 32
+_RUN: dict[str, Value] = {
+    "method": "local",
+    "dataset": "dermoscopy-phantom",
+    "sample-share": 0.0001,
+    "image-size": 224,
+    "network": "vit",
+    "backbone": "vit_tiny_patch16_224",
+    "backbone-weights": "random",
+    "backbone-depth": 4,
+    "prompt-sets": "none",
+    "rounds": 1,
+    "local-steps": 1,
+    "batch-size": 4,
+    "mc-passes": 20,
+    "device": "cpu",
+}
+
+
+def write_images(folder: Path, count: int) -> None:
+    """Write JPEG photographs of 450 x 400 pixels: a smooth ground and noise."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        ground = rng.random((8, 9, 3)) * 255
+        large = Image.fromarray(ground.astype(np.uint8)).resize((450, 400))
+        noisy = np.asarray(large) + rng.normal(0, 8, (400, 450, 3))
+        picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+        picture.save(folder / f"{number:04}.jpg", quality=90)
+
+
+def bare_seconds(model: SiteModel, paths: list[Path]) -> float:
+    """Return the seconds of the loop."""
+    network, probabilities = model.network.eval(), []
+    began = time.perf_counter()
+    with torch.no_grad():
+        for start in range(0, len(paths), _BATCH):
+            images = [decode_image(path, 224) for path in paths[start : start + _BATCH]]
+            batch = float_inputs(torch.from_numpy(np.stack(images)))
+            probabilities.append(torch.softmax(network(batch), dim=1))
+    torch.cat(probabilities)
+    return time.perf_counter() - began
+
+
+def predict_seconds(request: PredictRequest) -> float:
+    """Return the seconds of the whole command but its imports: opening, predicting, the table."""
+    began = time.perf_counter()
+    predict(request).text()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print images a second of both, and their quotient."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "images").mkdir()
+        write_images(folder / "images", arguments.images)
+        values = {**_RUN, "out": str(folder), "run-name": "run", "cache-dir": str(folder / "cache")}
+        run = run_inline(resolve(values), 6, draw=False).path
+        request = PredictRequest(run, site="bcn", images=folder / "images")
+        model, paths = open_model(run, "bcn"), list(files_of(request).values())
+        times = [
+            (bare_seconds(model, paths), predict_seconds(request)) for _ in range(arguments.turns)
+        ]
+    bare, ours = (statistics.median(column) for column in zip(*times, strict=True))
+    quotient = statistics.median(loop / own for loop, own in times)
+    print(f"{arguments.images} images, {torch.get_num_threads()} threads, median of {len(times)}")
+    print(f"bare loop {arguments.images / bare:.1f} images / s")
+    print(f"predict {arguments.images / ours:.1f} images / s, {quotient:.2f} times the loop's")
+
+
+if __name__ == "__main__":
+    main()
