@@ -86,7 +86,7 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
         raise Skipped("the server is down")
     meeting = setup.meeting
     there = [
-        Finding("sites", Status.PASSED, _holds(facts), about=site)
+        Finding("sites", Status.PASSED, _holds(site, facts), about=site)
         for site, facts in meeting.sites.items()
     ]
     refused = [
@@ -96,14 +96,15 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
     return [*there, *refused]
 
 
-def _holds(facts: Mapping[str, Any]) -> str:
+def _holds(site: str, facts: Mapping[str, Any]) -> str:
     """Say what a site holds, by its entry in silos.json."""
     sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
     labels = " ".join(f"{split} {counts}" for split, counts in facts["label_counts"].items())
     software = facts.get("software") or {}
     runs = "".join(f", {name} {value[:12]}" for name, value in software.items())
     left_out = f", {facts['dropped']} left out" if facts["dropped"] else ""
-    return f"{facts['distribution']}: {sizes}{left_out}; labels: {labels}{runs}"
+    kind = "" if facts["distribution"] == site else f"{facts['distribution']}: "
+    return f"{kind}{sizes}{left_out}; labels: {labels}{runs}"
 
 
 def _enough(setup: RunSetup) -> Passed:
