@@ -3,7 +3,9 @@
 Both read each file by Pillow (its central square at 224 pixels), scale it and give it to the same
 small ViT in eval mode, with the same threads. The loop does that one batch after the other, and
 keeps the class probabilities; predict also decodes ahead in a thread, runs the head once for each
-dropout pass, and makes the table that it writes. They take turns.
+dropout pass, and makes the table that it writes. They take turns. The loop is run with batches of
+32 and with those of predict, which are a run's own when it measures, as dropout draws depend on
+them.
 
     python benchmarks/predict.py [--images 1000] [--turns 3]
 """
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from client_app.training.evaluation import batch_size
 from datasets.images.decoding import decode_image
 from models.contract.settings_schema import Value
 from models.networks.encoders import float_inputs
@@ -30,7 +33,7 @@ from server_app.predict.prediction import predict
 from server_app.predict.request import PredictRequest
 from server_app.run.inline_engine import run_inline
 
-_BATCH = 32
+_BATCHES = (32, batch_size(3 * 224 * 224))
 _RUN: dict[str, Value] = {
     "method": "local",
     "dataset": "dermoscopy-phantom",
@@ -60,13 +63,13 @@ def write_images(folder: Path, count: int) -> None:
         picture.save(folder / f"{number:04}.jpg", quality=90)
 
 
-def bare_seconds(model: SiteModel, paths: list[Path]) -> float:
-    """Return the seconds of the loop."""
+def bare_seconds(model: SiteModel, paths: list[Path], size: int) -> float:
+    """Return the seconds of the loop with batches of a size."""
     network, probabilities = model.network.eval(), []
     began = time.perf_counter()
     with torch.no_grad():
-        for start in range(0, len(paths), _BATCH):
-            images = [decode_image(path, 224) for path in paths[start : start + _BATCH]]
+        for start in range(0, len(paths), size):
+            images = [decode_image(path, 224) for path in paths[start : start + size]]
             batch = float_inputs(torch.from_numpy(np.stack(images)))
             probabilities.append(torch.softmax(network(batch), dim=1))
     torch.cat(probabilities)
@@ -81,7 +84,7 @@ def predict_seconds(request: PredictRequest) -> float:
 
 
 def main() -> None:
-    """Print images a second of both, and their quotient."""
+    """Print images a second of all, and the quotients."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)
@@ -95,13 +98,16 @@ def main() -> None:
         request = PredictRequest(run, site="bcn", images=folder / "images")
         model, paths = open_model(run, "bcn"), list(files_of(request).values())
         times = [
-            (bare_seconds(model, paths), predict_seconds(request)) for _ in range(arguments.turns)
+            [*(bare_seconds(model, paths, size) for size in _BATCHES), predict_seconds(request)]
+            for _ in range(arguments.turns)
         ]
-    bare, ours = (statistics.median(column) for column in zip(*times, strict=True))
-    quotient = statistics.median(loop / own for loop, own in times)
     print(f"{arguments.images} images, {torch.get_num_threads()} threads, median of {len(times)}")
-    print(f"bare loop {arguments.images / bare:.1f} images / s")
-    print(f"predict {arguments.images / ours:.1f} images / s, {quotient:.2f} times the loop's")
+    own = statistics.median(turn[-1] for turn in times)
+    for place, size in enumerate(_BATCHES):
+        loop = statistics.median(turn[place] for turn in times)
+        quotient = statistics.median(turn[place] / turn[-1] for turn in times)
+        print(f"bare loop, batches of {size}: {arguments.images / loop:.1f} images / s")
+        print(f"predict: {arguments.images / own:.1f} images / s, {quotient:.2f} times that")
 
 
 if __name__ == "__main__":

@@ -246,7 +246,9 @@ def open_silo(folder: Path, classes: int) -> Silo:
         declared=FeatureStatistics(**{k: np.array(v) for k, v in declared.items()})
         if declared
         else None,
-        **splits,
+        train=splits["train"],
+        val=splits["val"],
+        test=splits["test"],
     )
 
 

@@ -152,7 +152,7 @@ class DoubleChannelClassifier(TokenClassifier):
 
 def _halves(rows: Tensor) -> tuple[Tensor, ...]:
     """Return the two halves of (2 * batch, ...), which torch.export follows and ``chunk`` not."""
-    return rows.unflatten(0, (2, -1)).unbind()
+    return rows.reshape(2, rows.shape[0] // 2, *rows.shape[1:]).unbind()
 
 
 def double_channels(

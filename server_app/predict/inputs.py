@@ -29,7 +29,8 @@ from models.maths.standardisation import standardised
 from server_app.predict.model import SiteModel, refuse_other_rows, refuse_table_or_images
 from server_app.predict.request import PredictRequest
 
-Advance = Callable[[int], None]  # is told how many inputs have been read or left out
+Advance = Callable[[int], None]  # is told how many more inputs have been read or left out
+Watch = Callable[[int, int], None]  # is told how many inputs have been read, and of how many
 
 _MANIFEST = ("label", "split", "patient", "mask")  # what a manifest may hold beside its paths
 _AHEAD = 64  # files that are decoded while the network computes
@@ -136,6 +137,18 @@ class FileInputs(Inputs):
             return self.reader(path)
         except BrokenImageError as error:
             return str(error)
+
+
+def counted(watch: Watch, total: int) -> Advance:
+    """Return what adds up how many inputs have been read, and tells ``watch``."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        watch(done, total)
+
+    return advance
 
 
 def open_inputs(model: SiteModel, request: PredictRequest) -> Inputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,8 @@ from models.networks.kinds import Task
 from models.networks.segmentation import build_segmentation
 from server_app.finetune.request import SEGMENTATION, refuse_target
 from server_app.finetune.tasks import predicted_masks
-from server_app.predict.inputs import FileInputs, files_of
+from server_app.predict.inputs import FileInputs, Watch, counted, files_of
 from server_app.predict.request import PredictRequest
-
-Watch = Callable[[int, int], None]
 
 _DOCUMENT, _TABLE = "finetune.json", "masks.csv"
 
@@ -82,23 +80,15 @@ def predict_masks(
         raise SettingError("masks are written to a folder: name one by --out")
     refuse_target(request.out, "another --out")
     document, arrays, digest = _opened(request.run_dir)
-    settings = _settings(document, request.data_dir)
-    files = files_of(request)
+    settings, files = _settings(document, request.data_dir), files_of(request)
     reader = image_reader("", settings)
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        watch(done, len(files))
-
     inputs = FileInputs(list(files), list(files.values()), reader, _numbers(settings), {})
     shares: dict[str, float] = {}
 
     def fill(folder: Path) -> None:
         network: nn.Module | None = None
         masks: list[Tensor] = []
-        for batch in inputs.batches(advance):
+        for batch in inputs.batches(counted(watch, len(files))):
             network = network or _network(document, settings, arrays, batch)
             masks += predicted_masks(network, batch, compute_of(settings)).unbind()
         for place, mask in zip(inputs.kept(), masks, strict=True):

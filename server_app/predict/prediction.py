@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +26,9 @@ from models.contract.versions import installed_software
 from models.maths.mc_dropout import predictive_entropy
 from models.networks.site_network import SiteNetwork
 from server_app.predict.calibration import Calibration, open_calibration
-from server_app.predict.inputs import Inputs, open_inputs
+from server_app.predict.inputs import Inputs, Watch, counted, open_inputs
 from server_app.predict.model import SiteModel, open_model
 from server_app.predict.request import PredictRequest, document_path
-
-Watch = Callable[[int, int], None]  # is told how many inputs have been read, and of how many
 
 _BETWEEN = "|"  # the classes of a set
 _COLUMNS = {
@@ -193,14 +191,8 @@ def predicted(
         calibration.threshold(coverage)  # refused before the work
     method, split = model.method, str(inputs.source.get("split", "test"))
     key = (model.round, model.site, INCOMING, split)
-    figures, done = _Figures(method, model.network), 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        watch(done, len(inputs.names))
-
-    batches = inputs.batches(advance)
+    figures = _Figures(method, model.network)
+    batches = inputs.batches(counted(watch, len(inputs.names)))
     own = predict_batches(model.network, batches, method.drawing, method.compute, key, figures)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     return Predictions(
