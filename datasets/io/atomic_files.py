@@ -9,16 +9,22 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes | str, mode: int = 0o644) -> None:
-    """Write ``content`` to ``path`` so that no reader ever sees a part of it."""
+def write_atomically(
+    path: Path, content: bytes | str, mode: int = 0o644, *, lasting: bool = True
+) -> None:
+    """Write ``content`` to ``path`` so that no reader ever sees a part of it.
+
+    ``lasting``: it is on the disk when this returns, and outlasts a power cut.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:

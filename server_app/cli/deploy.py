@@ -116,7 +116,7 @@ def _up(
 def _status(folder: _Folder = _FOLDER) -> None:
     from rich.table import Table
 
-    from server_app.deploy.commands import status
+    from server_app.deploy.commands import newest, status
     from server_app.run.progress_bars import make_console
 
     table = Table("member", "process", "seen by the server", "log")
@@ -124,6 +124,8 @@ def _status(folder: _Folder = _FOLDER) -> None:
         table.add_row(state.member, str(state.pid or "-"), state.seen, str(state.log))
     console = make_console()
     console.print(table, soft_wrap=not console.is_terminal)
+    if line := newest(folder):
+        line_printer(console)(line)
 
 
 def _logs(

@@ -25,12 +25,13 @@ from server_app.cli import (
     runs,
     settings,
     sweep,
+    watch,
 )
 from server_app.cli.options import PANELS
 from server_app.run.processes import end_if_bound
 
 _LOOK = (figures, report, sweep, bars)
-_MODULES = (runs, compare, *_LOOK, finetune, predict, deploy, doctor, data, settings)
+_MODULES = (runs, watch, compare, *_LOOK, finetune, predict, deploy, doctor, data, settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,6 +36,7 @@ from server_app.deploy.making import (
     refuse_changes,
 )
 from server_app.run.processes import end_trees
+from server_app.run.watched import look_at, newest_run
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,16 @@ def status(folder: Path) -> list[MemberStatus]:
         pid = process.pid if process else None
         members.append(MemberStatus(member, pid, state, deployment.log(member)))
     return members
+
+
+def newest(folder: Path) -> str:
+    """Return how far a deployment's newest run is, in one line; empty: there has been none.
+
+    Raises:
+        FedsiloError: there is no deployment, or the run is of another version of fedsilo.
+    """
+    run = newest_run(read_deployment(folder).runs)
+    return look_at(run).line() if run else ""
 
 
 def logs(folder: Path, member: str, lines: int) -> str:

@@ -142,6 +142,10 @@ class PrivacyHook(Hook):
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
+    def spent(self, site: str) -> float | None:
+        """Return the epsilon that a site has spent so far; None without differential privacy."""
+        return self._epsilon(self.releases.get(site, 0)) if self.common.clip_norm else None
+
     def guarantee(self, participants: Participants) -> str | dict[str, Any]:
         """Return what privacy.json guarantees: of the site that spent most, and of each."""
         if not self.common.clip_norm:

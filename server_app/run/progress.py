@@ -10,6 +10,7 @@ from rich.console import Console
 from models.contract.messages import EVALUATE, TRAINED, TRAINING, measurement
 from server_app.records.recorders import MetricsHook
 from server_app.run.progress_bars import choose_bars
+from server_app.run.watched import clock
 from strategies.loop.hooks import Hook
 from strategies.loop.method import Method
 from strategies.loop.participants import Participants
@@ -84,7 +85,7 @@ class ProgressHook(Hook):
         ]
         if mark := self.method.marks(state).get(state.round):
             parts.append(mark)
-        self._say("  ".join([*parts, f"{_clock(left)} left"]))
+        self._say("  ".join([*parts, f"{clock(left)} left"]))
         self.bars.round_done(state.round)
 
     def close(self) -> None:
@@ -111,9 +112,3 @@ class ProgressHook(Hook):
 def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed) if listed else float("nan")
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

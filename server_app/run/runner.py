@@ -17,12 +17,14 @@ from datasets.io.atomic_files import write_atomically
 from datasets.io.state_files import save_state
 from datasets.registry import data_set, silo_count
 from models.contract.errors import FedsiloError, RunDirectoryError
+from models.contract.settings import CommonSettings
 from server_app.config.operator_files import operator_terms
 from server_app.config.settings import RunSettings, differences, resolve, run_values
 from server_app.figures.calibration import evidence_document, without_bins
 from server_app.figures.learning_curves import draw_curves, draw_pictures
 from server_app.records.checkpoints import CheckpointHook
 from server_app.records.privacy_account import PrivacyHook
+from server_app.records.progress_hook import ProgressRecord
 from server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.records.run_directory import (
     STANDARDISATION,
@@ -86,15 +88,16 @@ def run(
         loop, recorders = _assemble(settings, participants, directory, console)
         _write_beginning(directory, settings, participants, launch or {})
         met = time.monotonic()
-        with closing(recorders.progress):
-            loop.start(
-                grid,
-                to_record(loop.current().arrays),
-                num_rounds=common.rounds,
-                timeout=common.reply_timeout,
-            )
-        seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
-        _write_end(directory, loop, recorders, seconds)
+        with recorders.record.following():
+            with closing(recorders.progress):
+                loop.start(
+                    grid,
+                    to_record(loop.current().arrays),
+                    num_rounds=common.rounds,
+                    timeout=common.reply_timeout,
+                )
+            seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
+            _write_end(directory, loop, recorders, seconds)
         if draw:
             draw_curves(directory)
             draw_pictures(directory, loop.method.pictures)
@@ -128,6 +131,7 @@ class _Recorders:
     failures: FailureHook
     privacy: PrivacyHook
     progress: ProgressHook
+    record: ProgressRecord
 
 
 def _assemble(
@@ -136,26 +140,34 @@ def _assemble(
     """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common = settings.common
     cls = strategy_class(common.method)
-    metrics = MetricsHook(directory)
-    recorders = _Recorders(
-        metrics,
-        TrafficHook(directory),
-        FailureHook(),
-        PrivacyHook(common, directory.path / "privacy-asked.json"),
-        ProgressHook(metrics, console, cls, f"{cls.title} on {common.dataset}, seed {common.seed}"),
-    )
+    recorders = _recorders(common, directory, console)
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
     checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
     tracking = TrackingHook(
         common.track, directory.path, recorders.metrics, recorders.traffic, common.resume
     )
-    hooks = [*recording, checkpoint, tracking, recorders.progress]
+    hooks = [*recording, checkpoint, tracking, recorders.progress, recorders.record]
     loop = RoundLoop(cls(common, settings.own, participants), hooks, str(directory.path))
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)
         loop.state = checkpoint.resume()
     loop.state = loop.state or loop.method.initial_state(participants.task())
     return loop, recorders
+
+
+def _recorders(common: CommonSettings, directory: RunDirectory, console: Console) -> _Recorders:
+    cls = strategy_class(common.method)
+    title = f"{cls.title} on {common.dataset}, seed {common.seed}"
+    metrics, traffic = MetricsHook(directory), TrafficHook(directory)
+    privacy = PrivacyHook(common, directory.path / "privacy-asked.json")
+    return _Recorders(
+        metrics,
+        traffic,
+        FailureHook(),
+        privacy,
+        ProgressHook(metrics, console, cls, title),
+        ProgressRecord(directory, common, title, traffic, privacy),
+    )
 
 
 def _refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:

@@ -36,6 +36,9 @@ class Hook:
     def reply_came(self, round_: int, phase: str, site: str) -> None:
         """Take note that ``site`` has answered, well or badly."""
 
+    def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
+        """Take note that of the sites that have not answered just ``sites`` are disconnected."""
+
     def objection(self, round_: int, phase: str, reply: SiteReply) -> str:
         """Say in one line why a reply of the right form cannot be used; empty: it can."""
         return ""

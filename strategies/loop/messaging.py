@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 
 from flwr.app import Message
@@ -22,6 +22,7 @@ def exchange(
     arrived: Callable[[int, Message], None] = lambda node, reply: None,
     real: Container[int] = (),
     away_timeout: float = 300.0,
+    away: Callable[[Collection[int]], None] = lambda nodes: None,
 ) -> dict[int, Message | None]:
     """Push ``messages`` and return the reply of each node, None where none came in time.
 
@@ -32,6 +33,7 @@ def exchange(
         arrived: told of each reply as it comes, with its node.
         real: nodes that are processes of their own: their messages are bundled.
         away_timeout: seconds that a node may be disconnected before its reply is given up.
+        away: told which of the awaited nodes are disconnected, whenever that has changed.
     """
     cache: Bundles = {}
     for message in messages:
@@ -43,11 +45,14 @@ def exchange(
     pushed = list(grid.push_messages(messages))
     node_of = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
     replies: dict[int, Message | None] = dict.fromkeys(nodes)
-    waiting, away_since = set(node_of), dict[int, float]()
+    waiting, away_since, told = set(node_of), dict[int, float](), set[int]()
     began = time.monotonic()
     limit = began + timeout
     while waiting and time.monotonic() < limit:
         missing = _missing(grid, {node_of[key] for key in waiting}, away_since, away_timeout)
+        if (gone := {node_of[key] for key in waiting} & away_since.keys()) != told:
+            told = gone
+            away(sorted(gone))
         ready = {key for key in waiting if node_of[key] not in missing}
         pulled = list(grid.pull_messages(ready)) if ready else []
         for reply in pulled:

@@ -12,7 +12,7 @@ holds metrics only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -210,11 +210,17 @@ class RoundLoop(Strategy):
             for hook in self.hooks:
                 hook.reply_came(phase.round, phase.name, site_of[node])
 
+        def away(nodes: Collection[int]) -> None:
+            for hook in self.hooks:
+                hook.sites_away(phase.round, phase.name, sorted(site_of[node] for node in nodes))
+
         # No SuperLink stores what a simulated site gets, so that bundles would only cost copies
         real = {
             participants.nodes[s] for s, facts in participants.facts.items() if not facts.simulated
         }
-        replies = exchange(grid, sent, timeout, arrived, real, self.method.common.away_timeout)
+        replies = exchange(
+            grid, sent, timeout, arrived, real, self.method.common.away_timeout, away
+        )
         came = [(node, reply) for node, reply in sorted(replies.items()) if reply is not None]
         for node, reply in came:
             if reply.has_error():

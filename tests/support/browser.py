@@ -1,12 +1,14 @@
-"""A real headless browser for tests of pages: Chromium, by Playwright; skipped where there is none.
+"""A real headless browser for tests of pages: Chromium, by Playwright or by its own command.
 
-``FEDSILO_BROWSER`` names it, else one of the usual names on the PATH is taken.
+``FEDSILO_BROWSER`` names it, else one of the usual names on the PATH is taken; where there is none
+the test is skipped.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+DESKTOP, PHONE = (1280, 900), (390, 844)
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -24,6 +27,26 @@ def browser_path() -> str:
     if not found:
         pytest.skip("no browser: install chromium, or name one by FEDSILO_BROWSER")
     return found
+
+
+def browser() -> list[str]:
+    """Return the command of a headless browser, or skip."""
+    quiet = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+    return [browser_path(), "--headless", *quiet]
+
+
+def rendered(address: str, home: Path) -> str:
+    """Return a page's document as the browser has it; ``home`` is the browser's own folder."""
+    command = [*browser(), f"--user-data-dir={home}", "--dump-dom", address]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def picture(address: str, path: Path, size: tuple[int, int], home: Path) -> bytes:
+    """Return a PNG of a page in a window of that size."""
+    window = f"--window-size={size[0]},{size[1]}"
+    command = [*browser(), f"--user-data-dir={home}", window, f"--screenshot={path}", address]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    return path.read_bytes()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from server_app.cli import main as command_line
 from server_app.cli.main import main, make_app
 
 PANELS = {
-    "Run": "simulate resume pretrain",
+    "Run": "simulate resume watch pretrain",
     "Compare": "compare tune crossvalidate sweep bars",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate export card",
@@ -113,6 +113,7 @@ def test_each_command_has_help_and_no_markup_in_it(
     [
         ("simulate", "set config out file engine supernodes seed name track"),
         ("resume", "engine supernodes track"),
+        ("watch", "deployment once port"),
         (
             "compare",
             "set config out file engine supernodes seeds jobs split splits metrics median tests "

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -132,10 +132,12 @@ def test_a_node_that_is_away_for_a_while_is_waited_for(
     spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
 ) -> None:
     grid = Leaving(spy_grid(fake_app()), looks=4)
-    reply = exchange(grid, asks([1001, 1002]), 10)[1002]
+    away: list[Collection[int]] = []
+    reply = exchange(grid, asks([1001, 1002]), 10, away=away.append)[1002]
     assert reply is not None
     assert reply.has_content()
     assert grid.looks < 0
+    assert away == [[1002], []], "told when it went and when it came back"
 
 
 def test_a_node_that_stays_away_is_given_up_before_the_replies_are_due(

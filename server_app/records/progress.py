@@ -1,0 +1,202 @@
+"""What ``progress.json`` and ``progress.prom`` of a run directory say: how far a run is.
+
+They are for eyes and alarms, written anew all the time, and no part of a run's result: a resumed
+run does not read them. ``progress.prom`` has the form of node_exporter's textfile collector.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from models.contract.errors import RunDirectoryError
+from models.contract.settings_schema import key_of
+
+FILE, METRICS_FILE = "progress.json", "progress.prom"
+VERSION = 1
+RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
+
+_State = Literal["running", "finished", "failed", "interrupted"]
+_Count = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, alias_generator=key_of, validate_by_name=True
+    )
+
+
+class SiteProgress(_Part):
+    """What a site has cost so far; ``epsilon`` only with differential privacy."""
+
+    seconds: _Seconds = 0.0
+    bytes_down: _Count = 0
+    bytes_up: _Count = 0
+    peak_memory_bytes: _Count = 0
+    epsilon: _Seconds | None = None
+
+
+class Progress(_Part):
+    """How far a run is.
+
+    Attributes:
+        version: of this form.
+        run: the run's name; ``title`` says what it is.
+        state: ``running`` until it has ended; what was killed says so for ever (see ``process``).
+        why: the error of a run that failed.
+        host, pid, process_started: the process that writes this, by which a killed one is known.
+        started, updated, phase_started: times, UTC.
+        round: the one that goes on, from 1; of ``rounds``, of which ``finished_rounds`` are over.
+        phase: what is asked for now; empty: nothing.
+        asked, answered, away, failed: sites of that phase; away are those that have not answered
+            and are disconnected, failed those that the run goes on without, with the reason.
+        left_out: how often a site was left out since this process began.
+        seconds: since this process began; ``seconds_left`` by the rounds of this process.
+        server_memory_bytes: what the server's process takes.
+        sites: by name.
+        max_epsilon: the run's cap; 0: none.
+    """
+
+    version: int = VERSION
+    run: str
+    title: str
+    method: str
+    dataset: str
+    seed: int
+    state: _State = "running"
+    why: str = ""
+    host: str = Field(default_factory=socket.gethostname)
+    pid: _Count
+    process_started: _Seconds
+    started: AwareDatetime
+    updated: AwareDatetime
+    round: _Count = 0
+    rounds: _Count = 0
+    finished_rounds: _Count = 0
+    phase: str = ""
+    phase_started: AwareDatetime | None = None
+    asked: list[str] = Field(default_factory=list)
+    answered: list[str] = Field(default_factory=list)
+    away: list[str] = Field(default_factory=list)
+    failed: dict[str, str] = Field(default_factory=dict)
+    left_out: _Count = 0
+    seconds: _Seconds = 0.0
+    seconds_left: _Seconds | None = None
+    server_memory_bytes: _Count = 0
+    sites: dict[str, SiteProgress] = Field(default_factory=dict)
+    max_epsilon: _Seconds = 0.0
+
+    def bytes(self) -> dict[str, int]:
+        """Return all bytes, down to the sites and up from them."""
+        sites = self.sites.values()
+        return {"down": sum(s.bytes_down for s in sites), "up": sum(s.bytes_up for s in sites)}
+
+    def epsilon(self) -> float | None:
+        """Return that of the site that has spent most; None without differential privacy."""
+        return max((s.epsilon for s in self.sites.values() if s.epsilon is not None), default=None)
+
+    def document(self) -> str:
+        """Return ``progress.json``."""
+        return self.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Return a run directory's progress; None where there is no ``progress.json``.
+
+    Raises:
+        RunDirectoryError: it cannot be read, or is of another version of fedsilo.
+    """
+    path = folder / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Any = json.loads(text)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise RunDirectoryError(
+            f"{path} is damaged: a run that goes on writes it anew; 'fedsilo resume' goes on with "
+            "one that was cut short"
+        ) from None
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise RunDirectoryError(
+            f"{path} is of another version of fedsilo (its form is {version!r:.20}, this one reads "
+            f"{VERSION}): watch the run with the fedsilo that runs it"
+        )
+    try:
+        return Progress.model_validate_json(text)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunDirectoryError(
+            f"{path} does not have the form of this version of fedsilo (at '{where:.100}'): watch "
+            "the run with the fedsilo that runs it"
+        ) from None
+
+
+def metrics_text(progress: Progress) -> str:
+    """Return ``progress.prom``, in Prometheus's text format."""
+    lines: list[str] = []
+    for name, meaning, samples in _families(progress):
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+        for labels, value in samples:
+            named = {"run": progress.run, **labels}
+            told = ",".join(f'{label}="{_escaped(text)}"' for label, text in named.items())
+            lines.append(f"{name}{{{told}}} {value!r}")
+    return "\n".join(lines) + "\n"
+
+
+_Samples = list[tuple[dict[str, str], float]]
+
+
+def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
+    """Yield name, meaning and samples of each metric."""
+    about = {"method": p.method, "dataset": p.dataset, "state": p.state}
+    yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
+    yield "fedsilo_run_rounds", "Rounds in all.", [({}, p.rounds)]
+    yield "fedsilo_run_finished_rounds", "Rounds that are over.", [({}, p.finished_rounds)]
+    counts = {"asked": p.asked, "answered": p.answered, "away": p.away, "failed": p.failed}
+    sites: _Samples = [({"state": state}, len(named)) for state, named in counts.items()]
+    yield "fedsilo_run_phase_sites", "Sites of the phase that goes on.", sites
+    ways: _Samples = [({"direction": way}, count) for way, count in p.bytes().items()]
+    yield "fedsilo_run_bytes_total", "Bytes down to the sites and up from them.", ways
+    for key, name, meaning in (
+        ("seconds", "fedsilo_site_seconds_total", "Seconds of a site's own work."),
+        ("peak_memory_bytes", "fedsilo_site_peak_memory_bytes", "The most that a site has taken."),
+        ("epsilon", "fedsilo_site_epsilon", "Epsilon that a site has spent in this run."),
+    ):
+        told = {site: getattr(said, key) for site, said in p.sites.items()}
+        values: _Samples = [({"site": s}, v) for s, v in told.items() if v is not None]
+        if values:
+            yield name, meaning, values
+    yield "fedsilo_run_server_memory_bytes", "The server's memory.", [({}, p.server_memory_bytes)]
+    if p.seconds_left is not None:
+        yield (
+            "fedsilo_run_seconds_left",
+            "Seconds left, by the rounds so far.",
+            [({}, p.seconds_left)],
+        )
+    yield (
+        "fedsilo_run_updated_timestamp_seconds",
+        "When this was written.",
+        [({}, p.updated.timestamp())],
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def now() -> datetime:
+    """Return the time, to milliseconds."""
+    moment = datetime.now(UTC)
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)

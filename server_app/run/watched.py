@@ -1,0 +1,159 @@
+"""A run as somebody sees it who looks at its directory: how far it is, whether it still runs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.contract.errors import RunDirectoryError
+from server_app.records.progress import (
+    FAILED,
+    FILE,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    Progress,
+    read_progress,
+)
+from server_app.run.processes import process_of
+
+_SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes all 15
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run directory and what it says of its run.
+
+    Attributes:
+        folder: the run directory.
+        progress: what ``progress.json`` says.
+        gone: whether the process that wrote it has ended without a word.
+        silent: whether it is another machine's, and has said nothing for a minute.
+        moment: when this was looked at, seconds since 1970.
+    """
+
+    folder: Path
+    progress: Progress
+    gone: bool
+    silent: bool
+    moment: float
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come."""
+        return self.gone or self.progress.state != RUNNING
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run's process began; of one that has ended, until its last word."""
+        return self.progress.seconds + (0.0 if self.over else self._since())
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds left, by the rounds so far; None before there is one, or when it is over."""
+        left = self.progress.seconds_left
+        return None if left is None or self.over else max(0.0, left - self._since())
+
+    def _since(self) -> float:
+        return max(0.0, self.moment - self.progress.updated.timestamp())
+
+    def state(self) -> str:
+        """Say what becomes of the run, and what to do."""
+        again = f"'fedsilo resume {self.folder}' goes on with it"
+        if self.gone:
+            return f"its process has ended without a word: {again}"
+        said = {
+            RUNNING: "no word for a minute" if self.silent else "runs",
+            FINISHED: "finished",
+            FAILED: f"failed: {self.progress.why}",
+            INTERRUPTED: f"interrupted: {again}",
+        }
+        return said[self.progress.state]
+
+    def line(self) -> str:
+        """Return all of it in one line."""
+        here = self.progress
+        parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
+        if here.phase and not self.over:
+            parts.append(phase_text(here))
+        parts.append(traffic_text(here))
+        if spent := epsilon_text(here):
+            parts.append(spent)
+        parts.append(clock(self.seconds))
+        if self.seconds_left is not None:
+            parts.append(f"{clock(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+def look_at(folder: Path) -> Watched:
+    """Return what a run directory says now.
+
+    Raises:
+        RunDirectoryError: it is none, or of another version of fedsilo.
+    """
+    folder = folder.expanduser().resolve()
+    progress = read_progress(folder) if folder.is_dir() else None
+    if progress is None:
+        raise RunDirectoryError(_why_none(folder))
+    here = progress.host == socket.gethostname()
+    running = progress.state == RUNNING
+    alive = not here or process_of(progress.pid, progress.process_started) is not None
+    moment = time.time()
+    silent = running and not here and moment - progress.updated.timestamp() > _SILENT
+    return Watched(folder, progress, running and not alive, silent, moment)
+
+
+def newest_run(runs: Path) -> Path | None:
+    """Return the run directory of a folder of runs that was written to last; None: none was."""
+    found = {path.parent: path.stat().st_mtime for path in runs.glob(f"*/{FILE}")}
+    return max(found, key=lambda run: found[run], default=None)
+
+
+def _why_none(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no run directory {folder}: name one, or a deployment by --deployment"
+    if (folder / "config.toml").is_file():
+        return (
+            f"{folder} has no {FILE}: its run was begun by a version of fedsilo that writes none; "
+            "watch one of this version"
+        )
+    return f"{folder} has no {FILE}: it is no run directory; name one, or --deployment DIR"
+
+
+def phase_text(progress: Progress) -> str:
+    """Say what is asked for and who has answered."""
+    text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
+    for what, sites in (("away", progress.away), ("failed", sorted(progress.failed))):
+        text += f", {what}: {' '.join(sites)}" if sites else ""
+    return text
+
+
+def traffic_text(progress: Progress) -> str:
+    """Say what has crossed the wire."""
+    bytes_ = progress.bytes()
+    return f"{size(bytes_['down'])} down, {size(bytes_['up'])} up"
+
+
+def epsilon_text(progress: Progress) -> str:
+    """Say what the site has spent that spent most; empty without differential privacy."""
+    spent = progress.epsilon()
+    cap = f" of {progress.max_epsilon:g}" if progress.max_epsilon else ""
+    return "" if spent is None else f"epsilon {spent:.3g}{cap}"
+
+
+def size(count: float) -> str:
+    """Return bytes with a unit of a thousand: ``1.5 MB``."""
+    unit = 0
+    while count >= 999.5 and unit < len(_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.3g} {_UNITS[unit]}"
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
