@@ -23,10 +23,12 @@ from datasets.images.decoding import (
     check_faults,
     decode_files,
 )
+from datasets.images.headers import Header, header_measures, picture_header
 from datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
 from datasets.io.digests import json_digest
 from datasets.io.locations import Places
 from datasets.silo.cache import cached_silo
+from datasets.silo.measures import Measure
 from datasets.silo.row_splits import SPLIT_KEYS, RowSplit, check_folds, split_rows
 from datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, save_silo
 from models.contract.errors import DataError, SettingError
@@ -117,6 +119,20 @@ class ImageDataSet(DataSet):
     def files_folder(self, places: Places) -> Path:
         """Return the folder of an index, which may hold the declaration of what its files are."""
         return Path()
+
+    def header(self, path: Path) -> Header:
+        """Return what a file says of itself.
+
+        Raises:
+            BrokenImageError: it is missing, or no image.
+        """
+        return picture_header(path)
+
+    def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
+        """Return width, height and depth of the files of a site."""
+        index = self.index(name, settings, places)
+        own = index.take(np.flatnonzero(~in_public(index.groups, settings.public_share)))
+        return header_measures([own.folder / file for file in own.names], self.header)
 
     def check(self, settings: CommonSettings) -> None:
         """Refuse folds that are not there and images too small."""

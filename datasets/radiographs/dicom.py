@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datasets.images.decoding import BrokenImageError, check_pixels
+from datasets.images.headers import Header, picture_header
 from datasets.radiographs.codestreams import declared_shape
 from datasets.radiographs.decoding import check_depth, read_grey
 from datasets.radiographs.vendor_profiles import Grey
@@ -66,6 +67,28 @@ def read_dicom(path: Path, bits: int) -> Grey:
         raise BrokenImageError("has a header that is damaged") from None
 
 
+def dicom_header(path: Path) -> Header:
+    """Return a DICOM's size and bits a pixel; its pixels are not read.
+
+    Raises:
+        BrokenImageError: it is missing, damaged, or does not say them.
+    """
+    dataset = _header(path, pixels=False)
+    try:
+        return Header(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
+    except Exception:  # an element that is missing, or is no number
+        raise BrokenImageError("is a DICOM without a size") from None
+
+
+def radiograph_header(path: Path) -> Header:
+    """Return the size and bits a pixel of a file that is DICOM or a picture.
+
+    Raises:
+        BrokenImageError: it is neither.
+    """
+    return dicom_header(path) if is_dicom(path) else picture_header(path)
+
+
 def _read(path: Path, bits: int) -> Grey:
     dataset = _header(path)
     _check_kind(dataset, bits)
@@ -82,7 +105,7 @@ def _read(path: Path, bits: int) -> Grey:
     return picture.astype(np.float32)
 
 
-def _header(path: Path) -> FileDataset:
+def _header(path: Path, pixels: bool = True) -> FileDataset:
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
     from pydicom.filereader import read_file_meta_info
@@ -92,7 +115,7 @@ def _header(path: Path) -> FileDataset:
         # A small file of that kind can hold any number of bytes, which pydicom inflates at once
         if read_file_meta_info(path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
             raise BrokenImageError("is compressed as a whole (deflated): save it uncompressed")
-        return dcmread(path)
+        return dcmread(path, stop_before_pixels=not pixels)
     except BrokenImageError:
         raise
     except InvalidDicomError:

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from datasets.images.decoding import BrokenImageError, Decoded, Pixels, decode_each, opened_image
+from datasets.images.headers import Header
 from datasets.images.index import ImageIndex
 from datasets.images.manifests import KEYS, Form, ManifestDataSet
 from datasets.io.locations import Places
 from datasets.io.text_files import read_rows
 from datasets.radiographs.decoding import read_grey, resize
-from datasets.radiographs.dicom import is_dicom, read_dicom
+from datasets.radiographs.dicom import is_dicom, radiograph_header, read_dicom
 from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
 from datasets.radiographs.vendor_profiles import Grey
 from models.contract.errors import DataError
@@ -39,6 +40,10 @@ class Endovascular(ManifestDataSet, MaskedDataSet):
     settings = ManifestDataSet.settings - {"colour-constancy"}
     form = Form("endovascular.yaml", 224, 0.25, bits=8, keys=(*KEYS, "bits"))
     columns: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def header(self, path: Path) -> Header:
+        """Return what a file says of itself, DICOM or picture."""
+        return radiograph_header(path)
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the files, the declared bits, and how they are read."""

@@ -7,13 +7,15 @@ declared bits; a picture is cropped, resized and padded as in the Fed-Align-CL p
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from datasets.images.headers import Header
 from datasets.images.index import ImageIndex
 from datasets.images.manifests import KEYS, Form, ManifestDataSet
 from datasets.radiographs.dataset import RadiographDataSet
 from datasets.radiographs.decoding import fit_square
-from datasets.radiographs.dicom import read_radiograph
+from datasets.radiographs.dicom import radiograph_header, read_radiograph
 from datasets.radiographs.vendor_profiles import Grey
 from models.contract.settings import CommonSettings
 
@@ -24,6 +26,10 @@ class Mammography(ManifestDataSet, RadiographDataSet):
     name = "mammography"
     origin = "own"
     form = Form("mammography.yaml", 2048, 0.2, bits=16, keys=(*KEYS, "bits"))
+
+    def header(self, path: Path) -> Header:
+        """Return what a file says of itself, DICOM or picture."""
+        return radiograph_header(path)
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the files, and the declared bits."""

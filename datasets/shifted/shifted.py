@@ -25,6 +25,7 @@ from datasets.shifted.pools import Pool, Source, locate, open_pool
 from datasets.shifted.sources import SOURCES
 from datasets.shifted.tracks import cut_by_track
 from datasets.silo.cache import cached_silo
+from datasets.silo.measures import Measure, picture_measures
 from datasets.silo.silos import DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
 from models.contract.errors import DataError
 from models.contract.seeding import generator
@@ -167,6 +168,14 @@ def _figures(source: Source, settings: CommonSettings) -> tuple[Tensor, Tensor] 
     return mean, std
 
 
+def unscaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
+    """Return what ``scaled`` made from 0 to 1; noise may go beyond."""
+    if settings.pixel_scale == "raw":
+        return pixels.double() / 255
+    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
+    return pixels.double() * std + mean
+
+
 @dataclass(frozen=True)
 class ShiftedImages(DataSet):
     """Silos cut from one pool of images."""
@@ -226,6 +235,11 @@ class ShiftedImages(DataSet):
     def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
         """Return the source's, unless 'pixel-scale' is raw."""
         return _figures(self.source, settings)
+
+    def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
+        """Return how bright the images are, whatever scale they are on."""
+        inputs = {name: split.inputs for name, split in silo.splits().items()}
+        return picture_measures(inputs, lambda batch: unscaled(batch, self.source, settings))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""

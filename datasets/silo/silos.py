@@ -18,6 +18,7 @@ from torch import Tensor
 from datasets.io.atomic_files import write_atomically
 from datasets.io.licence import Licence, Origin, licence_of
 from datasets.io.locations import Places, PublicFiles
+from datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
 from models.contract.errors import DataError
 from models.contract.feature_statistics import FeatureStatistics
 from models.contract.settings import CommonSettings
@@ -183,6 +184,19 @@ class DataSet(ABC):
         None: a silo holds pixels as they were read, and networks scale them.
         """
         return None
+
+    def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
+        """Return what a survey counts of the silo's samples; of images how bright they are."""
+        inputs = {name: split.inputs for name, split in silo.splits().items()}
+        return picture_measures(inputs, unit_pixels)
+
+    def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
+        """Return what a survey counts of the silo's files, as they lie there; maybe nothing."""
+        return []
+
+    def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
+        """Return the samples that the silo leaves out."""
+        return LeftOutRows(silo.dropped)
 
     def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
         """Refuse settings that cannot be, by a ``SettingError``."""

@@ -20,6 +20,7 @@ from datasets.images.dataset import ImageDataSet
 from datasets.images.decoding import Decoded
 from datasets.images.index import ImageIndex
 from datasets.io.locations import Places
+from datasets.silo.measures import Measure
 from datasets.silo.silos import ImageReader, no_such_silo
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
@@ -134,6 +135,10 @@ class PhantomDataSet(ImageDataSet):
         """Return the reading of real files: made-up images come from none."""
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)
+
+    def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
+        """Return nothing: there are no files."""
+        return []
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return the version: names and numbers decide the rest."""

@@ -12,9 +12,11 @@ import torch
 from datasets.io.locations import Places, data_folder, find_places
 from datasets.io.text_files import read_text
 from datasets.silo.cache import cached_silo
+from datasets.silo.measures import LeftOutRows, Measure
 from datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
 from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
-from datasets.tables.parsing import TableSchema, parse_table
+from datasets.tables.columns import column_measures
+from datasets.tables.parsing import TableSchema, left_out_rows, parse_table
 from datasets.tables.schema_file import read_schema
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
@@ -46,6 +48,16 @@ class TableDataSet(DataSet):
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return the schema's sites, in its order."""
         return list(self.schema(find_places(settings.data_dir, settings.cache_dir)).sites)
+
+    def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
+        """Return the columns: numbers with their edges, categories by their levels."""
+        return column_measures(self.schema(places), silo)
+
+    def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
+        """Return the rows that are left out, and in which columns they lack a value."""
+        schema = self.schema(places)
+        text, where = self.text_of(silo.name, schema, places)
+        return left_out_rows(text, schema, where)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's table."""

@@ -29,19 +29,19 @@ _FILES = {
     "va": RemoteFile("processed.va.data", "4249d03ca7711e84f4444768c9426170", 6_737),
 }
 
-# Round clinical figures as declared means and standard deviations; cholesterol 0 is common in two
-# of the four files, where it was not measured.
+# Round clinical figures as declared means and standard deviations, and as edges of a survey;
+# cholesterol 0 is common in two of the four files, where it was not measured.
 _COLUMNS = (
-    Column("age", mean=55.0, std=10.0),
-    Column("sex", mean=0.5, std=0.5),
+    Column("age", mean=55.0, std=10.0, edges=(30.0, 40.0, 50.0, 60.0, 70.0)),
+    Column("sex", mean=0.5, std=0.5, edges=(0.5,)),
     Column("cp", "categorical", ("1", "2", "3", "4")),
-    Column("trestbps", mean=130.0, std=20.0),
-    Column("chol", mean=200.0, std=100.0),
-    Column("fbs", mean=0.5, std=0.5),
+    Column("trestbps", mean=130.0, std=20.0, edges=(100.0, 120.0, 140.0, 160.0, 180.0)),
+    Column("chol", mean=200.0, std=100.0, edges=(1.0, 150.0, 200.0, 250.0, 300.0, 400.0)),
+    Column("fbs", mean=0.5, std=0.5, edges=(0.5,)),
     Column("restecg", "categorical", ("0", "1", "2")),
-    Column("thalach", mean=140.0, std=25.0),
-    Column("exang", mean=0.5, std=0.5),
-    Column("oldpeak", mean=1.0, std=1.0),
+    Column("thalach", mean=140.0, std=25.0, edges=(80.0, 100.0, 120.0, 140.0, 160.0, 180.0)),
+    Column("exang", mean=0.5, std=0.5, edges=(0.5,)),
+    Column("oldpeak", mean=1.0, std=1.0, edges=(0.5, 1.0, 2.0, 3.0)),
     Column("slope", "ignored"),
     Column("ca", "ignored"),
     Column("thal", "ignored"),

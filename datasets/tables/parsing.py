@@ -6,7 +6,6 @@ levels are declared, not found, so that all hospitals have the same features wit
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from datasets.io.digests import json_digest
 from datasets.io.text_files import csv_lines, same_text
+from datasets.silo.measures import LeftOutRows
 from models.contract.errors import DataError
 from models.contract.feature_statistics import FeatureStatistics
 
@@ -30,6 +30,7 @@ class Column:
     """A column: ``kind`` of ``KINDS``; ``levels`` of a categorical one, in order.
 
     ``mean`` and ``std`` are what a numeric column is standardised by where figures are declared.
+    ``edges`` are those of its histogram in a survey; where there are none they follow from both.
     """
 
     name: str
@@ -37,6 +38,13 @@ class Column:
     levels: tuple[str, ...] = ()
     mean: float | None = None
     std: float | None = None
+    edges: tuple[float, ...] = ()
+
+    def survey_edges(self) -> tuple[float, ...]:
+        """Return the edges of its histogram; empty: nothing says where they could be."""
+        if self.edges or self.mean is None or self.std is None:
+            return self.edges
+        return tuple(self.mean + step * self.std for step in range(-3, 4))
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class TableSchema:
     def digest(self) -> str:
         """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
         facts = [
-            [dataclasses.astuple(column) for column in self.columns],
+            [[c.name, c.kind, c.levels, c.mean, c.std] for c in self.columns],
             [self.label, [[name, sorted(values)] for name, values in self.classes.items()]],
             [sorted(same_text(mark) for mark in self.missing), self.policy],
         ]
@@ -200,6 +208,29 @@ def _names_of_new(
         labelled = schema.label in {name.strip() for name in first}
         return _header(first, [*known, *([schema.label] if labelled else [])], where), lines[1:]
     return [*known, *([schema.label] if len(first) == len(known) + 1 else [])], lines
+
+
+def left_out_rows(text: str, schema: TableSchema, where: str) -> LeftOutRows:
+    """Return the rows of a CSV text that ``parse_table`` drops, and in which columns they lack one.
+
+    Raises:
+        DataError: as ``parse_table`` does.
+    """
+    lines = csv_lines(text, where, schema.delimiter)
+    names = [*(column.name for column in schema.columns), schema.label]
+    if schema.header:
+        names = _header(lines[0][1] if lines else [], names, where)
+        lines = lines[1:]
+    used = {column.name for column in schema.columns if column.kind != "ignored"}
+    missing = dict.fromkeys([name for name in names if name in {*used, schema.label}], 0)
+    count = 0
+    for _, line in lines:
+        tokens = dict(zip(names, line, strict=False))
+        lacking = [name for name in missing if schema.lacks(tokens.get(name, "").strip())]
+        if schema.label in lacking or (lacking and schema.policy == "drop"):
+            count += 1
+            missing |= {name: missing[name] + 1 for name in lacking}
+    return LeftOutRows(count, missing)
 
 
 def _header(line: list[str], wanted: list[str], where: str) -> list[str]:

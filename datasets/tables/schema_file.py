@@ -5,6 +5,7 @@ A fault is told with the file and the key, and never with a value.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,8 @@ from datasets.io.declarations import Declared, Text, fault, number, whole
 from datasets.io.text_files import same_text
 from datasets.silo.declared_silos import ClassLists, Sites, one_class_each, read_declared
 from datasets.tables.parsing import Column, TableSchema
+
+_MOST_EDGES = 64
 
 
 class ColumnModel(Declared):
@@ -26,6 +29,7 @@ class ColumnModel(Declared):
     levels: list[Text] = Field(default_factory=list)
     mean: Annotated[float | None, number(-1e300, 1e300)] = None
     std: Annotated[float | None, number(1e-12, 1e300)] = None
+    edges: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _consistent(self) -> ColumnModel:
@@ -40,6 +44,12 @@ class ColumnModel(Declared):
             raise fault(f"column '{self.name}' has one level only: declare it as 'ignored'")
         if (self.mean is None) != (self.std is None):
             raise fault(f"column '{self.name}' declares one of 'mean' and 'std'; give both or none")
+        rising = all(low < high for low, high in pairwise(self.edges))
+        if self.edges and (self.kind != "numeric" or not rising or len(self.edges) > _MOST_EDGES):
+            raise fault(
+                f"column '{self.name}' has 'edges', which must be up to {_MOST_EDGES} rising "
+                "numbers of a numeric column"
+            )
         return self
 
     def forms(self) -> tuple[str, ...]:
@@ -95,7 +105,8 @@ def read_schema(path: Path) -> TableSchema:
     schema = read_declared(path, SchemaModel)
     return TableSchema(
         columns=tuple(
-            Column(one.name, one.kind, one.forms(), one.mean, one.std) for one in schema.columns
+            Column(one.name, one.kind, one.forms(), one.mean, one.std, tuple(one.edges))
+            for one in schema.columns
         ),
         label=schema.label.column,
         classes=one_class_each(schema.label.classes),

@@ -1,0 +1,111 @@
+"""What a survey counts of a silo: a number or a level of each sample, with the declared edges.
+
+Edges and levels are declared by the data set, never by who asks: whoever could choose them could
+close them around one patient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Values = npt.NDArray[np.float64]
+
+_BATCH = 256  # images
+_TENTHS = tuple(round(0.1 * step, 1) for step in range(1, 10))
+_TWENTIETHS = tuple(round(0.05 * step, 2) for step in range(1, 9))
+_COLOURS = ("red", "green", "blue")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A feature of all samples of a site.
+
+    Attributes:
+        name: the feature's.
+        values: per split one number a sample, NaN where it has none; of ``levels`` their places.
+        edges: rising; empty: no histogram can be made.
+        levels: instead of edges.
+        may_lack: whether a sample can be without a value, by the data set's own rules.
+    """
+
+    name: str
+    values: Mapping[str, Values]
+    edges: tuple[float, ...] = ()
+    levels: tuple[str, ...] = ()
+    may_lack: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether it has a histogram."""
+        return bool(self.levels or self.edges)
+
+    def counts(self, split: str) -> list[int]:
+        """Return the histogram of a split, where one can lack at last those without a value."""
+        values = self.values[split]
+        known = values[~np.isnan(values)]
+        edges = np.array(self.edges)
+        places = known.astype(np.int64) if self.levels else np.searchsorted(edges, known, "right")
+        cells = len(self.levels) or len(self.edges) + 1
+        counts = [int(count) for count in np.bincount(places, minlength=cells)]
+        return [*counts, len(values) - len(known)] if self.may_lack else counts
+
+
+@dataclass(frozen=True)
+class LeftOutRows:
+    """Samples of no split: their number and, of a table, those without a value by column."""
+
+    count: int
+    missing: Mapping[str, int] = field(default_factory=dict)
+
+
+def picture_measures(
+    pictures: Mapping[str, Tensor], to_unit: Callable[[Tensor], Tensor]
+) -> list[Measure]:
+    """Return brightness and contrast of each image, of colour images the mean of each channel too.
+
+    Args:
+        pictures: per split (n, channels, height, width).
+        to_unit: makes of a batch numbers from 0 (black) to 1 (white).
+    """
+    splits = {name: _picture_figures(inputs, to_unit) for name, inputs in pictures.items()}
+    channels = pictures["train"].shape[1]
+    named = ["brightness", "contrast", *(_COLOURS if channels == len(_COLOURS) else ())]
+    return [
+        Measure(
+            name,
+            {split: figures[:, place] for split, figures in splits.items()},
+            _TWENTIETHS if name == "contrast" else _TENTHS,
+        )
+        for place, name in enumerate(named)
+    ]
+
+
+def unit_pixels(batch: Tensor) -> Tensor:
+    """Return 8-bit images, or radiographs of 16 bits less 32768, from 0 to 1."""
+    if batch.dtype == torch.uint8:
+        return batch.double() / 255
+    if batch.dtype == torch.int16:
+        return (batch.double() + 32768) / 65535
+    return batch.double()
+
+
+def _picture_figures(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
+    """Return mean, standard deviation and channels' means of each image."""
+    parts = [np.empty((0, 2 + len(_COLOURS)))]
+    for start in range(0, len(inputs), _BATCH):
+        pixels = to_unit(inputs[start : start + _BATCH])
+        whole = pixels.flatten(1)
+        means = pixels.flatten(2).mean(dim=2)
+        figures = torch.zeros(len(pixels), 2 + len(_COLOURS), dtype=torch.float64)
+        figures[:, 0], figures[:, 1] = whole.mean(dim=1), whole.std(dim=1, correction=0)
+        channels = min(means.shape[1], len(_COLOURS))
+        figures[:, 2 : 2 + channels] = means[:, :channels]
+        parts.append(figures.numpy())
+    return np.concatenate(parts)
