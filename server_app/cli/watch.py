@@ -40,13 +40,17 @@ def _watch(
     once: _Once = False,
     port: _Port = None,
 ) -> None:
-    from server_app.watch.view import look_at_deployment, look_at_run
+    from server_app.watch.view import Look, look_at_deployment, look_at_run
 
-    if (run_dir is None) == (deployment is None):
+    look: Look
+    if run_dir is not None and deployment is None:
+        look = partial(look_at_run, run_dir)
+    elif deployment is not None and run_dir is None:
+        look = partial(look_at_deployment, deployment)
+    else:
         raise SettingError("name a run directory, or a deployment by --deployment: one of both")
     if once and port is not None:
         raise SettingError("--once prints a line and ends, --port goes on: give one of them")
-    look = partial(look_at_run, run_dir) if run_dir else partial(look_at_deployment, deployment)
     view = look()  # what is wrong is said now, not by a page
     if once:
         print(view.line())

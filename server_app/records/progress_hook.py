@@ -54,7 +54,7 @@ def _harmless(
     """Return a hook's method that takes note and cannot fail."""
 
     @functools.wraps(note)
-    def noted(self: ProgressRecord, *args: P.args, **kwargs: P.kwargs) -> None:
+    def noted(self: ProgressRecord, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             with self.lock:
                 note(self, *args, **kwargs)

@@ -18,7 +18,7 @@ from models.contract.settings_schema import Value
 from server_app.cli.main import main
 from server_app.deploy.deployment import SERVER, Deployment, read_deployment
 from server_app.records.run_directory import RunDirectory
-from server_app.run.processes import runs
+from tests.support.deployed import kill
 
 SITES = 3
 HALT = 60.0  # seconds
@@ -48,17 +48,6 @@ def _training(
     return process
 
 
-def _kill(deployment: Deployment, member: str) -> None:
-    """Kill a member's process and all that it started, as a power cut would."""
-    process = deployment.process(member)
-    assert process
-    tree = [process, *process.children(recursive=True)]
-    for one in tree:
-        one.kill()
-    while any(runs(one) for one in tree):
-        time.sleep(0.05)
-
-
 def _ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     printed, _ = process.communicate(timeout=_LIMIT)
     return process.returncode, printed
@@ -79,7 +68,7 @@ def test_a_killed_hospital_stops_the_run_by_name_and_comes_back_to_it(
     deployment = read_deployment(folder)
     site = deployment.sites[0]
     process = _training(begin, values, "killed", site, 2, folder)
-    _kill(deployment, site)
+    kill(deployment, site)
     code, printed = _ended(process)
     assert code == 1, printed
     assert f"site {site}, round 2" in printed
@@ -99,7 +88,7 @@ def test_a_run_goes_on_without_a_killed_hospital_if_enough_answer(
     gone, *stay = deployment.sites
     enough = values | {"min-sites": SITES - 1}
     process = _training(begin, enough, "without", gone, 1, folder)
-    _kill(deployment, gone)
+    kill(deployment, gone)
     code, printed = _ended(process)
     assert code == 0, printed
     assert f"going on without site {gone}: no answer in time" in printed
@@ -114,7 +103,7 @@ def test_a_killed_server_comes_back_with_its_database_and_the_run_resumes(
     deployment = read_deployment(folder)
     site = deployment.sites[0]
     process = _training(begin, values, "headless", site, 2, folder)
-    _kill(deployment, SERVER)
+    kill(deployment, SERVER)
     code, printed = _ended(process)
     assert code == 1, printed
     before = read_deployment(folder)
@@ -204,7 +193,7 @@ def test_two_hospitals_with_one_name_are_refused(
 ) -> None:
     deployment = read_deployment(folder)
     first, second, *_ = deployment.sites
-    _kill(deployment, second)
+    kill(deployment, second)
     configs = {**deployment.node_config, second: deployment.node_config[first]}
     wrong = Deployment(
         deployment.folder, deployment.ports, configs, deployment.started, deployment.nodes
@@ -217,5 +206,5 @@ def test_two_hospitals_with_one_name_are_refused(
         assert f"is registered as '{second}' and says that it is '{first}'" in printed
     finally:
         now = read_deployment(folder)
-        _kill(now, second)
+        kill(now, second)
         Deployment(now.folder, now.ports, deployment.node_config, now.started, now.nodes).write()

@@ -1,0 +1,19 @@
+"""What tests do to the processes of a deployment."""
+
+from __future__ import annotations
+
+import time
+
+from server_app.deploy.deployment import Deployment
+from server_app.run.processes import runs
+
+
+def kill(deployment: Deployment, member: str) -> None:
+    """Kill a member's process and all that it started, as a power cut would."""
+    process = deployment.process(member)
+    assert process
+    tree = [process, *process.children(recursive=True)]
+    for one in tree:
+        one.kill()
+    while any(runs(one) for one in tree):
+        time.sleep(0.05)
