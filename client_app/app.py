@@ -1,4 +1,4 @@
-"""The Flower ClientApp: three message kinds, handed to the method of the run config.
+"""The Flower ClientApp: four message kinds, handed to the method of the run config.
 
 Whatever fails at a site becomes an error reply that names site, round and reason, so that the
 server's failure policy can decide; the traceback stays in the site's own log. A hospital that has
@@ -36,6 +36,12 @@ Answer = Callable[[Message, Context], RecordDict]
 def hello(message: Message, context: Context) -> Message:
     """Say who this site is and what its silo holds: counts and fingerprints, no data."""
     return _reply(message, context, _hello)
+
+
+@app.query("survey")
+def survey(message: Message, context: Context) -> Message:
+    """Say what the data are like: floored counts, the same whatever is asked again."""
+    return _reply(message, context, _survey)
 
 
 @app.train()
@@ -162,6 +168,17 @@ def _hello(message: Message, context: Context) -> RecordDict:
         # The server does not know yet whom it asks: the name must be in the answer
         raise type(error)(f"{who_is(context)}: {error}") from None
     return RecordDict({CONFIG: ConfigRecord(facts.to_config())})
+
+
+def _survey(message: Message, context: Context) -> RecordDict:
+    from client_app.site.identity import who_is
+    from client_app.survey.question import answer_survey
+
+    try:
+        refuse_other_versions(message.content.config_records.get(CONFIG, {}))
+        return answer_survey(context)
+    except FedsiloError as error:
+        raise type(error)(f"{who_is(context)}: {error}") from None
 
 
 def site_facts(site: Site) -> SiteFacts:

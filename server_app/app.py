@@ -26,6 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.run.meeting import write_meeting
     from server_app.run.ray_engine import LAUNCH_VARIABLE
     from server_app.run.runner import run
+    from server_app.run.survey import run_survey
 
     try:
         launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
@@ -35,6 +36,8 @@ def main(grid: Grid, context: Context) -> None:
         settings = resolve(values)
         if settings.common.meeting:
             write_meeting(grid, settings)
+        elif settings.common.purpose == "survey":
+            run_survey(grid, settings)
         else:
             run(grid, settings, launch)
     except FedsiloError as error:

@@ -19,7 +19,7 @@ from client_app.site.run_book import RunBook
 from client_app.site.watch import watched
 from datasets.io.locations import find_places
 from datasets.silo.retention import prune_cache
-from models.contract.messages import CONFIG, HELLO, Instruction
+from models.contract.messages import CONFIG, HELLO, SURVEY, Instruction
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import build
 
@@ -45,7 +45,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
     if folder is None or CONFIG not in message.content.config_records:
         return answer(message, context)  # which refuses both before anything is trained
     book = RunBook(folder)
-    if message.metadata.message_type == HELLO:
+    if message.metadata.message_type in (HELLO, SURVEY):
         with refusing_as(site):
             book.hello(limits)
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)

@@ -22,7 +22,7 @@ from client_app.site.identity import own_name, refusing_as
 from client_app.site.limits import Limits
 from client_app.site.node import own_folder
 from models.contract.errors import RefusedError, SettingError
-from models.contract.messages import CONFIG
+from models.contract.messages import CONFIG, SURVEYED
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, build, key_of, setting
 
@@ -150,6 +150,16 @@ class SiteFile(Limits):
                     f"the site file does not let {', '.join(groups[:5])}{more} leave ('{key}'), "
                     "which the method sends: nothing left the site"
                 )
+
+    def survey_parts(self, parts: Iterable[str]) -> set[str]:
+        """Return those of a survey's parts that 'records' list by 'survey/' and none refuses."""
+        listed = [pattern for pattern in self.records if pattern.startswith(f"{SURVEYED}/")]
+        return {
+            part
+            for part in parts
+            if matches(f"{SURVEYED}/{part}", listed)
+            and not matches(f"{SURVEYED}/{part}", self.refused_records)
+        }
 
     def over(self, context: Context) -> Context:
         """Return the context with the file's limits in its node config, the stricter of both.

@@ -117,7 +117,9 @@ class RunBook:
             runs[run_name].seconds += seconds
 
     def hello(self, limits: Limits) -> None:
-        """Count a question who this site is: three are answered for each run of a day, and ten.
+        """Count a question who this site is, or what its data are like.
+
+        Three are answered for each run of a day, and ten.
 
         Raises:
             RefusedError: there were more in 24 hours.
@@ -129,7 +131,7 @@ class RunBook:
                 day = RunRecord(time.time())
             if day.messages >= most:
                 raise RefusedError(
-                    f"the site has said {most} times in 24 hours who it is "
+                    f"the site has said {most} times in 24 hours who it is, or what its data are "
                     "('max-runs-per-day'): ask again tomorrow"
                 )
             day.messages += 1

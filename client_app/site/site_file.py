@@ -19,10 +19,10 @@ from datasets.io.declarations import (
 )
 from datasets.registry import DATA_SETS
 from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, CONFIG, METRICS
+from models.contract.messages import ARRAYS, CONFIG, METRICS, SURVEYED
 from models.contract.settings_schema import unknown_key, unknown_name
 
-_ROOTS = (f"{ARRAYS}/", f"{METRICS}/", f"{CONFIG}/")
+_ROOTS = (f"{ARRAYS}/", f"{METRICS}/", f"{CONFIG}/", f"{SURVEYED}/")
 
 
 def read_limits(text: str, limits: type) -> Declared:

@@ -39,7 +39,13 @@ CANNOT = 3  # exit code: it would fail again
 _RENEWED_AFTER = 1000  # tasks
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # What a first message would import; torch._dynamo comes with its optimisers
-_PACKAGES = ("client_app.methods", "client_app.training", "client_app.privacy", "client_app.site")
+_PACKAGES = (
+    "client_app.methods",
+    "client_app.training",
+    "client_app.privacy",
+    "client_app.site",
+    "client_app.survey",
+)
 _MODULES = (
     "torch",
     "torch._dynamo",

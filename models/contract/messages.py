@@ -19,6 +19,7 @@ ARRAYS = "arrays"
 FIGURES = "figures"  # mean and std to standardise a table by, float64
 CONFIG = "config"
 METRICS = "metrics"
+SURVEYED = "survey"  # a site's answer to a survey
 
 NUM_EXAMPLES = "num-examples"
 SECONDS = "seconds"
@@ -34,6 +35,7 @@ TRAINED = "trained"
 _NOTE = "note."
 
 HELLO = "query.hello"
+SURVEY = "query.survey"
 TRAIN = "train"
 DISTIL = "distil"
 EVALUATE = "evaluate"

@@ -330,6 +330,12 @@ class CommonSettings:
     out: str = setting(
         "", "folder of run directories; empty: $FEDSILO_RUNS, ~/.fedsilo/runs", roles="circumstance"
     )
+    purpose: str = setting(
+        "train",
+        "what sites are asked for: to train, or once for a survey of their data",
+        roles="circumstance",
+        choices=("train", "survey"),
+    )
     run_name: str = setting(
         "", "name of the run directory; empty: made from method and time", roles="circumstance"
     )

@@ -24,6 +24,7 @@ from server_app.cli import (
     report,
     runs,
     settings,
+    survey,
     sweep,
     watch,
 )
@@ -31,7 +32,8 @@ from server_app.cli.options import PANELS
 from server_app.run.processes import end_if_bound
 
 _LOOK = (figures, report, sweep, bars)
-_MODULES = (runs, watch, compare, *_LOOK, finetune, predict, deploy, doctor, data, settings)
+_DATA = (data, survey, settings)
+_MODULES = (runs, watch, compare, *_LOOK, finetune, predict, deploy, doctor, *_DATA)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from models.contract.settings_schema import Value
@@ -36,6 +37,7 @@ def run(
     *,
     seed: int | None = None,
     name: str | None = None,
+    overrides: Mapping[str, Value] | None = None,
 ) -> Path:
     """Run an experiment on the deployment and wait for its end.
 
@@ -46,6 +48,7 @@ def run(
         say: is told each command.
         seed: instead of the experiment's.
         name: of the run directory.
+        overrides: settings over all others, by key.
 
     Returns:
         The run directory.
@@ -57,9 +60,9 @@ def run(
 
     deployment = read_deployment(folder)
     given: dict[str, Value | None] = {"seed": seed, "run-name": name}
-    overrides = {key: value for key, value in given.items() if value is not None}
+    chosen = {key: value for key, value in given.items() if value is not None}
     at_server = dataclasses.replace(sources, out=deployment.runs)
-    settings, _ = planned(experiment, at_server, overrides=overrides)
+    settings, _ = planned(experiment, at_server, overrides={**chosen, **(overrides or {})})
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)

@@ -130,16 +130,23 @@ def flower_identity() -> Iterator[None]:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
 
 
+@contextmanager
+def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
+    """Give a grid of ``nodes`` simulated sites in this process."""
+    from client_app.app import app
+
+    with flower_identity():
+        yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
+
+
 def run_inline(settings: RunSettings, nodes: int, draw: bool = True) -> RunDirectory:
     """Run ``settings`` over ``nodes`` simulated sites in this process; ``draw``: with pictures.
 
     Raises:
         FedsiloError: the run failed.
     """
-    from client_app.app import app
     from server_app.run.runner import run
 
-    with flower_identity():
-        grid = InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
+    with inline_grid(settings, nodes) as grid:
         launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
         return run(grid, settings, launch, draw)

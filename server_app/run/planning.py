@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datasets.registry import silo_names
-from models.contract.errors import RunDirectoryError
+from models.contract.errors import RunDirectoryError, SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, keys_with
 from server_app.config.experiments import SIMULATION_FILE, find_experiment
@@ -145,6 +145,8 @@ def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) ->
     Raises:
         FedsiloError: the run failed.
     """
+    if settings.common.purpose != "train":
+        raise SettingError("setting 'purpose' is 'survey': 'fedsilo survey' asks for that")
     # Told here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     if engine == "ray":

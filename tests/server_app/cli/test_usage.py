@@ -22,7 +22,7 @@ PANELS = {
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate export card",
     "Deploy": "deploy doctor",
-    "Data and settings": "fetch datasets settings experiments",
+    "Data and settings": "fetch datasets survey settings experiments",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
 EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
@@ -114,6 +114,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("simulate", "set config out file engine supernodes seed name track"),
         ("resume", "engine supernodes track"),
         ("watch", "deployment once port"),
+        ("survey", "deployment set config out file supernodes name"),
         (
             "compare",
             "set config out file engine supernodes seeds jobs split splits metrics median tests "

@@ -1,0 +1,125 @@
+"""A survey's question at a site: whether it is answered, with what, and which parts may leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from client_app.opening import Site, open_site
+from client_app.site.identity import node_cap, own_name, site_settings
+from client_app.site.node import is_simulated, own_folder
+from client_app.site.policy import SITE_FILE, read_site_file, refuse_few
+from client_app.site.secret_seed import secret_seed
+from client_app.survey.answer import Answering, fingerprint
+from client_app.survey.kept import Kept, first_answer
+from datasets.registry import data_set
+from models.contract.errors import DataError, RefusedError
+from models.contract.messages import SURVEYED
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, keys_with
+from models.contract.survey import ABOUT, Survey
+
+# What decides which samples there are and what is counted of them
+_DECISIVE = ("dataset", *keys_with(CommonSettings, "partition", "silo", "sampling", "split"))
+
+
+def answer_survey(context: Context) -> RecordDict:
+    """Return what leaves of the site's answer.
+
+    Raises:
+        FedsiloError: the site does not answer surveys, or its data cannot be used.
+    """
+    if is_simulated(context):
+        return _record(_made(context, 0).parts)
+    _refuse_where_noise_is_demanded(context)
+    folder = own_folder(context, own_name(context))
+    if folder is None:
+        raise RefusedError(
+            "the node config names no 'state-dir', where the first answer to a survey is kept: "
+            "start the SuperNode with one"
+        )
+    allowed = _allowed_parts(context)
+    dataset = site_settings(context).dataset
+    kept, new = first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
+    parts = dict(kept.parts) if new else _again(context, kept)
+    return _record({name: text for name, text in parts.items() if name in allowed})
+
+
+def _refuse_where_noise_is_demanded(context: Context) -> None:
+    if node_cap(context).max_epsilon:
+        raise RefusedError(
+            "the site has a cap on epsilon, and a survey's counts have no noise: leave the site "
+            "out, or have the hospital answer without a cap"
+        )
+
+
+def _allowed_parts(context: Context) -> set[str]:
+    """Return the parts that the hospital's site file names.
+
+    A pattern for everything is not enough: files that have one are older than surveys.
+
+    Raises:
+        RefusedError: there is no site file, or it names none.
+    """
+    if SITE_FILE not in context.node_config:
+        raise RefusedError(
+            "the hospital has no site file, and a survey needs one whose 'records' list what may "
+            f"leave of it: '{SURVEYED}/*', or part by part"
+        )
+    parts = [name.replace("_", "-") for name in Survey.model_fields]
+    allowed = read_site_file(context).survey_parts(parts)
+    if ABOUT not in allowed:
+        raise RefusedError(
+            f"the site file's 'records' do not list '{SURVEYED}/{ABOUT}', and no survey leaves "
+            f"without it: '{SURVEYED}/*' is everything of a survey"
+        )
+    return allowed
+
+
+def _made(context: Context, secret: int) -> Kept:
+    """Return an answer, made now, with broken images left out and counted."""
+    site, run = _opened(context)
+    answering = Answering(site.silo, site.settings, site.simulated, site.limits, secret)
+    answer = answering.answer()
+    return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
+
+
+def _again(context: Context, kept: Kept) -> dict[str, str]:
+    """Return an answer that was kept; ``about`` says whether the data are still the same."""
+    now = _opened(_under(context, kept.settings))[0].silo
+    about = json.loads(kept.parts[ABOUT])
+    about["changed"] = dict(fingerprint(now)) != dict(kept.fingerprint)
+    return {**kept.parts, ABOUT: json.dumps(about)}
+
+
+def _opened(context: Context) -> tuple[Site, dict[str, Value]]:
+    """Return the site, and the run's settings that decided what its silo is."""
+    run = dict(context.run_config)
+    try:
+        site = open_site(context)
+    except DataError:
+        read = data_set(site_settings(context).dataset).settings
+        if "broken-images" not in read or run.get("broken-images") == "skip":
+            raise
+        run["broken-images"] = "skip"
+        site = open_site(_under(context, run))
+    refuse_few(site.silo, context.node_config)
+    decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}
+    return site, {key: value for key, value in run.items() if key in decisive}
+
+
+def _under(context: Context, settings: Mapping[str, Value]) -> Context:
+    """Return the context with these settings over the run's."""
+    return Context(
+        context.run_id,
+        context.node_id,
+        context.node_config,
+        context.state,
+        {**context.run_config, **settings},
+    )
+
+
+def _record(parts: Mapping[str, str]) -> RecordDict:
+    return RecordDict({SURVEYED: ConfigRecord(dict(parts))})
