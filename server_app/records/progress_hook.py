@@ -1,7 +1,7 @@
 """The hook that keeps ``progress.json`` and ``progress.prom`` up to date while a run goes on.
 
-It looks on and nothing more: files are written by a thread of its own, a few times a second at
-most, and whatever fails in it is told once and never reaches the run.
+It looks on and nothing more: files are written by a thread of its own, once a second at most, and
+whatever fails in it is told once and never reaches the run.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def watch_page(view: View) -> str:
     if view.members:
         pairs = [(member, "runs" if runs else "down") for member, runs in view.members]
         sections.append(Section("Deployment", [Facts(pairs)]))
-    return page(view.title, sections[:2] + sections[2:], subtitle=view.line(), foot=_FOOT)
+    return page(view.title, sections, subtitle=view.line(), foot=_FOOT)
 
 
 _NO_RUN = Text(["There has been no run yet."])
