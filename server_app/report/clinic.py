@@ -47,8 +47,8 @@ def clinic_sections(run: ReportedRun) -> list[Section]:
     return [
         Section("Who took part", who_took_part(run)),
         Section("How often it is right", [*_overall(run, figures)]),
-        Section("What is found and what is missed, by class", [*_by_class(outcomes)]),
-        Section("Whether its certainty can be trusted", [*_certainty(figures)]),
+        Section("What is found and what is missed, by class", [*_by_class(run.name, outcomes)]),
+        Section("Whether its certainty can be trusted", [*_certainty(run.name, figures)]),
         Section("What failed", failures(run)),
         Section("What this report does not say", [Items(_LIMITS)]),
     ]
@@ -80,7 +80,7 @@ def _overall(run: ReportedRun, figures: Figures) -> Iterator[Block]:
     columns = ["site", "test samples", "accuracy", "balanced accuracy", "AUC"]
     yield Table("Test samples, by site", columns, rows, _INTERVALS)
     alt = "; ".join(f"{row[0]}: {row[2]}, {row[1]} samples" for row in rows if row[0] in drawn)
-    svg = estimates("accuracy", {"accuracy": drawn}, "accuracy on test samples")
+    svg = estimates(_id(run.name, "accuracy"), {"accuracy": drawn}, "accuracy on test samples")
     yield Pictures([Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")])
 
 
@@ -90,7 +90,7 @@ def _accuracy_interval(accuracy: float | None, samples: int) -> Interval | None:
     return wilson(min(samples, max(0, round(accuracy * samples))), samples)
 
 
-def _by_class(outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Block]:
+def _by_class(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Block]:
     told = [o for by_class in outcomes.values() for o in by_class]
     if not any(o.right is not None or o.false is not None for o in told):
         yield Text(
@@ -111,7 +111,7 @@ def _by_class(outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Block]
     for site, by_class in outcomes.items():
         yield _class_table(site, by_class)
     yield Text([_INTERVALS])
-    yield Pictures([*_class_pictures(outcomes)])
+    yield Pictures([*_class_pictures(run, outcomes)])
 
 
 def _class_table(site: str, by_class: Sequence[ClassOutcome]) -> Table:
@@ -142,7 +142,7 @@ def _cell(figure: tuple[float, Interval | None] | None) -> str:
     return NONE if figure is None else with_interval(*figure)
 
 
-def _class_pictures(outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Picture]:
+def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Picture]:
     """Yield a picture a class, of the first classes; of two classes one says all."""
     names = list(dict.fromkeys(o.name for by_class in outcomes.values() for o in by_class))
     chosen = names[1:] if len(names) == 2 else names[:_DRAWN_CLASSES]
@@ -172,11 +172,11 @@ def _class_pictures(outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[
             for title, by_site in series.items()
             for site, e in by_site.items()
         ]
-        svg = estimates(f"class-{_slug(name)}", series, "share, with 95 % interval")
+        svg = estimates(_id(run, f"class-{name}"), series, "share, with 95 % interval")
         yield Picture(svg, f"Class {name} by site. {'; '.join(said)}.", f"Class {name}: by site.")
 
 
-def _certainty(figures: Figures) -> Iterator[Block]:
+def _certainty(run: str, figures: Figures) -> Iterator[Block]:
     sure, doubtful = (bins(figures.values(), family) for family in (CONFIDENCE, UNCERTAINTY))
     vacant = bins(figures.values(), "certainty")
     if not sure:
@@ -197,11 +197,15 @@ def _certainty(figures: Figures) -> Iterator[Block]:
         ]
     )
     drawn = [
-        _diagram("reliability", sure, "confidence: the largest probability", diagonal=True),
-        _diagram("uncertainty", doubtful, "uncertainty", diagonal=False),
+        _diagram(
+            _id(run, "reliability"), sure, "confidence: the largest probability", diagonal=True
+        ),
+        _diagram(_id(run, "uncertainty"), doubtful, "uncertainty", diagonal=False),
     ]
     if vacant:
-        drawn.append(_diagram("vacuity", vacant, "vacuity (1: no evidence)", diagonal=False))
+        drawn.append(
+            _diagram(_id(run, "vacuity"), vacant, "vacuity (1: no evidence)", diagonal=False)
+        )
     yield Pictures(drawn)
     yield _bin_table("By confidence, all sites together", "confidence, mean", sure)
     yield _bin_table("By uncertainty, all sites together", "uncertainty, mean", doubtful)
@@ -237,5 +241,6 @@ def _bin_table(caption: str, column: str, found: Sequence[Bin]) -> Table:
     return Table(caption, [column, "samples", "right"], rows)
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+def _id(run: str, picture: str) -> str:
+    """Return a picture's name that is one in its page, whichever runs stand there."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{run}-{picture}".lower()).strip("-")

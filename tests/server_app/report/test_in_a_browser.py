@@ -18,6 +18,8 @@ _WIDER_THAN_THE_WINDOW = "document.documentElement.scrollWidth - window.innerWid
 _HEADINGS = "[...document.querySelectorAll('h1, h2, h3')].map(h => Number(h.tagName[1]))"
 _WITHOUT_NAME = """[...document.querySelectorAll('svg')].filter(
   svg => !svg.closest('[role=img][aria-label]')).length"""
+_TWICE = """[...document.querySelectorAll('[id]')].map(e => e.id).filter(
+  (id, at, all) => all.indexOf(id) !== at)"""
 _UNHEADED = """[...document.querySelectorAll('table')].filter(table => !table.caption
   || [...table.tHead.rows[0].cells].some(cell => cell.scope !== 'col')
   || [...table.tBodies[0].rows].some(row => row.cells[0].scope !== 'row')).length"""
@@ -69,6 +71,7 @@ def test_a_page_can_be_read_without_seeing_it(
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.evaluate(_WITHOUT_NAME) == 0
     assert page.evaluate(_UNHEADED) == 0
+    assert page.evaluate(_TWICE) == []
     page.close()
 
 
