@@ -1,31 +1,57 @@
-"""Intervals of what is measured on few samples: how far a figure may be off by chance alone."""
+"""95 % intervals of what a page or a model card tells, each with the name that it is given by.
+
+Of a share of samples: Wilson's (1927). Of an AUC: Hanley and McNeil's standard error (Radiology
+143:29, 1982) in Newcombe's form (Statistics in Medicine 25:559, 2006), which is the same for either
+of two classes, on the logit scale, so that it stays within 0 and 1. Of a mean over seeds:
+Student's t. All of them take samples, or seeds, for independent.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-LEVEL = 0.95
-_Z = 1.959963984540054  # of the normal distribution, two-sided
-
-
-def share_interval(right: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval (1927) of a share, ``right`` of ``count`` samples."""
-    share, square = right / count, _Z**2 / count
-    centre = share + square / 2
-    spread = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return (centre - spread) / (1 + square), (centre + spread) / (1 + square)
+_Z = 1.959964
 
 
-def auc_interval(auc: float, positives: int, negatives: int) -> tuple[float, float]:
-    """Return the 95 % interval of the AUC of two classes, by Hanley and McNeil's variance (1982).
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval."""
 
-    It is cut to 0..1, and too narrow where the AUC is near its ends or samples are few.
+    low: float
+    high: float
+
+
+def wilson(successes: int, samples: int) -> Interval:
+    """Return the interval of a share, successes of samples (at least one)."""
+    from scipy import stats
+
+    found = stats.binomtest(successes, samples).proportion_ci(method="wilson")
+    return Interval(float(found.low), float(found.high))
+
+
+def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
+    """Return the interval of an AUC over so many samples; None of one that is 0 or 1.
+
+    SE² = A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1.
     """
-    two_positives, two_negatives = auc / (2 - auc), 2 * auc**2 / (1 + auc)
-    variance = (
-        auc * (1 - auc)
-        + (positives - 1) * (two_positives - auc**2)
-        + (negatives - 1) * (two_negatives - auc**2)
-    ) / (positives * negatives)
-    spread = _Z * math.sqrt(max(variance, 0.0))
-    return max(auc - spread, 0.0), min(auc + spread, 1.0)
+    if not 0 < auc < 1:
+        return None  # no pair stands in the wrong order: its standard error is 0
+    each = (positives + negatives) / 2 - 1
+    spread = auc * (1 - auc) * (1 + each * ((1 - auc) / (2 - auc) + auc / (1 + auc)))
+    error = math.sqrt(spread / (positives * negatives))
+    middle, half = math.log(auc / (1 - auc)), _Z * error / (auc * (1 - auc))
+    return Interval(*(1 / (1 + math.exp(-edge)) for edge in (middle - half, middle + half)))
+
+
+def of_mean(values: Sequence[float]) -> Interval | None:
+    """Return Student's interval of a mean over seeds; None of fewer than two."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return None
+    if max(values) == min(values):
+        return Interval(values[0], values[0])
+    found = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return Interval(float(found.low), float(found.high))

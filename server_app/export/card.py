@@ -14,7 +14,7 @@ from datasets.registry import data_set
 from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, defaults, keys_with
-from models.maths.intervals import auc_interval, share_interval
+from models.maths.intervals import Interval, of_auc, wilson
 from server_app.records.finished_run import FinishedRun, finished_run
 from server_app.records.finished_site import sites_of
 
@@ -171,13 +171,13 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
     if value is None:
         return "undefined"
     counts = run.silos[site]["label_counts"]["test"]
+    interval: Interval | None = None
     if metric == "accuracy":
-        low, high = share_interval(round(value * sum(counts)), sum(counts))
+        interval = wilson(round(value * sum(counts)), sum(counts))
     elif metric == "auc" and len(counts) == 2:
-        low, high = auc_interval(value, counts[1], counts[0])
-    else:
-        return f"{value:.3f}"
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+        interval = of_auc(value, counts[1], counts[0])
+    around = f" ({interval.low:.3f} to {interval.high:.3f})" if interval else ""
+    return f"{value:.3f}{around}"
 
 
 def _privacy(run: FinishedRun) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from models.maths.intervals import Interval, wilson
 from models.maths.outcome_counts import CONFIDENCE, UNCERTAINTY
-from server_app.report.intervals import Interval, wilson
 from server_app.report.numbers import NONE, counted, share, with_interval
 from server_app.report.outcomes import Bin, ClassOutcome, bins, class_outcomes, final_figures
 from server_app.report.page import Block, Items, Picture, Pictures, Section, Table, Text

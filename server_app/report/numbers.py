@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server_app.report.intervals import Interval
+from models.maths.intervals import Interval
 
 NONE = "n/a"
 _STEP = 1000.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from models.maths.intervals import Interval, of_auc, wilson
 from models.maths.outcome_counts import CLASS
-from server_app.report.intervals import Interval, of_auc, wilson
 from server_app.report.runs import ReportedRun
 
 

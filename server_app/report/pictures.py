@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from models.figures.palette import BLACK, GREY, LineStyle
-from server_app.report.intervals import Interval
+from models.maths.intervals import Interval
 from server_app.report.svg import svg_of
 
 if TYPE_CHECKING:

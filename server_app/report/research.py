@@ -10,12 +10,12 @@ from models.contract.methods import settings_class
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, defaults
 from models.figures.palette import LineStyle, line_styles
+from models.maths.intervals import of_mean
 from server_app.compare.results import experiment_results, figure_of, of_split
 from server_app.compare.significance import Tested, significance
 from server_app.compare.tables import mean, over_seeds, published_cell, spread_cell
 from server_app.config.settings import environment_values
 from server_app.figures.learning_curves import CURVES, series
-from server_app.report.intervals import of_mean
 from server_app.report.numbers import NONE, bytes_text, seconds_text, with_interval
 from server_app.report.page import Block, Facts, Items, Picture, Pictures, Section, Table, Text
 from server_app.report.pictures import Estimate, curves, estimates

@@ -64,10 +64,10 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
         boxes = [
             {box: weight[quantile] for box, quantile in _QUANTILES.items()} for weight in weights
         ]
-        bodies = axes.violin(
+        parts: dict[str, Any] = axes.violin(
             [violin(weight) for weight in weights], positions, widths=0.85, showextrema=False
-        )["bodies"]
-        for body in bodies:
+        )
+        for body in parts["bodies"]:
             body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
         middle = {"color": ORANGE}
         axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)

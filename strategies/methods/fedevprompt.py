@@ -100,7 +100,7 @@ class FedEvPrompt(Method):
             for name, maps in state.arrays.items()
             if name.startswith(BUFFER) and _site_of(name) != site
         }
-        return shared | foreign | self.start(site, state)
+        return {**shared, **foreign, **self.start(site, state)}
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect maps of the classes that the site has, and what is averaged."""

@@ -1,34 +1,49 @@
-from __future__ import annotations
+"""Intervals against published examples and against what they must be."""
 
-import math
+from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 
-from models.maths.intervals import auc_interval, share_interval
-
-
-@given(st.integers(1, 500), st.floats(0, 1))
-def test_the_interval_of_a_share_is_scipys_wilson(count: int, share: float) -> None:
-    right = round(share * count)
-    theirs = binomtest(right, count).proportion_ci(method="wilson")
-    low, high = share_interval(right, count)
-    assert low == pytest.approx(theirs.low, abs=1e-9)
-    assert high == pytest.approx(theirs.high, abs=1e-9)
+from models.maths.intervals import of_auc, of_mean, wilson
 
 
-def test_the_interval_of_an_auc_by_hand() -> None:
-    """At 0.5 with 10 and 10: q1 = q2 = 1/3, the variance (0.25 + 9/12 + 9/12) / 100 = 0.0175."""
-    low, high = auc_interval(0.5, 10, 10)
-    assert high - 0.5 == pytest.approx(1.96 * math.sqrt(0.0175), rel=1e-4)
-    assert 0.5 - low == pytest.approx(high - 0.5)
+def test_a_share_has_wilsons_interval() -> None:
+    # Newcombe, Statistics in Medicine 17:857 (1998), table I, method 3
+    for right, samples, low, high in [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)]:
+        found = wilson(right, samples)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+    assert wilson(0, 20).low == 0.0
+    assert wilson(20, 20).high == 1.0
 
 
-@given(st.floats(0, 1), st.integers(1, 1000), st.integers(1, 1000))
-def test_an_interval_holds_its_auc_and_stays_in_range(
+def test_an_auc_has_the_interval_that_one_computes_by_hand() -> None:
+    # A = 0.8 of 21 and 21: N = 20, SE² = 0.16 (1 + 20 (1/6 + 4/9)) / 441 = 0.0047972
+    # logit 1.38629 ± 1.95996 · 0.0692618 / 0.16 = 1.38629 ± 0.84845
+    found = of_auc(0.8, 21, 21)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.63131, 0.90333), abs=1e-4)
+    assert of_auc(1.0, 21, 21) is None
+    assert of_auc(0.0, 21, 21) is None
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 500), st.integers(1, 500))
+def test_an_auc_lies_in_its_interval_which_is_that_of_the_other_class_too(
     auc: float, positives: int, negatives: int
 ) -> None:
-    low, high = auc_interval(auc, positives, negatives)
-    assert 0 <= low <= auc <= high <= 1
+    found = of_auc(auc, positives, negatives)
+    assert found is not None
+    assert 0 <= found.low < auc < found.high <= 1
+    assert of_auc(auc, negatives, positives) == found
+
+
+def test_a_mean_over_seeds_has_students_interval() -> None:
+    # Mean 2, sd 1, standard error 0.57735, t of 2 degrees of freedom 4.30265
+    found = of_mean([1.0, 2.0, 3.0])
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-5)
+    assert of_mean([1.0]) is None
+    same = of_mean([0.5, 0.5])
+    assert same is not None
+    assert (same.low, same.high) == (0.5, 0.5)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from models.maths.intervals import share_interval
+from models.maths.intervals import wilson
 from server_app.cli.main import main
 from server_app.export.card import card
 
@@ -26,12 +26,12 @@ def test_a_card_is_filled_from_the_run(finished: Path) -> None:
     assert parsed.data.pipeline_tag == "tabular-classification"
     assert parsed.data.license is None, "which is a person's to choose"
     assert "## Intended use\n\n**To be written by a person.**" in text
-    assert "made up by fedsilo; no patient is in it" in text
+    assert "made up by fedsilo, no patient is in it" in text
     assert "ε: **none** (no differential-privacy guarantee)" in text
     silos = json.loads((run / "silos.json").read_text())
     tests, right = silos["va"]["sizes"]["test"], summary["sites"]["va"]["accuracy"]
-    low, high = share_interval(round(right * tests), tests)
-    assert f"| va | {tests} | {right:.3f} ({low:.3f} to {high:.3f}) |" in text
+    interval = wilson(round(right * tests), tests)
+    assert f"| va | {tests} | {right:.3f} ({interval.low:.3f} to {interval.high:.3f}) |" in text
     assert "Fewer than 100 test rows: " in text
     assert "| `local-steps` | `2` |" in text
     assert str(finished) not in text
