@@ -25,6 +25,7 @@ from models.networks.site_network import SiteNetwork
 
 _BATCH = 500
 _NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
+_LARGE, _IN_CACHE = 2**16, 2**22  # numbers of a large image; of those that a CPU encodes at once
 
 
 class Probe(Protocol):
@@ -125,13 +126,28 @@ def predict_batches(
         compute.autocast(),
     ):
         for inputs in batches:
-            tokens = network.encode(float_inputs(compute.bring(inputs)))
+            tokens = _encoded(network, inputs, compute)
             if probe:
                 probe.see(tokens)
             features = network.features(tokens)
             passes = max(settings.mc_passes, 1)
             probabilities.append(mc_dropout_probabilities(network, features, passes).cpu())
     return torch.cat(probabilities)
+
+
+def _encoded(network: SiteNetwork, inputs: Tensor, compute: Compute) -> Tensor:
+    """Return the tokens of a batch; a CPU is quicker by a third on parts of it if images are large.
+
+    The head, which draws dropout, has the whole batch.
+    """
+    numbers = inputs[:1].numel()
+    size = max(1, len(inputs))
+    if compute.device.type == "cpu" and numbers > _LARGE:
+        size = max(1, _IN_CACHE // numbers)
+    parts = [
+        network.encode(float_inputs(compute.bring(part))) for part in torch.split(inputs, size)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:

@@ -188,6 +188,25 @@ def test_batches_of_measuring_are_bounded_in_samples_and_in_numbers(
     assert [len(part) for part in in_batches(inputs)] == sizes
 
 
+class FirstNumbers(WithDropout):
+    """Its tokens are the first three numbers of an image, however large."""
+
+    def encode(self, images: Tensor) -> Tensor:
+        self.batches.append(len(images))
+        return super().encode(images.flatten(1)[:, :3])
+
+
+def test_large_images_are_encoded_a_few_at_a_time_and_draw_what_the_batch_draws() -> None:
+    side = 300
+    images = torch.randn(60, 1, side, side, generator=torch.Generator().manual_seed(1))
+    small = images.flatten(1)[:, :3].reshape(60, 1, 1, 3)
+    network, labels = FirstNumbers(), torch.arange(60) % 3
+    found = predict(network, Split(images, labels), SETTINGS, CPU, KEY)
+    assert network.batches == [46, 14], "2^22 numbers are 46 of 90,000"
+    expected = predict(WithDropout(), Split(small, labels), SETTINGS, CPU, KEY)
+    torch.testing.assert_close(found, expected)
+
+
 def test_images_of_8_bits_are_measured_as_their_float_version() -> None:
     draw = torch.Generator().manual_seed(1)
     bytes_ = torch.randint(0, 256, (40, 1, 1, 3), generator=draw, dtype=torch.uint8)
