@@ -1,4 +1,4 @@
-"""What the ``fedsilo`` command does, as functions: run, compare, read again, report.
+"""What the ``fedsilo`` command does, as functions: run, compare, read again, report, predict.
 
     from server_app.api import compare, load_run, simulate
 
@@ -26,7 +26,9 @@ from server_app.records.recorders import METRICS_HEADER, TRAFFIC_HEADER
 
 if TYPE_CHECKING:
     from server_app.compare.over_seeds import Comparison
-    from server_app.records.site_model import SiteModel
+    from server_app.export.command import Export
+    from server_app.predict.calibration import Calibration
+    from server_app.predict.model import SiteModel
 
 Engine = Literal["ray", "inline"]
 Reader = Literal["research", "clinic", "dpo"]
@@ -80,34 +82,39 @@ class Run:
         return pd.DataFrame(rows)
 
     def model(
-        self, site: str, *, data_dir: Path | str | None = None, state_dir: Path | str | None = None
+        self,
+        site: str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        state_dir: Path | str | None = None,
     ) -> SiteModel:
-        """Return the model as it ended at a site whose data are here.
+        """Return the model as it ended, opened where the data of a site are.
 
-        Its ``network`` is an ``nn.Module`` in eval mode, its ``inputs`` are the site's samples,
-        decoded and standardised as the network takes them, its ``predictions`` a frame.
+        Its ``network`` is an ``nn.Module`` in eval mode that takes its ``inputs(split)``, samples
+        decoded and standardised; its ``module()`` goes from samples as they are read to class
+        probabilities.
 
         Args:
-            site: the site's name.
+            site: the site's name; None: the first whose data are here, if all have one model.
             data_dir: the data directory; None: the run's own.
             state_dir: the site's private state; None: the run directory's.
 
         Raises:
             FedsiloError: there is no such site, or nothing of its model or data is here.
         """
-        from server_app.records.site_model import site_model
+        from server_app.predict.model import open_model
 
-        return site_model(self.path, site, _path(data_dir), _path(state_dir))
+        return open_model(self.path, site, _path(data_dir), _path(state_dir))
 
     def predictions(
-        self, site: str, split: str = "test", *, data_dir: Path | str | None = None
+        self, site: str | None = None, split: str = "test", *, data_dir: Path | str | None = None
     ) -> pd.DataFrame:
-        """Return what the model answers for a split of a site (see ``SiteModel.predictions``).
+        """Return what the model answers for a split of a site, as ``predict`` does.
 
         Raises:
-            FedsiloError: as ``model``, or the split is none or empty.
+            FedsiloError: as ``model``, or the split is none, empty, or another than the run's.
         """
-        return self.model(site, data_dir=data_dir).predictions(split)
+        return predict(self, site=site, split=split, data_dir=data_dir)
 
 
 def load_run(path: Path | str) -> Run:
@@ -248,8 +255,107 @@ def report(
     from server_app.report.report import AskedReport, write_report
 
     asked = AskedReport(reader=reader, audit_log=_path(audit_log), site_file=_path(site_file))
-    folders = [run.path if isinstance(run, Run) else Path(run) for run in runs]
-    return write_report(folders, Path(out), asked, overwrite=overwrite)
+    return write_report([_folder(run) for run in runs], Path(out), asked, overwrite=overwrite)
+
+
+def predict(
+    run: Run | Path | str,
+    *,
+    site: str | None = None,
+    images: Path | str | None = None,
+    manifest: Path | str | None = None,
+    table: Path | str | None = None,
+    split: str | None = None,
+    out: Path | str | None = None,
+    coverage: float | None = None,
+    calibration: Path | str | None = None,
+    data_dir: Path | str | None = None,
+    state_dir: Path | str | None = None,
+) -> pd.DataFrame:
+    """Predict new cases with a finished run's model, as ``fedsilo predict`` does.
+
+    Args are those of ``server_app.predict.request.PredictRequest``: one of ``images``,
+    ``manifest``, ``table`` and ``split`` is given; ``out`` is written too, if it is named.
+
+    Returns:
+        The rows of the CSV file: ``predicted``, ``p.<class>``, ``entropy`` and so on.
+
+    Raises:
+        FedsiloError: the model or the inputs cannot be opened, or the output is there already.
+    """
+    from server_app.predict.prediction import predict as predicted
+    from server_app.predict.request import PredictRequest
+
+    request = PredictRequest(
+        run_dir=_folder(run),
+        site=site,
+        images=_path(images),
+        manifest=_path(manifest),
+        table=_path(table),
+        split=split,
+        out=_path(out),
+        coverage=coverage,
+        calibration=_path(calibration),
+        data_dir=_path(data_dir),
+        state_dir=_path(state_dir),
+    )
+    return predicted(request).frame()
+
+
+def calibrate(
+    run: Run | Path | str,
+    site: str,
+    *,
+    coverage: float = 0.9,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
+    state_dir: Path | str | None = None,
+) -> Calibration:
+    """Calibrate a finished run's model at a site, as ``fedsilo calibrate`` does.
+
+    Raises:
+        FedsiloError: the model cannot be opened, or the site has too few validation rows.
+    """
+    from server_app.predict.calibration import calibrate as calibrated
+
+    folders = (_path(out), _path(data_dir), _path(state_dir))
+    return calibrated(_folder(run), site, coverage, *folders)
+
+
+def export(
+    run: Run | Path | str,
+    form: str = "pt2",
+    *,
+    site: str | None = None,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
+    state_dir: Path | str | None = None,
+) -> Export:
+    """Write a finished run's model as a program of its own, as ``fedsilo export`` does.
+
+    Raises:
+        FedsiloError: the model cannot be opened or written in this form, the program answers
+            otherwise, or the folder is there already.
+    """
+    from server_app.export.command import export as exported
+
+    folders = (_path(out), _path(data_dir), _path(state_dir))
+    return exported(_folder(run), form, site, *folders)
+
+
+def card(run: Run | Path | str, *, site: str | None = None, out: Path | str | None = None) -> str:
+    """Return the model card of a finished run, as ``fedsilo card`` writes it.
+
+    Raises:
+        FedsiloError: the run has not ended, there is no such site, or the file is there already.
+    """
+    from server_app.export.card import card as written
+
+    return written(_folder(run), site, _path(out))
+
+
+def _folder(run: Run | Path | str) -> Path:
+    return run.path if isinstance(run, Run) else Path(run)
 
 
 def _path(given: Path | str | None) -> Path | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from client_app.methods.base import SiteMethod
 from datasets.io.state_files import state_digest
 from datasets.registry import data_set
-from datasets.silo.silos import Silo
+from datasets.silo.silos import Silo, Split
 from models.contract.errors import DataError, RunDirectoryError, SettingError
 from models.contract.settings import CommonSettings
 from models.maths.dirichlet import evidences
+from models.networks.encoders import float_inputs
 from models.networks.probability_model import PixelFigures, ProbabilityModel
 from models.networks.site_network import SiteNetwork
 from server_app.records.finished_run import FinishedRun, finished_run
@@ -25,7 +28,7 @@ class SiteModel:
     Attributes:
         run: the run.
         method: the run's method at the site, after the last round.
-        network: what the run's final figures were measured of, on the device.
+        network: what the run's final figures were measured of, in eval mode, on the device.
         own: whether it is this site's alone; else every site has the same.
     """
 
@@ -58,6 +61,26 @@ class SiteModel:
     def round(self) -> int:
         """The round that the run's final evaluation counts as: dropout draws are keyed on it."""
         return self.method.request.instruction.round
+
+    def inputs(self, split: str = "test") -> Tensor:
+        """Return a split's samples as the network takes them: (n, *input_shape) float32.
+
+        Raises:
+            SettingError: there is no such split.
+        """
+        inputs: Tensor = float_inputs(self.samples(split).inputs)
+        return inputs
+
+    def samples(self, split: str) -> Split:
+        """Return the samples of a split.
+
+        Raises:
+            SettingError: there is no such split.
+        """
+        splits = self.silo.splits()
+        if split not in splits:
+            raise SettingError(f"there is no split '{split}': it is one of {', '.join(splits)}")
+        return splits[split]
 
     def pixel_figures(self) -> PixelFigures | None:
         """Return what pixels are standardised by before they are a silo's; None: nothing."""
@@ -142,6 +165,7 @@ def _opened(
 ) -> SiteModel:
     method = finished_site(run.path, site, data_dir, state_dir)
     network = next(iter(method.measured(method.open_network()))).network
+    network.eval()
     own = (
         method.context.has_read_state()
         or bool(evidences(network))  # whose prior is the site's
@@ -156,6 +180,7 @@ def refuse_other_rows(model: SiteModel, split: str) -> None:
     Raises:
         DataError: a sample was altered, added or left out since.
     """
+    model.samples(split)
     now, then = model.silo.fingerprints, model.run.silos[model.site]["fingerprints"]
     if now[split] != then[split]:
         raise DataError(

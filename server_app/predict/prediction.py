@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -106,6 +107,13 @@ class Predictions:
 
     def _named(self, held: Sequence[bool]) -> list[str]:
         return [name for name, inside in zip(self.classes, held, strict=True) if inside]
+
+    def frame(self) -> pd.DataFrame:
+        """Return the CSV file as a frame; of an input with a fault all else is missing."""
+        frame = pd.DataFrame(list(self.rows()), columns=self.header()).replace({"": None})
+        words = {self.inputs.key, "predicted", "set", "truth", "fault"}
+        numbers = [name for name in frame.columns if name not in words]
+        return frame.astype(dict.fromkeys(numbers, float))
 
     def text(self) -> str:
         """Return the CSV file."""

@@ -66,9 +66,9 @@ def test_predictions_are_those_that_the_runs_figures_were_computed_from(
     run = load_run(inline_run(tiny(method)).path)
     for site in run.sites["site"]:
         answers, figures = run.predictions(site), run.summary["sites"][site]
-        assert (answers["label"] == answers["predicted"]).mean() == figures["accuracy"]
+        assert (answers["truth"] == answers["predicted"]).mean() == figures["accuracy"]
         assert answers["entropy"].mean() == pytest.approx(figures["entropy"], rel=1e-12)
-        shares = answers.filter(like="p-").sum(axis=1)
+        shares = answers.filter(like="p.").sum(axis=1)
         assert shares.to_numpy() == pytest.approx([1.0] * len(answers))
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_there_is_told_in_a_line(hearts: Path, tmp_path: Path) -> No
         run.predictions("vaa")
     with pytest.raises(SettingError, match="there is no split 'tests'"):
         run.predictions("va", "tests")
-    with pytest.raises(DataError, match="site va has no val samples"):
+    with pytest.raises(DataError, match="site va has no val rows"):
         run.predictions("va", "val")
     with pytest.raises(SettingError, match="unknown experiment 'nothing'"):
         simulate("nothing", out=tmp_path)
