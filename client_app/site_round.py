@@ -25,7 +25,7 @@ from client_app.training.compute import Compute
 from client_app.training.evaluation import measure
 from client_app.training.going_on import train_on
 from client_app.training.loop import LocalTraining, train_locally
-from client_app.training.pacing import train_paced
+from client_app.training.pacing import PREFIX, train_paced
 from client_app.training.repeatability import noted_operations
 from models.contract.errors import SiteError
 from models.contract.messages import (
@@ -86,7 +86,7 @@ class SiteRound:
             )
         answer = handler()
         if answer.kept:
-            self.keep({**self.method.progress(), **answer.kept})
+            self.keep({**self._progress(), **answer.kept})
         return self.reply(answer.metrics, answer.arrays)
 
     def measure_only(self) -> RecordDict:
@@ -126,6 +126,11 @@ class SiteRound:
         if training.settings.optimiser_state == "run":
             return train_on(training, context.stored)
         return train_locally(training), {}
+
+    def _progress(self) -> dict[str, Tensor]:
+        """Return what training itself goes on from: optimiser, order of samples, place in it."""
+        stored = self.method.context.stored
+        return {name: array for name, array in stored.items() if name.startswith(PREFIX)}
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]

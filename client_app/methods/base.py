@@ -241,11 +241,6 @@ class SiteMethod(ABC):
             if name.startswith(prefix) and not name.startswith(PREFIX)
         }
 
-    def progress(self) -> dict[str, Tensor]:
-        """Return what training itself goes on from: optimiser, order of samples, place in it."""
-        stored = self.context.stored
-        return {name: array for name, array in stored.items() if name.startswith(PREFIX)}
-
     def own_arrays(self) -> dict[str, Tensor]:
         """Return the site's own arrays of an earlier round.
 

@@ -1,7 +1,8 @@
 """Fed-Align-CL (Jimenez-Sanchez et al. 2023): curriculum, alignment and noise as pure functions.
 
 Curriculum: eq. 4 and the permutation drawn by it. Alignment: eq. 2 for the discriminator, and for
-the feature extractor eq. 3, with the other sites' discriminators or as it looks from one site.
+the feature extractor eq. 3, with the other sites' discriminators or as it looks from one site
+(``alignment_loss``).
 The discriminator's layers are table IV's but for the last, which prints two outputs: one, a logit,
 is ours. So is the softmax cross-entropy in place of eq. 1's two sigmoids.
 
@@ -9,7 +10,6 @@ Equations (arXiv:2107.02504):
   (1) classification loss -> models.networks.classifier.TokenClassifier.criterion
   (2) discriminator's loss -> models.methods.fedaligncl.discriminator_loss
   (3) alignment loss -> models.methods.fedaligncl.paired_alignment_loss
-  (3) as it looks from one site -> models.methods.fedaligncl.alignment_loss
   (4) score of a sample -> models.methods.fedaligncl.curriculum_scores
   (pi) order of the samples -> models.methods.fedaligncl.curriculum_order
   (Z) noise on what leaves -> models.methods.fedaligncl.perturbed

@@ -145,8 +145,8 @@ def test_an_evaluation_measures_always_trains_nothing_and_sends_no_array(
     asked = message(EVALUATE, weights, round=3, evaluate=flag)  # the flag is for training rounds
     reply = app(asked, context({"partition-id": 1}))
     assert set(reply.content) == {METRICS}
-    measured = {key.rpartition(".")[0] for key in reply.content[METRICS] if "." in key}
-    assert measured == {"incoming.val", "incoming.test"}
+    measured = {tuple(key.split(".")[:2]) for key in reply.content[METRICS] if "." in key}
+    assert measured == {("incoming", "val"), ("incoming", "test")}
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
 
 FACTS = [3, "site", {"image-size": 16}]
-# What earlier versions called these silos' folders: users' caches hold such ones
+# What earlier versions called these silos' folders: users' caches hold such ones; tables since
+# their columns may declare edges
 OLD_FOLDERS = [
-    ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "4ca04874116aa215"),
+    ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "9e181757392852c3"),
     ({"dataset": "digits"}, "s1a", "digits-71cbcd25e452961c-silos", "915963f55b5e753f"),
     (
         {"dataset": "digits", "partition": "unseen", "silos": 4},

@@ -35,6 +35,7 @@ def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
         *("data-dir", "cache-dir", "out", "run-name", "resume"),
         *("min-sites", "reply-timeout", "away-timeout", "join-timeout", "site-weights", "track"),
+        *("meeting", "purpose"),
     } == config._CIRCUMSTANCES
 
 
@@ -43,7 +44,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
-        *("deterministic", "fused-optimiser", "track"),
+        *("deterministic", "fused-optimiser", "track", "meeting", "purpose"),
     } == private_state._FREE
 
 
@@ -134,13 +135,13 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "3b80b6209ac07d4dc7818678aa714e35433f34e8ad10e1255af6eaf09eb17943",
-            "a00b84d13f6aaecccaf87dbc50a7199be68d59921d35b30514e60eee0804f776",
+            "e01f86e02f2636fab1a3e94bd6f144cdd3e3e272451dcdf217ce02c22fac365b",
+            "be6145f5276a82dee7001e9dd25009e49fbe696f7d5c8bde0dab4c07a445b1b1",
         ),
         (
             "fedavg",
-            "429c234c801d27bbf475bb6f5459e4bed6c2e69db6cfcc6e98f729ebb1a233d7",
-            "7adb7095768feb8a1af47b5874ed5190d7b6880f0f74ea5638832c6e460ddc5a",
+            "7785918ece692186de358c956c3c26bccf9d3b1260cefe34e51c9c532a4bf818",
+            "42883c80e80e5fc8e9d45a6d63ab39c2afe0dfdb4afca3090656020787a72bed",
         ),
     ],
 )

@@ -151,7 +151,7 @@ def test_the_weights_are_those_that_the_run_measured(runs: Path) -> None:
     ("run", "site", "row", "told"),
     [
         ("fedavg", "va", 0, "method 'fedavg' does not explain its answers"),
-        ("local", "va", 0, "method 'local' has no shared model"),
+        ("local", "va", 0, "method 'local' does not explain its answers"),
         ("picsr", "basel", 0, "there is no silo 'basel': 4 silos are cleveland, hungary,"),
         ("picsr", "va", 45, "site va has 45 test rows, counted from 0: there is no row 45"),
         ("picsr", "va", -1, "there is no row -1"),
