@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def moments_of(
-    optimiser: Optimizer, module: nn.Module, names: Container[str] | None = None
-) -> dict[str, Tensor]:
-    """Return the moments of the parameters ``names`` (all) as ``<parameter>/<moment>``."""
+def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """Return the moments of all parameters as ``<parameter>/<moment>``."""
     return {
         f"{name}/{moment}": torch.as_tensor(value)
         for name, parameter in module.named_parameters()
-        if names is None or name in names
         for moment, value in optimiser.state[parameter].items()
     }
 

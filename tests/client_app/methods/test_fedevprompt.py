@@ -130,7 +130,7 @@ def test_any_optimiser_keeps_what_it_has(opened: Opened, optimiser: str) -> None
 
 
 @pytest.mark.parametrize(("shared", "sent"), [("none", []), ("b", ["prompts.b"]), ("all", OWN)])
-def test_what_is_averaged_is_sent_and_the_rest_kept_with_its_moments(
+def test_what_is_averaged_is_sent_and_the_rest_kept(
     opened: Opened, shared: str, sent: list[str]
 ) -> None:
     method = opened(METHOD, own={"shared_prompts": shared})
