@@ -270,6 +270,7 @@ def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
     state, method, common = loop.current(), loop.method, loop.method.common
     distribution_of = _distribution_of(method)
     test = without_bins(recorders.metrics.values(state.round, "test"))
+    published = method.published()
     val = recorders.metrics.values(state.round, "val")
     return {
         "method": common.method,
@@ -281,7 +282,8 @@ def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
         "mean": means(test),
         "distributions": by_distribution(test, distribution_of),
         "validation": {"mean": means(val), "distributions": by_distribution(val, distribution_of)},
-        "published": method.published() or None,
+        "published": published or None,
+        "published-unlike": published.unlike or None,
         "stopped": _why_it_ended(loop) or None,
         "marks": method.marks(state),
         "failures": recorders.failures.failures,
@@ -315,4 +317,7 @@ def _show(
         console.print(
             "published: the paper's own numbers, measured in its own setting", highlight=False
         )
+    elif published.unlike:
+        told = f"no published numbers: the paper measured another setting; {published.unlike}"
+        console.print(told, highlight=False, soft_wrap=True, markup=False)
     console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)

@@ -10,7 +10,20 @@ from strategies.loop.state import RoundState
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Published = Mapping[str, Mapping[str, float]]
+
+class Published(dict[str, dict[str, float]]):
+    """A paper's test numbers beside a run: distribution or site -> metric -> value.
+
+    Attributes:
+        unlike: of an empty one, in what the run differs from where the paper measured; empty: the
+            paper has nothing on the run's data.
+    """
+
+    def __init__(
+        self, figures: Mapping[str, dict[str, float]] | None = None, unlike: str = ""
+    ) -> None:
+        super().__init__(figures or {})
+        self.unlike = unlike
 
 
 class Disclosures:
@@ -34,8 +47,8 @@ class MethodReport:
         return Disclosures()
 
     def published(self) -> Published:
-        """Return a paper's test numbers for this experiment: distribution -> metric -> value."""
-        return {}
+        """Return a paper's test numbers for this very setting, or why there are none."""
+        return Published()
 
     def documents(
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]

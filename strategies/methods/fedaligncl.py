@@ -116,7 +116,7 @@ class FedAlignCL(FedAvg):
 
     def published(self) -> Published:
         """Return the row of the paper's table III."""
-        return mammography(self.variant(), self.common, self.participants)
+        return mammography(self.variant(), self.common, self.participants, self.settings)
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the weights, and to train the others' embeddings."""

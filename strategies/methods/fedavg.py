@@ -15,6 +15,7 @@ from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.published.conditions import first_of
 from strategies.published.fedevprompt import dermoscopy, with_prompts
 from strategies.published.picsr import heart_disease
 from strategies.published.uefl import shifted_digits
@@ -35,7 +36,7 @@ class FedAvg(Method):
         heart = heart_disease("FedAvg", self.common, self.participants)
         row = with_prompts("FedAvg", self.common)
         skin = dermoscopy(row, self.common, self.participants)
-        return heart or skin or shifted_digits("FedAvg", self.common)
+        return first_of(heart, skin, shifted_digits("FedAvg", self.common))
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the network's initial weights, keyed on the seed."""

@@ -15,6 +15,7 @@ from strategies.loop.capabilities import Capabilities
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
+from strategies.published.conditions import first_of
 from strategies.published.fedevprompt import dermoscopy
 from strategies.published.picsr import heart_disease
 from strategies.wire.records import NDArray
@@ -49,7 +50,7 @@ class FedAvgFT(FedAvg):
     def published(self) -> Published:
         """Return PICSR's table 1 or FedEvPrompt's tables."""
         heart = heart_disease("FedAvg+FT", self.common, self.participants)
-        return heart or dermoscopy("FedAvgPers", self.common, self.participants)
+        return first_of(heart, dermoscopy("FedAvgPers", self.common, self.participants))
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the global weights to all that have no personal model yet."""

@@ -20,7 +20,7 @@ class FedAvgM(FedAvg):
 
     def published(self) -> Published:
         """Return nothing: no table here has it."""
-        return {}
+        return Published()
 
     def model(self, state: RoundState) -> Mapping[str, NDArray]:
         """Return all but the moments: it is what sites are sent too."""

@@ -82,7 +82,8 @@ class FedEvPrompt(Method):
 
     def published(self) -> Published:
         """Return the row of tables 1 and 2 that these settings are."""
-        return dermoscopy(_row(self.common, self.settings), self.common, self.participants)
+        row = _row(self.common, self.settings)
+        return dermoscopy(row, self.common, self.participants, self.settings)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty buffer, and the initial values of what is averaged."""

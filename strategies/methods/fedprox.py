@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from strategies.loop.reporting import Published
 from strategies.methods.fedavg import FedAvg
+from strategies.published.conditions import first_of
 from strategies.published.fedevprompt import dermoscopy
 from strategies.published.picsr import heart_disease
 
@@ -20,4 +21,4 @@ class FedProx(FedAvg):
     def published(self) -> Published:
         """Return PICSR's table 1 or FedEvPrompt's tables."""
         heart = heart_disease("FedProx", self.common, self.participants)
-        return heart or dermoscopy("FedProx", self.common, self.participants)
+        return first_of(heart, dermoscopy("FedProx", self.common, self.participants))

@@ -15,6 +15,7 @@ from strategies.loop.capabilities import Capabilities
 from strategies.loop.method import Method
 from strategies.loop.reporting import Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.published.conditions import first_of
 from strategies.published.fedaligncl import mammography
 from strategies.published.fedevprompt import dermoscopy, with_prompts
 from strategies.published.picsr import heart_disease
@@ -31,7 +32,8 @@ class Local(Method):
         """Return PICSR's table 1, FedEvPrompt's tables or Fed-Align-CL's table III."""
         heart = heart_disease("Local", self.common, self.participants)
         skin = dermoscopy(with_prompts("Local", self.common), self.common, self.participants)
-        return heart or skin or mammography("Single", self.common, self.participants)
+        single = mammography("Single", self.common, self.participants)
+        return first_of(heart, skin, single)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights."""

@@ -36,7 +36,7 @@ class Moon(FedAvg):
 
     def published(self) -> Published:
         """Return nothing: no table here is MOON's."""
-        return {}
+        return Published()
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the network's initial weights as FedAvg has them, and the head's."""

@@ -3,7 +3,8 @@
 That is: data, silos and partition; of UEFL codes, gamma, segments, codebooks and the codewords'
 start (section 4); and, as the authors' code has them, the network at its full width and the
 training of a round. Neither says how many rounds; a run has no fewer than the shortest iterations
-that the paper names. Where a run differs in any of these no number is shown.
+that the paper names. Where a run differs in any of these no number is shown, and in which it
+differs is said.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from models.contract.settings import CommonSettings, NoSettings
-from models.contract.settings_schema import Value, as_mapping, defaults
+from models.contract.settings import CommonSettings
+from models.contract.settings_schema import Value, defaults
 from strategies.loop.reporting import Published
+from strategies.published.conditions import Conditions, in_words, settings_of
 from strategies.published.uefl_tables import CODES, DISFL, GAMMA, ROWS, SHIFTS, UEFL, Row
 
 Figures = dict[str, dict[str, float]]
@@ -38,6 +40,7 @@ _GREY: Mapping[str, Collection[Value]] = {
     "network": ["auto", "conv"],
     "width": [128],
     "leading-norm": [False],
+    "initial-weights": [""],
 }
 _COLOUR: Mapping[str, Collection[Value]] = {"network": ["auto", "vgg16-bn"], "width": [128]}
 # Of UEFL, where a table varies something else
@@ -49,8 +52,8 @@ _USUAL: Mapping[str, Value] = {
 }
 _OF_EXTENSION = ("uefl.gamma", "uefl.codeword-start", "uefl.refresh")  # nothing to DisFL
 # The fewest rounds: of a run, of UEFL's first iteration and of each later one
-_ROUNDS = {"rounds": 20}
-_ITERATION_ROUNDS = {"uefl.iteration-rounds": 20, "uefl.extension-rounds": 5}
+_ROUNDS = {"rounds": 20.0}
+_ITERATION_ROUNDS = {"uefl.iteration-rounds": 20.0, "uefl.extension-rounds": 5.0}
 
 
 def shifted_digits(method: str, common: CommonSettings, own: Any = None) -> Published:
@@ -61,17 +64,21 @@ def shifted_digits(method: str, common: CommonSettings, own: Any = None) -> Publ
         common: the run's settings.
         own: the method's, if it has any.
     """
-    values = as_mapping(common) | as_mapping(own or NoSettings())
+    values = settings_of(common, own)
     if method == UEFL and values["uefl.max-iterations"] == 1:
         method = DISFL
-    rows = [row for row in ROWS if row.method == method and _was_measured(row, values)]
-    return _with_means(_together(rows), rows[0]) if rows else {}
+    of_data = [row for row in ROWS if (row.method, row.dataset) == (method, common.dataset)]
+    differing = [_conditions(row).departures(values) for row in of_data]
+    rows = [row for row, differs in zip(of_data, differing, strict=True) if not differs]
+    if rows:
+        return Published(_with_means(_together(rows), rows[0]))
+    return Published(unlike=in_words(min(differing, key=len, default=[])))
 
 
-def _was_measured(row: Row, values: Mapping[str, Value]) -> bool:
-    """Tell whether a row is of a run's settings."""
+def _conditions(row: Row) -> Conditions:
+    """Return the setting that a row was measured in."""
     colour = row.dataset not in ("mnist", "fmnist")
-    wanted = {
+    exact = {
         **_TRAINING,
         **(_COLOUR if colour else _GREY),
         **_of_method(row),
@@ -79,9 +86,8 @@ def _was_measured(row: Row, values: Mapping[str, Value]) -> bool:
         "silos": [row.silos],
         "silo-train-size": [0, 4000 if row.dataset == "cifar100" else 2000],
     }
-    alike = all(values[key] in allowed for key, allowed in wanted.items() if key in values)
-    pretrained = values["initial-weights"] != ""
-    return alike and pretrained == colour and _lasted(row, values)
+    least = _ROUNDS | (_ITERATION_ROUNDS if row.method == UEFL else {})
+    return Conditions(exact, least, given=["initial-weights"] if colour else ())
 
 
 def _of_method(row: Row) -> dict[str, Collection[Value]]:
@@ -90,11 +96,6 @@ def _of_method(row: Row) -> dict[str, Collection[Value]]:
     exact = {**_USUAL, **usual, **row.own}
     needless = _OF_EXTENSION if row.method == DISFL else ()
     return {key: [value] for key, value in exact.items() if key not in needless}
-
-
-def _lasted(row: Row, values: Mapping[str, Value]) -> bool:
-    least = _ROUNDS | (_ITERATION_ROUNDS if row.method == UEFL else {})
-    return all(float(values[key]) >= rounds for key, rounds in least.items())
 
 
 def _together(rows: Sequence[Row]) -> Figures:

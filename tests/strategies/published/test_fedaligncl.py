@@ -15,7 +15,18 @@ from strategies.published.fedaligncl import mammography, mammography_cross
 
 VENDORS = ("ge", "hologic", "siemens")
 ROWS = ("Single", "Fed", "Fed-CL", "Fed-Align", "Fed-Align-CL", "Mix")
-MAMMOGRAPHY: dict[str, Any] = {"dataset": "mammography"}
+# As the paper trains
+MAMMOGRAPHY: dict[str, Any] = {
+    "dataset": "mammography",
+    "image_size": 2048,
+    "network": "resnet22",
+    "backbone_weights": "wu.p",
+    "dropout": 0.5,
+    "learning_rate": 1e-5,
+    "epoch_steps": 120,
+    "pace": 40,
+    "rounds": 150,
+}
 
 
 def vendors(*names: str) -> Participants:
@@ -62,10 +73,19 @@ def test_the_printed_mean_is_that_of_the_three_sites(row: str, metric: str) -> N
         {"test_folds": 5},
         {"use_test": False},
         {"sample_share": 0.5},
+        {"image_size": 64},
+        {"network": "conv"},
+        {"backbone_weights": ""},
+        {"learning_rate": 1e-3},
+        {"pace": 10},
+        {"rounds": 12},
+        {"clip_norm": 1.0, "noise_multiplier": 1.0},
     ],
 )
 @pytest.mark.parametrize("row", ROWS)
-def test_nothing_is_published_for_other_data(row: str, common: dict[str, Any]) -> None:
+def test_nothing_is_published_for_other_data_networks_and_training(
+    row: str, common: dict[str, Any]
+) -> None:
     assert published(row, **common) == {}
 
 
@@ -78,6 +98,14 @@ def test_nothing_is_published_for_other_sites(names: tuple[str, ...]) -> None:
 
 def test_a_row_that_is_not_in_the_table_has_no_numbers() -> None:
     assert published("FedProx") == {}
+
+
+def test_variants_have_the_noise_of_the_paper() -> None:
+    own, there = settings_class("fedaligncl"), vendors(*VENDORS)
+    common = CommonSettings(**MAMMOGRAPHY)
+    assert mammography("Fed", common, there, own()) == published("Fed")
+    silent = mammography("Fed", common, there, own(noise_variance=0.0))
+    assert (silent, silent.unlike) == ({}, "'fedaligncl.noise-variance' is 0.0 and not 0.001")
 
 
 def test_cross_publishes_single_and_the_models_of_the_other_sites() -> None:
