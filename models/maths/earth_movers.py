@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +22,27 @@ SOLVERS = ("pot", "sinkhorn", "cvxpylayers")
 LARGEST_LAYER = 25  # tokens of a map that cvxpylayers is given at most
 _LAYER_MS = 29.3  # for one image of so many, with gradients (docs/benchmarks.md)
 SMOOTHING = 1e-3  # of cvxpylayers' objective: the value is at most half of it off
-REGULARISATION = 0.02  # entropic, of sinkhorn
 _LEAST_MASS = 1e-3
-_SINKHORN_STEPS = 500
+
+
+@dataclass(frozen=True)
+class Sinkhorn:
+    """How far Sinkhorn's iterations go.
+
+    Attributes:
+        regularisation: entropic; the flow of least cost is reached as it goes to 0.
+        tolerance: of the marginals, the largest length of an image's differences.
+        steps: iterations at most.
+    """
+
+    regularisation: float
+    tolerance: float
+    steps: int
+
+
+# A weight's second digit is enough where it is a constant; a gradient is one of the flow itself
+CONSTANT = Sinkhorn(regularisation=0.02, tolerance=1e-4, steps=5_000)
+EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 
 
 def pooled_tokens(maps: Tensor, side: int) -> Tensor:
@@ -68,11 +87,13 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
     Args:
         u: (batch, n, channels), the demanders: the student's.
         v: (batch, n, channels), the suppliers: the teacher's.
-        solver: ``pot`` exact, ``sinkhorn`` with entropic regularisation, ``cvxpylayers`` the
-            linear program with quadratic smoothing, differentiated through its optimality
-            conditions.
-        differentiable: whether gradients reach u and v; with ``pot`` they are those of the optimal
-            value, from its dual variables. Without, the result is a constant (eq. 2 uses it so).
+        solver: ``pot`` exact; ``sinkhorn`` with entropic regularisation, 0.02 for a constant and
+            0.002 for gradients, to a tolerance on the marginals, or with a ``RuntimeWarning``;
+            ``cvxpylayers`` the linear program with quadratic smoothing, differentiated through its
+            optimality conditions.
+        differentiable: whether gradients reach u and v; with ``pot`` and ``sinkhorn`` they are
+            those of the optimal value, from its dual variables. Without, the result is a constant
+            (eq. 2 uses it so).
 
     Raises:
         SiteError: the maps differ in shape, hold values that are not finite, or are too large for
@@ -82,17 +103,17 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
     if solver == "cvxpylayers":
         refuse_large(u.shape[1])
     if differentiable:
-        return _closeness(u.double(), v.double(), solver, exact_by_duals=True)
+        return _closeness(u.double(), v.double(), solver, by_duals=True)
     with torch.no_grad():
-        return _closeness(u.float(), v.float(), solver, exact_by_duals=False)
+        return _closeness(u.float(), v.float(), solver, by_duals=False)
 
 
-def _closeness(u: Tensor, v: Tensor, solver: str, exact_by_duals: bool) -> Tensor:
+def _closeness(u: Tensor, v: Tensor, solver: str, by_duals: bool) -> Tensor:
     costs = transport_costs(u, v)
     supply, demand = cross_masses(u, v)
     costs = costs.double()
-    if solver == "pot" and exact_by_duals:
-        return 1 - transport_cost(costs, supply, demand)  # the flow sums to 1
+    if solver in _COSTS and by_duals:
+        return 1 - transport_cost(costs, supply, demand, solver)  # the flow sums to 1
     flow = optimal_flow(costs, supply, demand, solver)
     return ((1 - costs) * flow).sum(dim=(1, 2))
 
@@ -104,7 +125,7 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
         costs: (batch, n, m).
         supply: (batch, n), the row sums of x.
         demand: (batch, m), its column sums; of the same total.
-        solver: see ``closeness``; ``pot``'s flow is a constant for autograd.
+        solver: see ``closeness``; only ``cvxpylayers``' flow has gradients.
 
     Raises:
         SiteError: masses are negative, all zero or of other totals, or values are not finite.
@@ -118,17 +139,36 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
     return solve[solver](costs.double(), supply.double(), demand.double())
 
 
-def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    """Return the least cost (batch,), float64, with gradients by the dual variables (POT).
+def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
+    """Return the least cost (batch,), float64, with gradients by the dual variables.
 
-    Arguments and errors as ``optimal_flow``.
+    Arguments and errors as ``optimal_flow``; solver ``pot`` or ``sinkhorn``.
     """
+    _refuse_masses(costs, supply, demand)
+    return _COSTS[solver](costs.double(), supply.double(), demand.double())
+
+
+def _exact_cost(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     import ot
 
-    _refuse_masses(costs, supply, demand)
-    parts = (part.double().cpu() for part in (supply, demand, costs))
+    parts = (part.cpu() for part in (supply, demand, costs))
     values = [ot.emd2(a, b, cost, check_marginals=False) for a, b, cost in zip(*parts, strict=True)]
     return torch.stack(values).to(costs.device)
+
+
+def _entropic_cost(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
+    """Return <c, x> with the envelope's gradients: x for the costs, the potentials for masses."""
+    flow, *potentials = _sinkhorn(costs, supply, demand, EXACTING)
+    linear = (costs * flow).sum(dim=(1, 2))
+    pairs = zip(potentials, (supply, demand), strict=True)
+    of_masses = sum((potential * masses).sum(dim=1) for potential, masses in pairs)
+    return linear + (of_masses - torch.as_tensor(of_masses).detach())
+
+
+_COSTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "pot": _exact_cost,
+    "sinkhorn": _entropic_cost,
+}
 
 
 def _exact_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
@@ -144,21 +184,41 @@ def _exact_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 
 def _entropic_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    """Solve all images at once by Sinkhorn's iterations in logarithms, on the tensors' device."""
+    return _sinkhorn(costs, supply, demand, CONSTANT)[0]
+
+
+def _sinkhorn(
+    costs: Tensor, supply: Tensor, demand: Tensor, how: Sinkhorn
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Solve all images at once, in logarithms, on the tensors' device.
+
+    Returns the flow (batch, n, m) and the potentials (batch, n) and (batch, m), constants.
+    """
     import ot
 
-    solution = ot.solve_batch(
-        costs,
-        reg=REGULARISATION,
-        a=supply,
-        b=demand,
-        reg_type="entropy",
-        max_iter=_SINKHORN_STEPS,
-        tol=1e-6,
-        grad="autodiff",
-    )
-    flow: Tensor = solution.plan
-    return flow
+    with torch.no_grad():
+        solution = ot.solve_batch(
+            costs,
+            reg=how.regularisation,
+            a=supply,
+            b=demand,
+            method="log_sinkhorn",
+            max_iter=how.steps,
+            tol=how.tolerance,
+            grad="detach",
+        )
+        flow: Tensor = solution.plan
+        off = float((flow.sum(dim=2) - supply).norm(dim=1).max())
+        if off > how.tolerance:
+            warnings.warn(
+                f"sinkhorn's marginals are {off:.1g} off after {how.steps} steps, more than "
+                f"{how.tolerance:g}: its closeness is not to be relied on; choose "
+                "'fedefm.emd-solver' 'pot'",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        own, other = (how.regularisation * scaling for scaling in solution.potentials)
+    return flow, own, other
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:

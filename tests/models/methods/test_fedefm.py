@@ -68,6 +68,20 @@ def test_each_expert_weighs_as_near_as_it_is_and_gets_no_gradient(
     assert any(p.grad is not None and p.grad.any() for p in student.parameters())
 
 
+def test_in_training_too_a_model_is_nearest_to_itself(batch: tuple[Tensor, Tensor]) -> None:
+    inputs, labels = batch
+    student, expert = _network(0).train(), _network(0)
+    dropping = student.get_submodule("head.0")
+    dropping.eval()  # a module that the caller keeps at rest
+    _, told = multishot_loss(student, {"self": expert}, inputs, labels, PLAIN)
+    assert told["self"] == pytest.approx(1, abs=1e-6)
+    assert student.training
+    assert not dropping.training
+    once = _network(0).train()
+    once(inputs)
+    torch.testing.assert_close(student.state_dict(), once.state_dict())  # a batch counts once
+
+
 def test_a_negative_closeness_weighs_nothing() -> None:
     maps = torch.rand(2, 3, 3, 4) + 0.1
     assert batch_closeness(maps, -maps, PLAIN).item() == 0
