@@ -24,6 +24,7 @@ from server_app.predict.prediction import predict
 from server_app.predict.request import PredictRequest
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid, run_inline
+from tests.support.soak import in_soak
 from tests.support.tiny import VARIANTS
 
 # Their rounds and states are those of another variant: dying once more shows nothing
@@ -115,19 +116,18 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
-    variant: str,
-    tiny: Tiny,
-    inline_run: InlineRun,
-    finished: Callable[[str], RunDirectory],
-    tmp_path: Path,
+def test_the_same_seed_gives_the_same_bytes(
+    variant: str, tiny: Tiny, inline_run: InlineRun, finished: Callable[[str], RunDirectory]
+) -> None:
+    assert _bytes(finished(variant)) == _bytes(inline_run(_values(tiny, variant, rounds=3)))
+
+
+@pytest.mark.parametrize("variant", in_soak(VARIANTS, but=("fedavg", "local", "uefl")))
+def test_another_seed_gives_other_bytes(
+    variant: str, tiny: Tiny, inline_run: InlineRun, finished: Callable[[str], RunDirectory]
 ) -> None:
     first = _bytes(finished(variant))
-    again, other = (
-        _bytes(inline_run(_values(tiny, variant, rounds=3, seed=seed), out=tmp_path / str(seed)))
-        for seed in (7, 8)
-    )
-    assert first == again
+    other = _bytes(inline_run(_values(tiny, variant, rounds=3, seed=8)))
     assert first["metrics.csv"] != other["metrics.csv"]
     assert all(first[name] != other[name] for name in first.keys() & other.keys())
 
@@ -144,9 +144,28 @@ class _DyingGrid(InlineGrid):
         return super().pull_messages(message_ids)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in SAME_STATE])
+def _deaths() -> list[tuple[str, int]]:
+    """Return variants and after how many messages they die: three hellos, then a round's phases."""
+    deaths = dict.fromkeys([name for name in VARIANTS if name not in SAME_STATE], (7, 8, 11))
+    deaths["fedavg"] = (2, 4, 7, 8, 11, 13)
+    # Of a round's nine messages the last three lay codewords
+    deaths |= {name: (7, 10, 11, 12, 13) for name in deaths if name.startswith("uefl")}
+    return [(variant, lives) for variant, several in deaths.items() for lives in several]
+
+
+def _in_every_suite() -> list[tuple[str, int]]:
+    """Return a death of each variant, of neighbours different ones; more where phases are many."""
+    of = {
+        variant: [lives for name, lives in _deaths() if name == variant] for variant, _ in _deaths()
+    }
+    one = [(variant, lives[index % 3]) for index, (variant, lives) in enumerate(of.items())]
+    return [*one, ("fedavg", 2), ("fedavg", 13), ("uefl", 12)]
+
+
+@pytest.mark.parametrize(("variant", "lives"), in_soak(_deaths(), but=_in_every_suite()))
 def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
     variant: str,
+    lives: int,
     tiny: Tiny,
     inline_run: InlineRun,
     finished: Callable[[str], RunDirectory],
@@ -154,26 +173,14 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values, whole = _values(tiny, variant, rounds=3), _bytes(finished(variant))
-    for lives in _deaths(variant):
-        out = tmp_path / str(lives)
-        with monkeypatch.context() as patch:
-            patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
-            _DyingGrid.lives = lives
-            with pytest.raises(KeyboardInterrupt):
-                inline_run(values, out=out)
-        began = (out / "run").is_dir()  # dying among the hellos leaves nothing behind
-        assert began == (lives > 3)
-        resumed = inline_run({**values, "resume": began}, out=out)
-        assert _bytes(resumed) == whole, f"died after {lives} messages"
-
-
-def _deaths(variant: str) -> tuple[int, ...]:
-    """Return after how many messages a run dies: three hellos, then a round's phases."""
-    if variant == "fedavg":
-        return 2, 4, 7, 8, 11, 13
-    if variant.startswith("uefl"):
-        return 7, 10, 11, 12, 13  # of a round's nine messages the last three lay codewords
-    return 7, 8, 11
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
+        _DyingGrid.lives = lives
+        with pytest.raises(KeyboardInterrupt):
+            inline_run(values)
+    began = (tmp_path / "run").is_dir()  # dying among the hellos leaves nothing behind
+    assert began == (lives > 3)
+    assert _bytes(inline_run({**values, "resume": began})) == whole
 
 
 def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:

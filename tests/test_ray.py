@@ -40,7 +40,12 @@ def _fedsilo(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("method", "experiment", "changes"),
     [
         ("uefl", "uefl-digits", {}),
-        ("fedaligncl", "fedavg-digits", {"rounds": 3, "epoch_steps": 4}),
+        pytest.param(
+            "fedaligncl",
+            "fedavg-digits",
+            {"rounds": 3, "epoch_steps": 4},
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_ray_and_inline_give_the_same_bytes(
@@ -70,6 +75,7 @@ def test_ray_and_inline_give_the_same_bytes(
     assert _result(RunDirectory(tmp_path / "ray" / "run")) == _result(inline)
 
 
+@pytest.mark.soak
 def test_ray_and_inline_give_the_same_bytes_for_picsr_on_tables(
     inline_run: InlineRun, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +17,9 @@ from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid
+from server_app.run.inline_engine import InlineGrid, run_inline
 from strategies.methods.registry import strategy_class
+from tests.support.soak import in_soak
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]
 HEART: dict[str, Value] = {
@@ -65,6 +67,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "local-own-figures": {"method": "local", "standardise": "site"},
 }
 InlineRun = Callable[..., RunDirectory]
+Finished = Callable[[str, int], RunDirectory]
 
 
 def _bytes(directory: RunDirectory) -> dict[str, bytes]:
@@ -72,6 +75,19 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
     wanted = [directory.path / "metrics.csv", directory.path / "model.safetensors"]
     wanted += sorted(directory.path.glob("sites/*/*"))
     return {str(p.relative_to(directory.path)): p.read_bytes() for p in wanted if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Return a variant's run at so many sites, run once for all tests that only read it."""
+
+    @functools.cache
+    def run(variant: str, nodes: int) -> RunDirectory:
+        out = str(tmp_path_factory.mktemp(variant))
+        values = HEART | VARIANTS[variant] | {"run-name": "run", "out": out}
+        return run_inline(resolve(values), nodes, draw=False)
+
+    return run
 
 
 def test_a_method_of_images_is_refused_on_a_table() -> None:
@@ -87,9 +103,9 @@ def test_a_method_of_images_is_refused_on_a_table() -> None:
 @pytest.mark.parametrize("nodes", [4, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_on_tables_writes_figures_that_can_be(
-    variant: str, nodes: int, inline_run: InlineRun
+    variant: str, nodes: int, finished: Finished
 ) -> None:
-    directory = inline_run(HEART | VARIANTS[variant], nodes)
+    directory = finished(variant, nodes)
     summary = directory.read_json("summary.json")
     assert list(summary["sites"]) == SITES[:nodes]
     for site, values in summary["sites"].items():
@@ -121,15 +137,19 @@ def test_a_run_on_tables_writes_figures_that_can_be(
 
 @pytest.mark.parametrize("nodes", [4, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_same_seed_gives_the_same_bytes_on_tables_and_another_does_not(
-    variant: str, nodes: int, inline_run: InlineRun, tmp_path: Path
+def test_the_same_seed_gives_the_same_bytes_on_tables(
+    variant: str, nodes: int, inline_run: InlineRun, finished: Finished
 ) -> None:
-    first, again, other = (
-        _bytes(inline_run(HEART | VARIANTS[variant] | {"seed": seed}, nodes, tmp_path / name))
-        for name, seed in (("first", 7), ("again", 7), ("other", 8))
-    )
-    assert first == again
-    assert first["metrics.csv"] != other["metrics.csv"]
+    again = inline_run(HEART | VARIANTS[variant], nodes)
+    assert _bytes(finished(variant, nodes)) == _bytes(again)
+
+
+@pytest.mark.parametrize("variant", in_soak(VARIANTS, but=("fedavg", "picsr")))
+def test_another_seed_gives_other_bytes_on_tables(
+    variant: str, inline_run: InlineRun, finished: Finished
+) -> None:
+    other = _bytes(inline_run(HEART | VARIANTS[variant] | {"seed": 8}, 4))
+    assert _bytes(finished(variant, 4))["metrics.csv"] != other["metrics.csv"]
 
 
 class _DyingGrid(InlineGrid):
@@ -144,23 +164,31 @@ class _DyingGrid(InlineGrid):
         return super().pull_messages(message_ids)
 
 
-@pytest.mark.parametrize("variant", ["picsr", "picsr-finetuned"])
+# Four messages to get acquainted, then four a round: in a round, and where two meet
+_DEATHS = [
+    (variant, lives) for variant in ("picsr", "picsr-finetuned") for lives in (8, 9, 12, 13, 16, 20)
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "lives"), in_soak(_DEATHS, but=[("picsr", 13), ("picsr-finetuned", 12)])
+)
 def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
-    variant: str, inline_run: InlineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str,
+    lives: int,
+    inline_run: InlineRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rounds: dict[str, Value] = {"rounds": 4, "picsr.expert-rounds": 2}
     values = HEART | VARIANTS[variant] | rounds
     whole = _bytes(inline_run(values, 4, tmp_path / "whole"))
-    # Four messages to get acquainted, then four a round: in a round, and where two meet
-    for lives in (8, 9, 12, 13, 16, 20):
-        out = tmp_path / str(lives)
-        with monkeypatch.context() as patch:
-            patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
-            _DyingGrid.lives = lives
-            with pytest.raises(KeyboardInterrupt):
-                inline_run(values, 4, out)
-        resumed = inline_run({**values, "resume": True}, 4, out)
-        assert _bytes(resumed) == whole, f"died after {lives} messages"
+    with monkeypatch.context() as patch:
+        patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
+        _DyingGrid.lives = lives
+        with pytest.raises(KeyboardInterrupt):
+            inline_run(values, 4)
+    assert _bytes(inline_run({**values, "resume": True}, 4)) == whole
 
 
 def test_picsr_tells_who_listens_to_whom_and_draws_it(inline_run: InlineRun) -> None:

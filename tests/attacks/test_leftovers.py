@@ -110,6 +110,7 @@ def test_a_killed_ray_run_leaves_no_process_and_no_folder(
             end_run(home)
 
 
+@pytest.mark.soak  # the runs of a killed comparison, below, are trials as well
 def test_killed_trials_end_with_their_command_and_remove_their_folders(
     begin: Begin, temporary: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ ALWAYS, SITES = True, 2
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [
-        ("distrans", 1),
+        pytest.param("distrans", 1, marks=pytest.mark.soak),
         ("uefl", 2),  # its uncertain hospital gets a book, its certain one lays the first anew
     ],
 )
