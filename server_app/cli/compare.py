@@ -21,6 +21,7 @@ from server_app.cli.options import (
     MarkdownOption,
     MeasuredSplit,
     OutOption,
+    SlurmOption,
     SupernodesOption,
     example,
     refuse_below,
@@ -51,9 +52,6 @@ _SeedsOfAPoint = Annotated[
     typer.Option(
         "--seeds", show_default=False, help="seeds of a point (default: the simulation file's)"
     ),
-]
-_OneACore = Annotated[
-    int, typer.Option("--jobs", show_default=False, help="runs at once (default: one a core)")
 ]
 _Split = Annotated[
     MeasuredSplit,
@@ -126,7 +124,8 @@ def _compare(
     engine: _InlineFirst = "inline",
     supernodes: SupernodesOption = None,
     seeds: _Seeds = 3,
-    jobs: _OneACore = 0,
+    jobs: JobsOption = "0",
+    slurm: SlurmOption,
     split: _Split = "test",
     splits: _OwnSplits = False,
     metrics: _Metrics = None,
@@ -139,13 +138,13 @@ def _compare(
     from datasets.io.atomic_files import write_atomically
     from server_app.compare.over_seeds import Asked, SeedRuns, compare
     from server_app.compare.significance import print_tests
+    from server_app.compare.slurm import read_jobs
     from server_app.compare.tables import comparison_csv, comparison_table
     from server_app.records.summary import print_table
     from server_app.run.planning import RunSources
     from server_app.run.progress_bars import make_console
 
     refuse_below(1, "seeds", seeds)
-    refuse_below(0, "jobs", jobs)
     console = make_console()
     comparison = compare(
         experiments,
@@ -157,7 +156,7 @@ def _compare(
             own_splits=splits,
         ),
         Asked(split=split, metrics=metrics, tests=tests, paired=paired),
-        jobs=jobs,
+        jobs=read_jobs(jobs, slurm),
         tell=progress_printer(console),
     )
     print_table(console, comparison_table(comparison.results, split, median))
@@ -177,13 +176,14 @@ def _tune(
     file: FileOption = None,
     trials: _Trials = None,
     seeds: _SeedsOfAPoint = None,
-    jobs: JobsOption = 0,
+    jobs: JobsOption = "0",
+    slurm: SlurmOption,
 ) -> None:
+    from server_app.compare.slurm import read_jobs
     from server_app.compare.tune import ranking_table, tune
     from server_app.run.planning import RunSources
     from server_app.run.progress_bars import make_console
 
-    refuse_below(0, "jobs", jobs)
     for option, number in (("trials", trials), ("seeds", seeds)):
         refuse_below(1, option, 1 if number is None else number)
     console = make_console()
@@ -192,7 +192,7 @@ def _tune(
         RunSources(file=file, config=config, changes=tuple(changes), out=out),
         trials=trials,
         seeds=seeds,
-        jobs=jobs,
+        jobs=read_jobs(jobs, slurm),
         tell=progress_printer(console),
     )
     chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in tuned.ranked[0].settings.items())
@@ -213,10 +213,12 @@ def _crossvalidate(
     config: ConfigOption = None,
     out: OutOption = None,
     file: FileOption = None,
-    jobs: JobsOption = 0,
+    jobs: JobsOption = "0",
+    slurm: SlurmOption,
 ) -> None:
     from datasets.io.atomic_files import write_atomically
     from server_app.compare.crossvalidate import crossvalidate, markdown_text, metric_table
+    from server_app.compare.slurm import read_jobs
     from server_app.compare.tables import csv_text
     from server_app.records.summary import print_table
     from server_app.run.planning import RunSources
@@ -224,14 +226,13 @@ def _crossvalidate(
 
     refuse_below(2, "folds", folds)
     refuse_below(1, "repeats", repeats)
-    refuse_below(0, "jobs", jobs)
     console = make_console()
     result = crossvalidate(
         experiments,
         RunSources(file=file, config=config, changes=tuple(changes), out=out),
         folds=folds,
         repeats=repeats,
-        jobs=jobs,
+        jobs=read_jobs(jobs, slurm),
         tell=progress_printer(console),
     )
     for metric in result.metrics:

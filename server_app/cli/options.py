@@ -68,6 +68,14 @@ EngineOption = Annotated[
         help="ray: by 'flwr run'; inline: in this process (default ray)",
     ),
 ]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="auto|HOST:PORT",
+        help="a Ray cluster that runs (default: Ray starts one for this run)",
+    ),
+]
 SupernodesOption = Annotated[
     int | None, typer.Option("--supernodes", help="simulated sites (default: all silos)")
 ]
@@ -80,7 +88,20 @@ NameOption = Annotated[str | None, typer.Option("--name", help="name of the run 
 
 # Many runs
 JobsOption = Annotated[
-    int, typer.Option("--jobs", show_default=False, help="runs at once (default: a core)")
+    str,
+    typer.Option(
+        "--jobs", metavar="N|slurm", show_default=False, help="runs at once (default: one a core)"
+    ),
+]
+SlurmOption = Annotated[
+    list[str],
+    typer.Option(
+        "--slurm",
+        metavar="KEY=VALUE",
+        default_factory=list,
+        show_default=False,
+        help="with --jobs slurm: slurm_partition, timeout_min, cpus_per_task, mem_gb ...",
+    ),
 ]
 CsvOption = Annotated[Path | None, typer.Option("--csv", help="also write the tables as CSV")]
 MarkdownOption = Annotated[

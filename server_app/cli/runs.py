@@ -17,6 +17,7 @@ from server_app.cli.options import (
     FileOption,
     NameOption,
     OutOption,
+    RayAddressOption,
     RunDirArgument,
     SeedOption,
     SupernodesOption,
@@ -49,6 +50,7 @@ def _simulate(
     out: OutOption = None,
     file: FileOption = None,
     engine: EngineOption = "ray",
+    ray_address: RayAddressOption = None,
     supernodes: SupernodesOption = None,
     seed: SeedOption = None,
     name: NameOption = None,
@@ -65,7 +67,7 @@ def _simulate(
     if track:
         overrides["track"] = track
     settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
-    start(settings, resources, engine)
+    start(settings, resources, engine, ray_address)
 
 
 def _resume(
@@ -75,9 +77,10 @@ def _resume(
     supernodes: Annotated[
         int | None, typer.Option("--supernodes", help="simulated sites (default: as before)")
     ] = None,
+    ray_address: RayAddressOption = None,
     track: TrackOption = None,
 ) -> None:
     from server_app.run.planning import replanned, start
 
     settings, resources, engine_before = replanned(run_dir, supernodes=supernodes, track=track)
-    start(settings, resources, engine or engine_before)
+    start(settings, resources, engine or engine_before, ray_address)

@@ -19,6 +19,7 @@ from models.contract.errors import SettingError
 from models.contract.settings_schema import Value
 from server_app.compare.corrected_interval import Interval, corrected_interval
 from server_app.compare.equal_terms import refuse_mixed_optimisers
+from server_app.compare.slurm import Jobs
 from server_app.compare.tables import joined, markdown_table
 from server_app.compare.trials import Trial, run_groups
 from server_app.config.settings import RunSettings, resolve
@@ -47,7 +48,7 @@ def crossvalidate(
     *,
     folds: int,
     repeats: int,
-    jobs: int = 0,
+    jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> CrossValidation:
     """Run what is missing and return the figures.
@@ -57,7 +58,7 @@ def crossvalidate(
         sources: where settings come from, over those of each experiment.
         folds: folds of each site's rows, at least 2.
         repeats: shufflings.
-        jobs: runs at once; 0: one for each core.
+        jobs: runs at once; 0: one for each core; or Slurm's parameters.
         tell: takes a line before the runs begin.
 
     Raises:

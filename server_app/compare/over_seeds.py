@@ -35,6 +35,7 @@ from server_app.compare.significance import (
     notes,
     significance,
 )
+from server_app.compare.slurm import Jobs, SlurmPool
 from server_app.compare.tables import comparison_markdown, joined
 from server_app.compare.trials import run_missing, runs_at_once
 from server_app.config.settings import RunSettings, differences
@@ -178,7 +179,7 @@ def compare(
     runs: SeedRuns,
     asked: Asked,
     *,
-    jobs: int = 0,
+    jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Run what is missing and return all runs' figures.
@@ -187,7 +188,7 @@ def compare(
         experiments: their names; of one named twice the second is passed over.
         runs: how runs are made.
         asked: which figures of them are compared.
-        jobs: runs at once; 0: as many as there are cores for.
+        jobs: runs at once; 0: as many as there are cores for; or Slurm's parameters.
         tell: takes a line each time a run has ended.
 
     Raises:
@@ -198,7 +199,7 @@ def compare(
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
     check_tests(data_sets, tests=asked.tests, paired=asked.paired, seeds=runs.seeds)
-    _run_all([job for job in all_jobs if not job.finished()], _parallel(all_jobs, jobs), tell)
+    _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
     summaries = _summaries(all_jobs, asked.split)
     results = _results(all_jobs, summaries, asked)
     tested = _tests(summaries, asked)
@@ -297,19 +298,22 @@ def _command(
     return command
 
 
-def _parallel(jobs: Sequence[Job], asked: int) -> int:
-    return runs_at_once(asked, max(job.settings.common.threads for job in jobs))
-
-
-def _run_all(jobs: Sequence[Job], parallel: int, tell: Callable[[str], None]) -> None:
+def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
     if not jobs:
         return
-    tell(f"{len(jobs)} runs, {parallel} at once")
+    threads = max(job.settings.common.threads for job in jobs)
+    width = "by Slurm"
+    if isinstance(at_once, int):
+        parallel = runs_at_once(at_once, threads)
+        pool, width = ThreadPoolExecutor(parallel), f"{parallel} at once"
+    else:
+        pool = SlurmPool(at_once, jobs[0].directory.path.parent)
+    tell(f"{len(jobs)} runs, {width}")
     names: list[str] = []
 
     def ended(job: Job, _: None) -> None:
         names.append(job.directory.path.name)
         tell(f"{len(names)}/{len(jobs)} {names[-1]}")
 
-    with ThreadPoolExecutor(parallel) as pool:  # a thread only waits for its run's process
-        run_missing(pool, lambda job: job.run(), jobs, ended)
+    with pool:  # a thread only waits for its run's process or job
+        run_missing(pool, Job.run, jobs, ended)

@@ -30,6 +30,7 @@ from datasets.registry import silo_names
 from models.contract.errors import FedsiloError
 from models.contract.settings_schema import Value
 from models.contract.versions import git_revision
+from server_app.compare.slurm import Jobs, Slurm, SlurmPool
 from server_app.config.settings import RunSettings
 from server_app.records.finished_run import FinishedRun
 from server_app.run.processes import end_with
@@ -92,15 +93,20 @@ def run_missing(
 
 
 def run_groups(
-    groups: Sequence[Sequence[Trial]], folder: Path, jobs: int
+    groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs
 ) -> list[list[dict[str, Any]]]:
     """Run groups of trials side by side and return their summaries, group by group."""
     summaries = iter(run_trials([trial for group in groups for trial in group], folder, jobs))
     return [[next(summaries) for _ in group] for group in groups]
 
 
-def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[str, Any]]:
+def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[str, Any]]:
     """Run what has no summary yet and return all summaries, in the order of ``trials``.
+
+    Args:
+        trials: the runs.
+        folder: of their summaries.
+        jobs: runs at once, 0 for one a core; or Slurm's parameters.
 
     Raises:
         FedsiloError: a run failed; the finished ones stay and are used again.
@@ -109,15 +115,10 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[st
     paths = {key: folder / f"{key}.json" for key in keys}
     waiting = {k: trial for k, trial in zip(keys, trials, strict=True) if not paths[k].is_file()}
     missing = [_Work(trial, str(paths[key])) for key, trial in waiting.items()]
-    # Not fork: torch's threads do not survive it
-    context = multiprocessing.get_context("spawn")
-    parallel = min(runs_at_once(jobs), max(len(missing), 1))
     console = make_console()
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
-        ProcessPoolExecutor(
-            parallel, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),)
-        ) as pool,
+        _pool(jobs, folder, max(len(missing), 1)) as pool,
     ):
         task = bar.add_task("runs", total=len(missing))
 
@@ -126,8 +127,20 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: int) -> list[dict[st
                 raise FedsiloError(f"trial {dict(work.trial.label)} failed: {failure}")
             bar.advance(task)
 
-        run_missing(pool, _run, missing, ended)
+        # A job on another machine has no command beside it whose end it should follow
+        run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
     return [json.loads(paths[key].read_text()) for key in keys]
+
+
+def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
+    if isinstance(jobs, Slurm):
+        return SlurmPool(jobs, folder)
+    # Not fork: torch's threads do not survive it
+    context = multiprocessing.get_context("spawn")
+    parallel = min(runs_at_once(jobs), runs)
+    return ProcessPoolExecutor(
+        parallel, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),)
+    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from datasets.io.atomic_files import write_atomically
 from datasets.registry import data_fingerprint, data_set
 from models.contract.errors import SettingError
 from models.contract.settings_schema import Value
+from server_app.compare.slurm import Jobs
 from server_app.compare.tables import deviation, mean
 from server_app.compare.trials import Trial, run_groups
 from server_app.config.experiments import Tuning, find_experiment, read_tuning
@@ -55,7 +56,7 @@ def tune(
     *,
     trials: int | None = None,
     seeds: int | None = None,
-    jobs: int = 0,
+    jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
     """Try the grid, choose, and write the choice and all trials to the run folder.
@@ -65,7 +66,7 @@ def tune(
         sources: where settings come from, over the experiment's.
         trials: points of the grid that are tried; None: as the simulation file has it.
         seeds: of each point; None: likewise. chosen.json tells of both.
-        jobs: runs at once; 0: one for each core.
+        jobs: runs at once; 0: one for each core; or Slurm's parameters.
         tell: takes a line before the runs begin.
 
     Raises:

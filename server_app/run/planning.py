@@ -139,8 +139,19 @@ def replanned(
     return settings, check_resources(resources), str(launch.get("engine", "ray"))
 
 
-def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) -> RunDirectory:
+def start(
+    settings: RunSettings,
+    resources: Mapping[str, Value],
+    engine: str,
+    ray_address: str | None = None,
+) -> RunDirectory:
     """Run settings on an engine, and return the run directory.
+
+    Args:
+        settings: the run's.
+        resources: simulated sites, and what each may take.
+        engine: ``ray`` or ``inline``.
+        ray_address: a Ray cluster that runs, ``auto`` or ``HOST:PORT``; None: one of the run's own.
 
     Raises:
         FedsiloError: the run failed.
@@ -150,7 +161,9 @@ def start(settings: RunSettings, resources: Mapping[str, Value], engine: str) ->
     # Told here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     if engine == "ray":
-        return run_with_ray(settings, resources)
+        return run_with_ray(settings, resources, ray_address or "")
+    if ray_address:
+        raise SettingError("--ray-address is of the engine 'ray': leave it or --engine inline out")
     from server_app.run.inline_engine import run_inline
 
     return run_inline(settings, int(resources["num-supernodes"]))

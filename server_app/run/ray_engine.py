@@ -39,6 +39,7 @@ from server_app.run.processes import (
     tool,
 )
 from server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
+from server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,
@@ -80,22 +81,35 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     return chosen
 
 
-def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
+def run_with_ray(
+    settings: RunSettings, resources: Mapping[str, Value], address: str = ""
+) -> RunDirectory:
     """Run ``settings`` by ``flwr run`` and return the run directory.
+
+    Args:
+        settings: the run's.
+        resources: simulated sites, and what each may take.
+        address: of a Ray cluster that runs, or ``auto``; empty: Ray starts one for this run.
 
     Raises:
         FedsiloError: the run failed; the message is the app's own last error line.
     """
     app = app_folder()
-    directory = RunDirectory(runs_folder(settings.common.out) / settings.common.run_name)
-    with tempfile.TemporaryDirectory(prefix="fedsilo-flwr-") as home:
+    runs = runs_folder(settings.common.out)
+    directory = RunDirectory(runs / settings.common.run_name)
+    wanted = check_resources(resources)
+    cluster = fit_cluster(address, runs, wanted) if address else None
+    _tell_of(cluster)
+    # Flower's actors read the app in it: on a cluster it lies where all nodes see it
+    beside = {"prefix": ".fedsilo-flwr-", "dir": runs} if cluster else {"prefix": "fedsilo-flwr-"}
+    with tempfile.TemporaryDirectory(**beside) as home:
         config = Path(home) / "run-config.toml"
         config.write_text(tomli_w.dumps(grouped(settings.as_mapping())))
-        wanted = check_resources(resources)
         _check_device(settings.common.device, float(wanted["client-resources-num-gpus"]))
         launch = json.dumps({"engine": "ray", "resources": wanted})
         share = str(wanted["client-resources-num-gpus"])
-        with _superlink(Path(home), {LAUNCH_VARIABLE: launch, GPU_SHARE: share}) as environment:
+        variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: share}
+        with _superlink(Path(home), variables, cluster) as environment:
             last_error = _flwr_run(app, config, wanted, environment)
     if last_error or not (directory.path / "summary.json").is_file():
         raise RayRunError(
@@ -104,6 +118,15 @@ def run_with_ray(settings: RunSettings, resources: Mapping[str, Value]) -> RunDi
             f"{directory.path}: see the log above, then resume it"
         )
     return directory
+
+
+def _tell_of(cluster: Cluster | None) -> None:
+    """Say over which cluster the run is spread, or that the environment's is not used."""
+    if cluster:
+        told = f"{cluster.nodes} nodes and {cluster.cpus:.0f} CPUs of the Ray cluster at"
+        print(f"fedsilo: {told} {cluster.address}", file=sys.stderr)
+    elif unused := told_of_unused():
+        print(f"fedsilo: {unused}", file=sys.stderr)
 
 
 def _check_device(device: str, share: float) -> None:
@@ -132,7 +155,9 @@ def _check_device(device: str, share: float) -> None:
 
 
 @contextmanager
-def _superlink(home: Path, variables: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
+def _superlink(
+    home: Path, variables: Mapping[str, str] | None = None, cluster: Cluster | None = None
+) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
     http_port, control_port = free_ports(2)
     environment = (
@@ -152,6 +177,7 @@ def _superlink(home: Path, variables: Mapping[str, str] | None = None) -> Iterat
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
     )
+    environment |= ray_variables(cluster, environment)
     command = [
         tool("flower-superlink"),
         "--insecure",

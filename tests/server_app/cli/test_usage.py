@@ -111,17 +111,17 @@ def test_each_command_has_help_and_no_markup_in_it(
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("simulate", "set config out file engine supernodes seed name track"),
-        ("resume", "engine supernodes track"),
+        ("simulate", "set config out file engine ray-address supernodes seed name track"),
+        ("resume", "engine ray-address supernodes track"),
         ("watch", "deployment once port"),
         ("survey", "deployment set config out file supernodes name"),
         (
             "compare",
-            "set config out file engine supernodes seeds jobs split splits metrics median tests "
-            "paired csv markdown",
+            "set config out file engine supernodes seeds jobs slurm split splits metrics median "
+            "tests paired csv markdown",
         ),
-        ("tune", "set config out file trials seeds jobs"),
-        ("crossvalidate", "folds repeats csv markdown set config out file jobs"),
+        ("tune", "set config out file trials seeds jobs slurm"),
+        ("crossvalidate", "folds repeats csv markdown set config out file jobs slurm"),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
         (

@@ -1,0 +1,214 @@
+"""A Ray cluster that a run was told to use: looked at before anything starts.
+
+Flower's actors on other nodes read the app, the data's cache and the run directory by the paths of
+this machine, and run it by their own packages. So every node must have the same fedsilo, Python and
+packages, and see the folder of runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.contract.errors import SettingError
+from models.contract.settings_schema import Value
+from server_app.run.processes import app_folder, bound_environment
+from server_app.run.ray_nodes import TOKEN, describe
+
+AUTO, LOCAL = "auto", "local"
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON"  # what Ray adds to each worker's environment
+_TRAVELLING = re.compile(r"(FEDSILO|FLWR)_\w+|OMP_NUM_THREADS|CUBLAS_WORKSPACE_CONFIG")
+_HOST_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+_ANSWER = 5.0  # seconds for a port to answer
+_LIMIT = 150.0  # seconds for all nodes to be asked
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that was found fit.
+
+    Attributes:
+        address: its own, host and port.
+        nodes: how many are alive.
+        cpus: that they have together.
+    """
+
+    address: str
+    nodes: int
+    cpus: float
+
+
+def ray_variables(cluster: Cluster | None, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what Ray is told by the environment: which cluster, and what travels to its workers.
+
+    Without a cluster Ray starts one of its own, also where another one runs on this machine.
+
+    Args:
+        cluster: the one to use.
+        variables: the run's environment.
+    """
+    if cluster is None:
+        return {ADDRESS_VARIABLE: LOCAL}
+    travelling = {k: value for k, value in variables.items() if _TRAVELLING.fullmatch(k)}
+    job = json.dumps({"runtime_env": {"env_vars": travelling}})
+    return {ADDRESS_VARIABLE: cluster.address, _JOB_VARIABLE: job}
+
+
+def fit_cluster(address: str, folder: Path, resources: Mapping[str, Value]) -> Cluster:
+    """Return the cluster at an address if a run can be spread over it.
+
+    Args:
+        address: ``auto`` or ``HOST:PORT``.
+        folder: of run directories; all nodes must share it.
+        resources: the run's.
+
+    Raises:
+        SettingError: nothing answers there, or a node is unfit; named, with what to do.
+    """
+    for key in ("init-args-num-cpus", "init-args-num-gpus"):
+        if resources.get(key):
+            raise SettingError(
+                f"resource '{key}' is of a cluster that the run starts itself, and --ray-address "
+                "names one that runs: leave it out"
+            )
+    _refuse_silent(address)
+    with _shared(folder) as (shared, token):
+        found = _asked(address, shared)
+        own = describe("here", str(shared), _packages())
+        for node in found["nodes"]:
+            if fault := _fault(node, own, token, shared):
+                raise SettingError(f"node {node['host']} of the Ray cluster at {address} {fault}")
+    cpus = sum(float(node["cpus"]) for node in found["nodes"])
+    return Cluster(str(found["address"]), len(found["nodes"]), cpus)
+
+
+def _refuse_silent(address: str) -> None:
+    if address == AUTO:
+        return
+    match = _HOST_PORT.fullmatch(address)
+    if not match or not 0 < int(match["port"]) < 65536:
+        raise SettingError(f"--ray-address is {address!r}; it must be auto or HOST:PORT")
+    try:
+        where = (match["host"].strip("[]"), int(match["port"]))
+        socket.create_connection(where, _ANSWER).close()
+    except OSError as error:
+        raise SettingError(
+            f"no Ray cluster answers at {address} ({error}): start one ('ray start --head "
+            f"--port={match['port']}'), or leave --ray-address out"
+        ) from None
+
+
+@contextmanager
+def _shared(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a folder beside the runs with a token that only who sees it can know."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shared = Path(tempfile.mkdtemp(prefix=".fedsilo-cluster-", dir=folder))
+    except OSError as error:
+        raise SettingError(f"folder {folder} cannot be written: {error.strerror}") from None
+    token = secrets.token_hex(16)
+    try:
+        (shared / TOKEN).write_text(token)
+        yield shared, token
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def _packages() -> list[str]:
+    """Return the names of the packages that fedsilo depends on, and Ray."""
+    project = tomllib.loads((app_folder() / "pyproject.toml").read_text())["project"]
+    named = (re.match(r"[\w.-]+", text) for text in project["dependencies"])
+    return sorted({"ray", *(match[0] for match in named if match)})
+
+
+def _asked(address: str, shared: Path) -> dict[str, Any]:
+    """Return what a process of its own found at each node."""
+    command = [sys.executable, "-m", "server_app.run.ray_nodes", address, str(shared)]
+    environment = bound_environment()
+    if address != AUTO:
+        environment.pop(ADDRESS_VARIABLE, None)
+    try:
+        done = subprocess.run(
+            [*command, *_packages()],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        raise SettingError(
+            f"the Ray cluster at {address} did not answer within {_LIMIT:.0f} s: look at "
+            "'ray status' there"
+        ) from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no reason given"]
+        raise SettingError(
+            f"the Ray cluster at {address} cannot be used: {lines[-1][:300]}; look at 'ray "
+            "status' there, or leave --ray-address out"
+        )
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def _fault(node: Mapping[str, Any], own: Mapping[str, Any], token: str, shared: Path) -> str:
+    """Say what is wrong with a node and what to do; empty: nothing."""
+    found = node["found"]
+    if found is None:
+        return "did not answer: look at 'ray status', or stop Ray there"
+    if found["token"] != token or not (shared / node["id"]).is_file():
+        return (
+            f"does not share {shared.parent}: 'out' must be a folder that all nodes see under the "
+            "same path; name one with --out"
+        )
+    if not found["fedsilo"]:
+        return f"has no fedsilo that can be imported ({found['fault'][:200]}): install it there"
+    if found["python"] != own["python"]:
+        return f"has Python {found['python']}, this machine {own['python']}: install the same"
+    if other := _other(found["packages"], own["packages"]):
+        return f"has {other}: install the same packages"
+    if other := _other_files(json.loads(found["fedsilo"]), json.loads(own["fedsilo"])):
+        return f"has another fedsilo, {other} differ: install this machine's"
+    return ""
+
+
+def _other(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    differing = [
+        f"{name} {there.get(name) or 'nowhere'} where this machine has {version or 'none'}"
+        for name, version in here.items()
+        if there.get(name) != version
+    ]
+    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    return ", ".join(differing[:_NAMED]) + more
+
+
+def _other_files(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    differing = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
+    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    return ", ".join(differing[:_NAMED]) + more
+
+
+def told_of_unused(environment: Mapping[str, str] = os.environ) -> str:
+    """Say that a cluster which the environment names is not used; empty: it names none."""
+    named = environment.get(ADDRESS_VARIABLE, "")
+    if not named or named == LOCAL:
+        return ""
+    return (
+        f"{ADDRESS_VARIABLE} names {named}, which is not used: name it by --ray-address to spread "
+        "the run over it"
+    )

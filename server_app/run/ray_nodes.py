@@ -1,0 +1,96 @@
+"""What each node of a Ray cluster has: ``python -m server_app.run.ray_nodes ADDRESS FOLDER``.
+
+A process of its own, so that Ray's client and what it says end with it. It prints one JSON object:
+the cluster's address and, for each node, what ``describe`` found there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TOKEN = "token"  # the file that this machine writes and every node must read
+_LIMIT = 90.0  # seconds for all nodes' answers
+_CPUS = "CPU"
+
+
+def describe(node: str, folder: str, packages: Sequence[str]) -> dict[str, Any]:
+    """Return what a node has; runs there.
+
+    Args:
+        node: its id, under which it writes a file into ``folder``.
+        folder: the folder that must be shared.
+        packages: those whose versions are asked for.
+    """
+    import importlib.metadata
+    import platform
+
+    def version(name: str) -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "fedsilo": "",
+        "token": "",
+        "fault": "",
+    }
+    try:
+        from client_app.worker.installed import installed_app
+
+        found["fedsilo"] = json.dumps(dict(installed_app().digests), sort_keys=True)
+    except Exception as error:  # of whatever kind: the node cannot run fedsilo
+        found["fault"] = f"{type(error).__name__}: {error}"
+    try:
+        found["token"] = (Path(folder) / TOKEN).read_text()
+        (Path(folder) / node).write_text(node)
+    except OSError as error:
+        found["token"] = f"{error.strerror}"
+    return found
+
+
+def _described(address: str, folder: str, packages: Sequence[str]) -> dict[str, Any]:
+    """Connect to the cluster as Flower does and ask every node that is alive."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    task = ray.remote(num_cpus=0)(describe)
+    asked = {
+        task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(node["NodeID"], folder, packages): node
+        for node in nodes
+    }
+    done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LIMIT)
+    answers = {reference: ray.get(reference) for reference in done}
+    return {
+        "address": ray.get_runtime_context().gcs_address,
+        "nodes": [
+            {
+                "id": node["NodeID"],
+                "host": f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+                "cpus": node["Resources"].get(_CPUS, 0.0),
+                "found": answers.get(reference),
+            }
+            for reference, node in asked.items()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_described(sys.argv[1], sys.argv[2], sys.argv[3:])))
