@@ -1,0 +1,154 @@
+"""The same FedAvg by fedsilo and by what one would pick instead: time, processor, memory.
+
+    python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--rounds 5] [--width 16]
+
+Nine MNIST silos, one network, the same local steps, one thread a client: a bare loop and fedsilo's
+inline engine one client after the other; fedsilo by Ray, plain Flower and NVFlare's simulator two
+at once. Each is a process of its own. Final models are measured once, on all clients' test images.
+``--nvflare`` is the Python of an environment in which NVFlare is installed and fedsilo's packages
+can be imported after NVFlare's own; without it that row is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from threading import Thread
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+_LOOK = 0.2  # seconds between looks at the processes
+
+
+class Watch(Thread):
+    """Adds up what a process and all that it started take, until it ends.
+
+    Attributes:
+        cpu: processor seconds, as of each process's last look.
+        peak: bytes, the most that all held at once; shared pages are counted by their share.
+    """
+
+    def __init__(self, root: psutil.Process) -> None:
+        super().__init__(daemon=True)
+        self._root = root
+        self._seconds: dict[psutil.Process, float] = {}
+        self.peak = 0
+
+    @property
+    def cpu(self) -> float:
+        """Return the processor seconds of all processes seen."""
+        return sum(self._seconds.values())
+
+    def run(self) -> None:
+        """Look until the process has ended."""
+        while self._root.is_running() and self._root.status() != psutil.STATUS_ZOMBIE:
+            self.peak = max(self.peak, sum(self._look_at(p) for p in self._tree()))
+            time.sleep(_LOOK)
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            return [self._root, *self._root.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def _look_at(self, process: psutil.Process) -> int:
+        try:
+            times = process.cpu_times()
+            self._seconds[process] = times.user + times.system
+            return int(process.memory_full_info().pss)
+        except psutil.Error:
+            return 0
+
+
+def measured(command: list[str]) -> dict[str, float]:
+    """Run a rival and return its figures with its wall time, processor seconds and peak memory."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    watch = Watch(psutil.Process(process.pid))
+    watch.start()
+    said, errors = process.communicate()
+    whole = time.perf_counter() - began
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{errors[-2000:]}")
+    figures: dict[str, float] = json.loads(said.strip().splitlines()[-1])
+    return figures | {"whole": whole, "cpu": watch.cpu, "peak": watch.peak / 2**20}
+
+
+def rivals(nvflare: str, settings: Path) -> dict[str, list[str]]:
+    """Return each rival's command."""
+    told = ["--settings", str(settings)]
+    job = [sys.executable, str(HERE / "peer_job.py")]
+    commands = {
+        "bare loop": [*job, "bare", *told],
+        "fedsilo inline": [*job, "inline", *told],
+        "fedsilo ray": [*job, "ray", *told],
+        "Flower": [sys.executable, str(HERE / "peer_flower.py"), *told],
+    }
+    if nvflare:
+        commands["NVFlare"] = [nvflare, str(HERE / "peer_nvflare.py"), *told]
+    return commands
+
+
+def main() -> None:
+    """Measure all and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--nvflare", default="", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=16)
+    options = parser.parse_args()
+    table = Table(title=f"{options.rounds} rounds, width {options.width}", title_justify="left")
+    names = ("rounds s", "s a round", "rounds / bare", "whole s", "CPU s", "peak MiB", "accuracy")
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    with tempfile.TemporaryDirectory() as folder:
+        values = {
+            "method": "fedavg",
+            "dataset": "mnist",
+            "silos": 9,
+            "width": options.width,
+            "data-dir": str(options.data_dir.resolve()),
+            "rounds": options.rounds,
+            "batch-size": 64,
+            "local-epochs": 1,
+            "dropout": 0.0,
+            "mc-passes": 0,
+            "evaluate-every": 0,
+            "device": "cpu",
+            "threads": 1,
+            "out": folder,
+        }
+        bare = 0.0
+        for number, name in enumerate(rivals(options.nvflare, Path())):
+            settings = Path(folder) / f"{number}.json"
+            settings.write_text(json.dumps(values | {"run-name": f"run{number}"}))
+            found = measured(rivals(options.nvflare, settings)[name])
+            bare = bare or found["rounds"]
+            table.add_row(
+                name,
+                f"{found['rounds']:.1f}",
+                f"{found['rounds'] / options.rounds:.2f}",
+                f"{found['rounds'] / bare:.3f}",
+                f"{found['whole']:.1f}",
+                f"{found['cpu']:.1f}",
+                f"{found['peak']:.0f}",
+                f"{found['accuracy']:.3f}",
+            )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
