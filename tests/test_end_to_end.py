@@ -24,6 +24,7 @@ from server_app.predict.prediction import predict
 from server_app.predict.request import PredictRequest
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid, run_inline
+from tests.support import golden
 from tests.support.soak import in_soak
 from tests.support.tiny import VARIANTS
 
@@ -91,6 +92,20 @@ def test_a_run_writes_the_whole_run_directory(
     traffic = directory.read_csv("traffic.csv")
     assert sum(row["phase"] in TRAINING for row in traffic) == 9
     assert (directory.path / "model.safetensors").is_file() == (summary["method"] != "local")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_has_the_bits_that_were_recorded(
+    variant: str, tiny: Tiny, finished: Callable[[str], RunDirectory]
+) -> None:
+    """What is meant to change them records them anew: python -m tests.support.golden."""
+    content = golden.recorded()
+    if content["machine"] != golden.machine():
+        pytest.skip(f"golden.json is of {content['machine']}, and this is {golden.machine()}")
+    if variant not in content["runs"]:
+        pytest.skip(f"not recorded yet: python -m tests.support.golden {variant}")
+    assert golden.values_of(variant) == _values(tiny, variant, rounds=golden.ROUNDS)
+    assert golden.digests(finished(variant)) == content["runs"][variant]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
