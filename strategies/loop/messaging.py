@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from strategies.wire.bundles import Bundles, bundle, unbundle
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 _LATE_BY = 0.05  # a reply is seen at most this share of its time too late
+_AT_ONCE = 8  # messages asked for at once: as many replies are in memory before one is kept
 
 
 def exchange(
@@ -23,6 +24,7 @@ def exchange(
     real: Container[int] = (),
     away_timeout: float = 300.0,
     away: Callable[[Collection[int]], None] = lambda nodes: None,
+    keep: Callable[[RecordDict], RecordDict] = lambda content: content,
 ) -> dict[int, Message | None]:
     """Push ``messages`` and return the reply of each node, None where none came in time.
 
@@ -34,6 +36,7 @@ def exchange(
         real: nodes that are processes of their own: their messages are bundled.
         away_timeout: seconds that a node may be disconnected before its reply is given up.
         away: told which of the awaited nodes are disconnected, whenever that has changed.
+        keep: puts a reply's content where it lies until all have come.
     """
     cache: Bundles = {}
     for message in messages:
@@ -53,8 +56,8 @@ def exchange(
         if (gone := {node_of[key] for key in waiting} & away_since.keys()) != told:
             told = gone
             away(sorted(gone))
-        ready = {key for key in waiting if node_of[key] not in missing}
-        pulled = list(grid.pull_messages(ready)) if ready else []
+        ready = [key for key in pushed if key in waiting and node_of[key] not in missing]
+        pulled = _some_of(grid, ready)
         for reply in pulled:
             waiting.discard(reply.metadata.reply_to_message_id)
             node = node_of[reply.metadata.reply_to_message_id]
@@ -62,12 +65,24 @@ def exchange(
                 # What cannot be opened, in whatever way, is refused for what it lacks
                 with suppress(Exception):
                     reply.content = unbundle(reply.content)
+                reply.content = keep(reply.content)
             replies[node] = reply
             arrived(node, reply)
         if not pulled:
             waited = _LATE_BY * (time.monotonic() - began)
             time.sleep(min(max(waited, _SHORTEST_PAUSE), _LONGEST_PAUSE))
     return replies
+
+
+def _some_of(grid: Grid, ready: Sequence[str]) -> list[Message]:
+    """Return some replies that have come to the messages ``ready``, none if none has.
+
+    Flower's grid fetches all that it is asked for at once, and those of many sites are large.
+    """
+    for start in range(0, len(ready), _AT_ONCE):
+        if pulled := list(grid.pull_messages(set(ready[start : start + _AT_ONCE]))):
+            return pulled
+    return []
 
 
 def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout: float) -> set[int]:

@@ -33,6 +33,7 @@ from strategies.loop.state import RoundState, SiteReply
 from strategies.loop.stopping import Stop
 from strategies.wire.bundles import record_bytes
 from strategies.wire.records import NDArray, Packed, from_record, to_record
+from strategies.wire.shelf import Shelf
 
 _REASON = 1000  # characters of a site's own words
 
@@ -172,11 +173,13 @@ class RoundLoop(Strategy):
         """Ask, wait, check and combine."""
         self._phase = phase
         none, config = ArrayRecord(), ConfigRecord()
-        if phase.name == EVALUATE:
-            asked = self.configure_evaluate(phase.round, none, config, grid)
-            self.aggregate_evaluate(phase.round, self._exchange(grid, asked, timeout))
-        elif messages := list(self.configure_train(phase.round, none, config, grid)):
-            self.aggregate_train(phase.round, self._exchange(grid, messages, timeout))
+        with Shelf(self.run_dir) as shelf:
+            if phase.name == EVALUATE:
+                asked = self.configure_evaluate(phase.round, none, config, grid)
+                self.aggregate_evaluate(phase.round, self._exchange(grid, asked, timeout, shelf))
+            elif messages := list(self.configure_train(phase.round, none, config, grid)):
+                replies = self._exchange(grid, messages, timeout, shelf)
+                self.aggregate_train(phase.round, replies)
 
     def _let_latecomers_in(self, grid: Grid, round_: int) -> None:
         """Let sites in that connected since the last round."""
@@ -194,7 +197,9 @@ class RoundLoop(Strategy):
             if joined:
                 hook.participants_changed(round_, participants, joined)
 
-    def _exchange(self, grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
+    def _exchange(
+        self, grid: Grid, messages: Iterable[Message], timeout: float, shelf: Shelf
+    ) -> list[Message]:
         """Send, wait, and return what came; a site that stayed silent is told of by its absence."""
         phase, participants, sent = self._phase, self.method.participants, list(messages)
         site_of = {node: site for site, node in participants.nodes.items()}
@@ -219,7 +224,7 @@ class RoundLoop(Strategy):
             participants.nodes[s] for s, facts in participants.facts.items() if not facts.simulated
         }
         replies = exchange(
-            grid, sent, timeout, arrived, real, self.method.common.away_timeout, away
+            grid, sent, timeout, arrived, real, self.method.common.away_timeout, away, shelf.keep
         )
         came = [(node, reply) for node, reply in sorted(replies.items()) if reply is not None]
         for node, reply in came:

@@ -11,7 +11,7 @@ same weight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -123,14 +123,21 @@ class Decentralised(Method):
     ) -> RoundState:
         """Take the silos' models, and Theta as the mean of those that finished."""
         names = self.model(state)
-        arrays = {name: array for name, array in state.arrays.items() if name.startswith(SILO)}
-        for site, reply in replies.items():
-            arrays |= {f"{SILO}{site}/{name}": reply.array(name) for name in names}
+        arrays = self.kept_models(names, state, replies)
         theta = weighted_mean(replies, names, equal=True)
         arrays |= {f"{MODEL}{name}": array for name, array in theta.items()}
         self._take_times(replies)
         extras = {**state.extras, FINISHED: sorted(replies)}
         return RoundState(state.round, arrays, extras)
+
+    def kept_models(
+        self, names: Iterable[str], state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> dict[str, NDArray]:
+        """Return the silos' newest models, which the next round takes to their neighbours."""
+        arrays = {name: array for name, array in state.arrays.items() if name.startswith(SILO)}
+        for site, reply in replies.items():
+            arrays |= {f"{SILO}{site}/{name}": reply.array(name) for name in names}
+        return arrays
 
     def documents(
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]

@@ -8,10 +8,10 @@ mixed by Metropolis weights, is the topology ``hub``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from models.contract.notes import Notes
-from models.methods.decentralised import MODEL, LinkSettings
+from models.methods.decentralised import LinkSettings
 from strategies.loop.reporting import Disclosures
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.decentralised import Decentralised
@@ -43,13 +43,11 @@ class Star(Decentralised):
         """Return none: there is nothing to mix."""
         return Notes()
 
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the mean; the silos' own models are not kept."""
-        combined = super().combine(phase, state, replies)
-        mean = {name: array for name, array in combined.arrays.items() if name.startswith(MODEL)}
-        return RoundState(combined.round, mean, combined.extras)
+    def kept_models(
+        self, names: Iterable[str], state: RoundState, replies: Mapping[str, SiteReply]
+    ) -> dict[str, NDArray]:
+        """Return none: silos get the mean alone."""
+        return {}
 
     def _needs_theta(self, site: str, state: RoundState) -> bool:
         return True

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,3 +96,28 @@ def test_averaging_leaves_the_replies_as_they_came(site_reply: Replies) -> None:
     weighted_mean(replies, ["w"])
     np.testing.assert_array_equal(replies["a"].array("w"), np.float32([1, 2]))
     np.testing.assert_array_equal(replies["b"].array("w"), np.float32([5, 6]))
+
+
+def test_the_bits_are_those_of_flowers_own_function(site_reply: Replies) -> None:
+    rng = np.random.default_rng(2)
+    counts = [3, 1, 900, 12, 7]
+    arrays = [rng.normal(size=(3, 4)).astype(np.float32) for _ in counts]
+    replies = {
+        f"s{i}": site_reply(f"s{i}", {"w": array, "b": array[0, 0]}, num_examples=count)
+        for i, (array, count) in enumerate(zip(arrays, counts, strict=True))
+    }
+    records = [
+        RecordDict(
+            {
+                ARRAYS: ArrayRecord(
+                    {name: Array(reply.array(name).astype(np.float64)) for name in ("b", "w")}
+                ),
+                METRICS: MetricRecord({NUM_EXAMPLES: reply.examples()}),
+            }
+        )
+        for reply in replies.values()
+    ]
+    flowers = aggregate_arrayrecords(records, NUM_EXAMPLES)
+    for name, mean in weighted_mean(replies, ["w", "b"]).items():
+        assert mean.shape == flowers[name].numpy().shape
+        assert mean.tobytes() == flowers[name].numpy().astype(np.float32).tobytes()
