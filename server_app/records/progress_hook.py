@@ -128,13 +128,11 @@ class ProgressRecord(Hook):
         self.first = state.round
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         self._take(participants)
-        seconds, peaks = self.traffic.seconds(), self.traffic.peak_memory
-        for row in self.traffic.rows:
-            said = self._site(row[2])
-            said.bytes_down += row[3]
-            said.bytes_up += row[4]
-            said.seconds = seconds[row[2]]
-            said.peak_memory_bytes = peaks.get(row[2], 0)
+        for site, (down, up, seconds) in self.traffic.sites.items():
+            said = self._site(site)
+            said.bytes_down, said.bytes_up = said.bytes_down + down, said.bytes_up + up
+            said.seconds = seconds
+            said.peak_memory_bytes = self.traffic.peak_memory.get(site, 0)
 
     @_harmless
     def participants_changed(

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,34 +155,36 @@ class TrackingHook(Hook):
         self.traffic = traffic
         self.resumed = resumed
         self.tracker: Tracker | None = None
-        self._told = (0, 0)  # rows of metrics and of traffic
 
     def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
         """Open the tracker; tell what a checkpoint knows."""
         self._try(self._open)
-        self._try(self._tell)
+        self._try(self._tell_known)
 
     def round_ended(self, state: RoundState) -> None:
         """Tell what the round has brought."""
-        self._try(self._tell)
+        self._try(self._tell_new)
 
     def run_ended(self, state: RoundState) -> None:
         """Tell what the final evaluation has brought, and close the tracker."""
-        self._try(self._tell)
+        self._try(self._tell_new)
         self._try(self._close)
 
     def _open(self) -> None:
         if opener := TRACKERS.get(self.track):
             self.tracker = opener(self.run_dir, self.resumed)
 
-    def _tell(self) -> None:
-        if self.tracker is None:
-            return
-        metrics, traffic = self.metrics.rows, self.traffic.rows
-        told_metrics, told_traffic = self._told
-        self._told = (len(metrics), len(traffic))
-        of_metrics = _of_metrics(metrics[told_metrics:])
-        self.tracker.write([*of_metrics, *_of_traffic(traffic[told_traffic:])])
+    def _tell_known(self) -> None:
+        self.metrics.taken(), self.traffic.taken()  # they are among the known
+        if self.tracker:
+            known = [*_of_metrics(self.metrics.known()), *_of_traffic(self.traffic.known())]
+            self.tracker.write(known)
+
+    def _tell_new(self) -> None:
+        """Tell the rows that are new; they are taken even where nobody is told."""
+        metrics, traffic = self.metrics.taken(), self.traffic.taken()
+        if self.tracker:
+            self.tracker.write([*_of_metrics(metrics), *_of_traffic(traffic)])
 
     def _close(self) -> None:
         if self.tracker:
@@ -199,12 +201,12 @@ class TrackingHook(Hook):
             )
 
 
-def _of_metrics(rows: Sequence[Sequence[Any]]) -> Iterator[Scalar]:
+def _of_metrics(rows: Iterable[Sequence[Any]]) -> Iterator[Scalar]:
     for round_, site, split, metric, value in rows:
         yield Scalar(f"{split}/{metric}/{site}", int(round_), float(value))
 
 
-def _of_traffic(rows: Sequence[Sequence[Any]]) -> Iterator[Scalar]:
+def _of_traffic(rows: Iterable[Sequence[Any]]) -> Iterator[Scalar]:
     for round_, phase, site, *values in rows:
         for name, value in zip(TRAFFIC_HEADER[3:], values, strict=True):
             yield Scalar(f"traffic/{phase}/{name}/{site}", int(round_), float(value))

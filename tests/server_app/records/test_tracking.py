@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,13 @@ def _hook(track: str, run_dir: Path, resumed: bool = False) -> TrackingHook:
     return TrackingHook(track, run_dir, MetricsHook(directory), TrafficHook(directory), resumed)
 
 
+def _take(hook: TrackingHook, metrics: Iterable[list[Any]], traffic: Iterable[list[Any]]) -> None:
+    for row in metrics:
+        hook.metrics.take(row)
+    for row in traffic:
+        hook.traffic.take(row)
+
+
 def _start(hook: TrackingHook) -> None:
     hook.run_started(RoundState(0, {}), Participants({}, {}), 2)
 
@@ -107,12 +114,12 @@ def test_after_a_death_every_row_stands_once(
     run_dir = tmp_path / "run"
     before = _hook(track, run_dir)
     _start(before)
-    before.metrics.rows, before.traffic.rows = list(METRICS), list(TRAFFIC)
+    _take(before, METRICS, TRAFFIC)
     before.round_ended(RoundState(1, {}))  # and here it dies
     after = _hook(track, run_dir, resumed=True)
-    after.metrics.rows, after.traffic.rows = METRICS[: known[0]], TRAFFIC[: known[1]]
+    after.metrics.rows, after.traffic.rows = METRICS[: known[0]], TRAFFIC[: known[1]]  # restored
     _start(after)
-    after.metrics.rows, after.traffic.rows = METRICS + LATER[:1], list(TRAFFIC)
+    _take(after, [*METRICS[known[0] :], LATER[0]], TRAFFIC[known[1] :])
     after.run_ended(RoundState(1, {}))
     assert READ[track](run_dir) == _rows(METRICS + LATER[:1], TRAFFIC)
 
