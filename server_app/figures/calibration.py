@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from models.figures.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
 from models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
+from server_app.records.many_sites import MANY, worst
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Values = Mapping[str, Mapping[str, float]]
+NDArray = npt.NDArray[Any]
 
 _EVIDENCE = ("reliability.", "certainty.")
 _COUNTED = tuple(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY))
@@ -59,8 +62,9 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
-    """Draw a line per site and bars of all, of the bins that hold samples."""
-    for site, style in line_styles(list(sites)).items():
+    """Draw bars of all, of bins that hold samples, and lines of sites, of many the worst five."""
+    shown = list(sites) if len(sites) <= MANY else worst({s: _right(sites[s]) for s in sites})
+    for site, style in line_styles(shown).items():
         filled = [cell for cell in sites[site].values() if cell["count"]]
         axes.plot(
             [cell["mean"] for cell in filled],
@@ -77,6 +81,12 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
     axes.set_xlabel(f"{label}; numbers: samples")
     axes.set_ylabel("accuracy")
     axes.grid(alpha=0.3)
+
+
+def _right(bins: Mapping[str, Any]) -> float:
+    """Return a site's share of right answers."""
+    count = sum(cell["count"] for cell in bins.values())
+    return sum(cell["right"] for cell in bins.values()) / count if count else 1.0
 
 
 def _summed(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
@@ -125,6 +135,8 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     names: Sequence[str] = silos[sites[0]].get("classes") or [
         f"class {label}" for label in range(counts.shape[1])
     ]
+    if len(sites) > MANY:
+        return {"distribution.png": _spread_of_labels(counts, names)}
     figure = Figure(figsize=(3.3 + 0.9 * len(sites), 4.2), layout="constrained")
     axes = figure.subplots()
     bottom = np.zeros(len(sites))
@@ -140,6 +152,24 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     figure.legend(fontsize="small", loc="outside right upper", reverse=True)
     axes.set_title("What each hospital holds", fontsize="medium")
     return {"distribution.png": figure}
+
+
+def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
+    """Return sites by size, and how many of a class a site has; counts are (sites, classes)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    sizes = np.sort(counts.sum(axis=1))[::-1]
+    left.bar(range(1, len(sizes) + 1), sizes, width=1.0, color=CATEGORIES[0])
+    left.set_xlabel(f"{len(sizes)} sites, largest first")
+    left.set_ylabel("samples, all splits")
+    right.boxplot(counts, whis=(5, 95), showfliers=False)
+    right.set_xticks(range(1, len(names) + 1), names, rotation=40, ha="right", fontsize="small")
+    right.set_ylabel("samples of the class at a site")
+    right.set_title("median, half and nine tenths of sites", fontsize="small")
+    figure.suptitle("What the hospitals hold", fontsize="medium")
+    return figure
 
 
 def _all_counts(splits: Mapping[str, Sequence[int]]) -> list[int]:

@@ -13,6 +13,8 @@ from datasets.io.atomic_files import write_atomically
 from models.figures.palette import GREY, LineStyle, line_styles
 from models.figures.panels import line_legend
 from server_app.figures.calibration import draw_distribution, draw_evidence
+from server_app.figures.many_lines import draw_lines
+from server_app.records.many_sites import MANY
 from server_app.records.run_directory import RunDirectory
 from strategies.methods.registry import strategy_class
 
@@ -82,9 +84,11 @@ def draw_curves(directory: RunDirectory) -> None:
     figure, panels = _panels(len(drawn))
     styles = line_styles(sorted({name for lines in drawn.values() for name in lines}))
     for axes, (metric, lines) in zip(panels, drawn.items(), strict=True):
-        _draw_panel(axes, lines, styles, [int(round_) for round_ in summary["marks"]])
+        marked = [int(round_) for round_ in summary["marks"]]
+        _draw_panel(axes, lines, styles, marked, high_is_worse=metric != "accuracy")
         axes.set_ylabel(f"{split} {CURVES[metric]}")
-    line_legend(figure, styles)
+    if len(styles) <= MANY:
+        line_legend(figure, styles)
     marks = [f"round {round_}: {mark}" for round_, mark in summary["marks"].items()]
     figure.supxlabel("\n".join(marks), fontsize="small", color=GREY)
     figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
@@ -106,13 +110,16 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
 
 
 def _draw_panel(
-    axes: Axes, lines: Series, styles: Mapping[str, LineStyle], marked_rounds: Iterable[int]
+    axes: Axes,
+    lines: Series,
+    styles: Mapping[str, LineStyle],
+    marked_rounds: Iterable[int],
+    *,
+    high_is_worse: bool = False,
 ) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for name, line in lines.items():
-        style = styles[name].options()
-        axes.plot(list(line), list(line.values()), label=name, markersize=4, **style)
+    draw_lines(axes, lines, styles, high_is_worse=high_is_worse)
     for round_ in marked_rounds:
         axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

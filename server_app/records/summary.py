@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from server_app.records.many_sites import MANY, worst
+
 Values = Mapping[str, Mapping[str, float]]
 
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NO_PRIVACY = "no differential-privacy guarantee"
 ALWAYS_LEAVES = (
     "at the start: the site's name, its label counts per class and split, the shape of its inputs, "
@@ -90,7 +94,8 @@ def result_table(
 ) -> Table:
     """Return the final table: a row per site, per distribution and for all, with the paper's.
 
-    Sites that are a distribution each have no second row.
+    Sites that are a distribution each have no second row. Of more than twenty sites quantiles and
+    the worst five are shown.
     """
     metrics = [metric for metric in shown if any(metric in row for row in values.values())]
     # A paper may print fewer metrics than a run has: no column stands empty
@@ -106,18 +111,38 @@ def result_table(
     for metric in compared:
         table.add_column(f"published {metric}", justify="right")
     groups = by_distribution(values, distribution_of)
-    for site, row in values.items():
-        if distribution_of[site] != site:
+    groups = groups if len(groups) <= MANY else {}
+    for name, row in _shown_sites(values, metrics).items():
+        group = distribution_of.get(name, "")
+        if group != name or name not in groups:
             table.add_row(
-                escape(f"{site} ({distribution_of[site]})"),
+                escape(f"{name} ({group})" if group in groups else name),
                 *_cells(row, metrics),
-                *_cells((published or {}).get(site, {}), compared),
+                *_cells((published or {}).get(name, {}), compared),
             )
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
         paper = (published or {}).get(name, {})
         table.add_row(escape(name), *_cells(row, metrics), *_cells(paper, compared), style="bold")
     return table
+
+
+def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
+    """Return the rows of sites; of many, quantiles of each metric and the five worst by the first.
+
+    The first of a data set's metrics is one of which more is better.
+    """
+    if len(values) <= MANY or not metrics:
+        return values
+    found = {m: [row[m] for row in values.values() if m in row] for m in metrics}
+    quantiles = {
+        f"{share:.0%} of {len(values)} sites below": {
+            metric: float(np.quantile(numbers, share)) for metric, numbers in found.items()
+        }
+        for share in _QUANTILES
+    }
+    first = {site: row[metrics[0]] for site, row in values.items() if metrics[0] in row}
+    return quantiles | {site: values[site] for site in worst(first)}
 
 
 def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:

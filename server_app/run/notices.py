@@ -10,6 +10,7 @@ from datasets.registry import data_set, silo_count, silo_names
 from models.contract.errors import DataError
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SPLITS, SiteFacts
+from server_app.records.many_sites import listed
 from strategies.loop.participants import Participants
 
 _NEARLY_ALL = 0.9  # of all training samples
@@ -36,8 +37,8 @@ def who_is_missing(participants: Participants, common: CommonSettings) -> Iterat
     if absent:
         yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
-            f"{', '.join(participants.sites())}; "
-            f"{'not' if participants.refused else 'no SuperNode for'} {', '.join(absent)}"
+            f"{listed(participants.sites())}; "
+            f"{'not' if participants.refused else 'no SuperNode for'} {listed(absent)}"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from rich.console import Console
 
 from models.contract.messages import EVALUATE, TRAINED, TRAINING, measurement
+from server_app.records.many_sites import listed
 from server_app.records.recorders import MetricsHook
 from server_app.run.progress_bars import choose_bars
 from server_app.run.watched import clock
@@ -43,7 +44,7 @@ class ProgressHook(Hook):
         """Say what starts, and show the bars."""
         self.total, self.first, self.started = total_rounds, state.round, time.monotonic()
         sites = participants.sites()
-        self._say(f"{self.title}: {len(sites)} sites ({', '.join(sites)}), {total_rounds} rounds")
+        self._say(f"{self.title}: {len(sites)} sites ({listed(sites)}), {total_rounds} rounds")
         if state.round:
             self._say(f"going on after round {state.round}")
         self.bars.begin(total_rounds, state.round)
@@ -68,7 +69,7 @@ class ProgressHook(Hook):
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
         """Say who has come."""
-        self._say(f"round {round_}: {', '.join(joined)} joined")
+        self._say(f"round {round_}: {listed(joined)} joined")
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Say which site is left out, and why."""

@@ -188,3 +188,20 @@ def test_classes_without_names_are_numbered(named: dict[str, Any]) -> None:
     silos = {"s1a": {"label_counts": {"train": [4, 2, 1]}, **named}}
     (legend,) = draw_distribution(silos)["distribution.png"].legends
     assert [text.get_text() for text in legend.texts] == ["class 2", "class 1", "class 0"]
+
+
+def test_of_many_sites_sizes_and_spreads_are_drawn() -> None:
+    counts = [{"train": [place, 1], "test": [0, 1]} for place in range(50)]
+    silos = {f"s{place:03}": {"label_counts": of_site} for place, of_site in enumerate(counts)}
+    (figure,) = draw_distribution(silos).values()
+    left, right = figure.axes
+    assert [bar.get_height() for bar in left.patches] == list(range(51, 1, -1))  # type: ignore[attr-defined]
+    assert left.get_xlabel() == "50 sites, largest first"
+    assert [tick.get_text() for tick in right.get_xticklabels()] == ["class 0", "class 1"]
+
+
+def test_of_many_sites_the_five_that_are_most_often_wrong_have_lines() -> None:
+    sites = {f"s{place:03}": bins_of((100, place, 0.5)) for place in range(50)}
+    (figure,) = draw_evidence({"reliability": sites, "certainty": sites}).values()
+    named = [line.get_label() for line in figure.axes[1].lines]
+    assert named == [f"s{place:03}" for place in range(5)]

@@ -110,6 +110,16 @@ def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:
     assert found["D2"] == {1: 0.9}
 
 
+def test_of_many_sites_the_table_shows_quantiles_and_the_five_worst() -> None:
+    values = {f"s{place:03}": {"accuracy": place / 100, "loss": 1.0} for place in range(101)}
+    for groups in (dict.fromkeys(values, "all of them"), {site: site for site in values}):
+        lines = _printed(result_table(values, groups, "title", None, ("accuracy", "loss")))
+        assert _cells_of(lines, "5% of 101 sites below")[1:] == ["0.050", "1.000"]
+        assert _cells_of(lines, "50% of 101 sites below")[1:] == ["0.500", "1.000"]
+        assert _cells_of(lines, "all")[1:] == ["0.500", "1.000"]
+        assert sum(line.startswith("│ s0") for line in lines) == 5
+
+
 _UEFL = ("accuracy", "entropy", "perplexity", "codebook-loss", "loss")
 
 

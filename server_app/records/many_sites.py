@@ -1,0 +1,20 @@
+"""Runs of more sites than a table or a picture can show one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+MANY = 20  # more sites than these are summed up
+_WORST = 5  # of them named all the same
+
+
+def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
+    """Return the five names whose values are worst, worst first."""
+    return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence, of many the first five and how many more there are."""
+    if len(names) <= MANY:
+        return ", ".join(names)
+    return f"{', '.join(names[:_WORST])} and {len(names) - _WORST} more"
