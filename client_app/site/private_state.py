@@ -115,7 +115,9 @@ class SiteState:
 
 
 # Where a site computes and with how much patience; a hospital may change them during a run
-_FREE = frozenset(keys_with(CommonSettings, "circumstance", "machine", "own", "course", "floor"))
+_FREE = frozenset(
+    keys_with(CommonSettings, "circumstance", "machine", "own", "course", "combining", "floor")
+)
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:

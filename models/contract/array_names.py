@@ -13,6 +13,8 @@ from typing import TypeVar
 
 A = TypeVar("A")
 
+_STATISTICS = ("running_mean", "running_var")  # of batch norm
+
 
 def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
     """Return the arrays whose names begin with ``prefix``, by the rest of their names, sorted."""
@@ -41,3 +43,8 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
         site, own_name = site_and_array(name)
         sites.setdefault(site, {})[own_name] = array
     return dict(sorted(sites.items()))
+
+
+def is_statistic(name: str) -> bool:
+    """Tell whether the array is a running figure of batch norm, which no step has made."""
+    return name.endswith(_STATISTICS)

@@ -3,7 +3,8 @@
 Each states its roles once, and ``keys_with`` lists the settings of a role:
 
 - training, where none is named: how the method trains and measures, and what it learns;
-- course: how long a run is and how often it measures; step: what an optimiser step is;
+- course: how long a run is, how often it measures and whom it asks; step: what an optimiser step
+  is; combining: what the server makes of replies, which sites need not know;
 - seed: what random numbers start from; machine: what a site computes on;
 - privacy: how much a site may tell; floor: of that, what a hospital may raise at any time;
 - network: what it is built of; vit: what means nothing without a ViT; shape: a ViT's measures;
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 from models.contract.settings_schema import setting
 
+AGGREGATIONS = ("mean", "norm-clip", "median", "trimmed", "multikrum")
 GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take
 
 
@@ -40,6 +42,31 @@ class CommonSettings:
     )
     min_sites: int = setting(
         0, "sites that must answer a round; 0: all that joined", roles="circumstance", minimum=0
+    )
+    sites_per_round: int = setting(
+        0, "sites that a round asks, drawn by seed and round; 0: all", roles="course", minimum=0
+    )
+    aggregation: str = setting(
+        "mean",
+        "how weights of sites become one: mean by samples; norm-clip, the same of updates cut to "
+        "the median norm; median and trimmed of each number, multikrum of the sites nearest to "
+        "one another: these three weigh all sites alike",
+        roles="combining",
+        choices=AGGREGATIONS,
+    )
+    aggregation_faulty: int = setting(
+        1,
+        "sites f that may send anything: trimmed drops f at each end and needs 2f + 1 sites, "
+        "multikrum leaves f out and needs 2f + 3",
+        roles="combining",
+        minimum=0,
+    )
+    max_update_norm: float = setting(
+        100.0,
+        "norm of a site's update, in medians of the round's, beyond which its reply is refused; "
+        "of at least three sites; 0: no limit",
+        roles="combining",
+        minimum=0.0,
     )
 
     local_epochs: int = setting(2, "passes over a site's training data per round", minimum=1)

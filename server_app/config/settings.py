@@ -30,6 +30,7 @@ from models.maths.pacing import check_pace
 from models.networks.kinds import check_network_settings
 from models.privacy.gaussian_mechanism import check_privacy_settings
 from server_app.config.old_keys import with_new_keys
+from strategies.loop.drawing import refuse_site_count
 from strategies.methods.registry import strategy_class
 
 _NO_SETTINGS = ("launch", "environment")  # tables of config.toml beside the groups
@@ -99,6 +100,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         raise SettingError(
             f"setting 'min-sites' is {common.min_sites}, more than there are silos ({silos})"
         )
+    if silos is not None:
+        refuse_site_count(common, silos)
     cls.check_settings(common, own)
     return RunSettings(common, own)
 

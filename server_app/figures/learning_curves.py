@@ -15,6 +15,7 @@ from models.figures.panels import line_legend
 from server_app.figures.calibration import draw_distribution, draw_evidence
 from server_app.figures.many_lines import draw_lines
 from server_app.records.many_sites import MANY
+from server_app.records.recorders import UPDATE
 from server_app.records.run_directory import RunDirectory
 from strategies.methods.registry import strategy_class
 
@@ -30,6 +31,7 @@ CURVES = {
     "loss": "loss (nats)",
 }
 
+_CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
 _ONE_ROW = 4  # panels at most
 
 Series = dict[str, dict[int, float]]
@@ -62,6 +64,8 @@ def redraw(run_dir: Path) -> Iterator[Path]:
     directory = RunDirectory(run_dir)
     draw_curves(directory)
     yield directory.path / "curves.png"
+    if (contributions := directory.path / "contributions.png").is_file():
+        yield contributions
     method = strategy_class(directory.read_json("summary.json")["method"])
     yield from draw_pictures(directory, method.pictures)
 
@@ -93,6 +97,24 @@ def draw_curves(directory: RunDirectory) -> None:
     figure.supxlabel("\n".join(marks), fontsize="small", color=GREY)
     figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
     write_picture(directory.path / "curves.png", figure)
+    _draw_contributions(directory, rows)
+
+
+def _draw_contributions(directory: RunDirectory, rows: Iterable[Mapping[str, str]]) -> None:
+    """Draw ``contributions.png``, of a run whose sites send updates: each site's in each round."""
+    sites = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
+    if not sites:
+        return
+    figure, panels = _panels(len(_CONTRIBUTIONS))
+    styles = line_styles(sorted(sites))
+    for axes, (metric, label) in zip(panels, _CONTRIBUTIONS.items(), strict=True):
+        lines = series(rows, metric, sites, UPDATE)
+        _draw_panel(axes, lines, styles, high_is_worse=metric == "norm")
+        axes.set_ylabel(label)
+    if len(styles) <= MANY:
+        line_legend(figure, styles)
+    figure.suptitle("What each site's update is in the round's", fontsize="medium")
+    write_picture(directory.path / "contributions.png", figure)
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -113,7 +135,7 @@ def _draw_panel(
     axes: Axes,
     lines: Series,
     styles: Mapping[str, LineStyle],
-    marked_rounds: Iterable[int],
+    marked_rounds: Iterable[int] = (),
     *,
     high_is_worse: bool = False,
 ) -> None:

@@ -10,7 +10,7 @@ from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError
 from models.contract.settings_schema import Value
 from server_app.config.old_keys import with_new_keys
-from server_app.config.settings import differences
+from server_app.config.settings import differences, known_defaults
 from strategies.loop.hooks import Hook
 from strategies.loop.state import RoundState
 
@@ -53,7 +53,7 @@ class CheckpointHook(Hook):
             except CheckpointError as error:
                 logging.getLogger("flwr").warning("%s: looking for the one before it", error)
                 continue
-            if other := differences(with_new_keys(facts["settings"])[0], self.settings):
+            if other := differences(self._as_of_today(facts["settings"]), self.settings):
                 raise CheckpointError(
                     f"{path} belongs to another config: {other}; resume with the same settings "
                     "or choose another 'run-name'"
@@ -69,6 +69,11 @@ class CheckpointHook(Hook):
                 f"({', '.join(path.name for path in files)}): start a new run"
             )
         return None
+
+    def _as_of_today(self, settings: Mapping[str, Value]) -> dict[str, Value]:
+        """Return a checkpoint's settings; those that came later had their defaults."""
+        usual = {key: value for key, value in known_defaults().items() if key in self.settings}
+        return usual | with_new_keys(settings)[0]
 
 
 def _files(folder: Path) -> list[Path]:

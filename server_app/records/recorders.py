@@ -17,12 +17,14 @@ from models.contract.messages import (
 )
 from server_app.records.growing_csv import GrowingCsv
 from server_app.records.run_directory import RunDirectory, silos_document
+from strategies.loop.contributions import Contribution
 from strategies.loop.hooks import Hook
 from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
 TRAFFIC_HEADER = ("round", "phase", "site", "bytes_down", "bytes_up", "seconds")
+UPDATE = "update"  # in place of a split: figures of what a site's reply changes
 
 Row = list[Any]
 
@@ -53,6 +55,15 @@ class MetricsHook(Hook):
                     self.take([described, site, split, metric, value])
                 elif model == TRAINED:
                     self.take([round_, site, split, f"trained-{metric}", value])
+
+    def updates_measured(
+        self, round_: int, phase: str, contributions: Mapping[str, Contribution]
+    ) -> None:
+        """Take the norms of updates, and their cosines to what the model became."""
+        for site, part in contributions.items():
+            self.take([round_, site, UPDATE, "norm", part.norm])
+            if part.cosine is not None:
+                self.take([round_, site, UPDATE, "cosine", part.cosine])
 
     def round_ended(self, state: RoundState) -> None:
         """Write what is new; of rounds before ``state.round`` nothing more comes."""

@@ -46,6 +46,7 @@ from server_app.records.tracking import TrackingHook
 from server_app.run.notices import say_what_is_odd, say_who_is_missing
 from server_app.run.progress import ProgressHook
 from server_app.run.progress_bars import make_console
+from strategies.loop.drawing import refuse_site_count
 from strategies.loop.method import Method
 from strategies.loop.participants import Participants, meet_sites
 from strategies.loop.round_loop import RoundLoop
@@ -140,6 +141,7 @@ def _assemble(
     """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common = settings.common
     cls = strategy_class(common.method)
+    refuse_site_count(common, len(participants.sites()))
     recorders = _recorders(common, directory, console)
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
     checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)

@@ -20,6 +20,9 @@ class Capabilities:
         late_join: a site may join a run that has begun.
         paced_epochs: an epoch may span rounds.
         initial_weights: the server sends what sites start from.
+        some_sites: a round may ask some of the sites, since none keeps what its next round needs.
+        aggregations: how the weights of sites may become one; "mean" alone where there is no such
+            step, or where it would guard a part of what sites send.
     """
 
     vit: bool = True
@@ -29,6 +32,8 @@ class Capabilities:
     late_join: bool = False
     paced_epochs: bool = False
     initial_weights: bool = False
+    some_sites: bool = False
+    aggregations: tuple[str, ...] = ("mean",)
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse settings that the method does not take.
@@ -45,6 +50,16 @@ class Capabilities:
             (
                 common.initial_weights and not self.initial_weights,
                 f"{method} does not take 'initial-weights': leave it empty",
+            ),
+            (
+                common.sites_per_round and not (self.some_sites and not common.epoch_steps),
+                f"{method} asks all sites in each round, as does 'epoch-steps': set "
+                "'sites-per-round' to 0",
+            ),
+            (
+                common.aggregation not in self.aggregations,
+                f"{method} does not take 'aggregation' '{common.aggregation}': choose one of "
+                f"{', '.join(self.aggregations)}",
             ),
             (
                 common.network == "vit" and not self.vit,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from models.contract.errors import SiteError
+from strategies.loop.contributions import Contribution
 from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 
@@ -45,6 +46,11 @@ class Hook:
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Take note of a phase's good replies, sorted by site."""
+
+    def updates_measured(
+        self, round_: int, phase: str, contributions: Mapping[str, Contribution]
+    ) -> None:
+        """Take note of what part each site had in a phase whose replies are updates."""
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Take note that the run goes on without ``site`` in this phase."""

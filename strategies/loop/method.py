@@ -16,10 +16,12 @@ from models.contract.notes import Notes
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
 from models.networks.kinds import Task
+from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.participants import Participants
 from strategies.loop.reporting import MethodReport
+from strategies.loop.robust import robust_mean
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.wire.records import NDArray
 
@@ -94,6 +96,33 @@ class Method(MethodReport, ABC):
     @abstractmethod
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Return the arrays that ``site`` must answer with."""
+
+    def reference(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return what of ``state`` the arrays of ``site``'s reply are an update of, by their names.
+
+        An update is measured from it, and of a round's updates the model's new state is made. A
+        reply's array that is no update has no place in it.
+        """
+        return {
+            name: state.arrays[name]
+            for name, spec in self.expected(phase, site, state).items()
+            if name in state.arrays and state.arrays[name].shape == spec.shape
+        }
+
+    def average(
+        self, replies: Mapping[str, SiteReply], before: Mapping[str, NDArray], equal: bool = False
+    ) -> dict[str, NDArray]:
+        """Return the arrays named in ``before``, which sites began with, combined; float32.
+
+        By 'aggregation': the n_k-weighted mean, with ``equal`` each site weighing the same, or one
+        that a few sites cannot turn. Whatever averages weights of sites does it here.
+
+        Raises:
+            SiteError: too few sites have answered for 'aggregation'.
+        """
+        if self.common.aggregation == "mean":
+            return weighted_mean(replies, before, equal)
+        return robust_mean(self.common, replies, before, equal)
 
     def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
         """Return why a reply of the right form cannot be used all the same, None if it can."""

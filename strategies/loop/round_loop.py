@@ -22,6 +22,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
+from strategies.loop.contributions import contributions, far_out
+from strategies.loop.drawing import drawn_sites
 from strategies.loop.hooks import Hook
 from strategies.loop.messaging import exchange
 from strategies.loop.method import Method
@@ -114,9 +116,9 @@ class RoundLoop(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of the current phase, in site order."""
-        return [
-            self._message(site) for site in self.method.recipients(self._phase.name, self.current())
-        ]
+        recipients = self.method.recipients(self._phase.name, self.current())
+        drawn = set(self._drawn(self._phase.round))
+        return [self._message(site) for site in recipients if site in drawn]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -127,10 +129,14 @@ class RoundLoop(Strategy):
             *state.stateful_sites,
             *(site for site, reply in usable.items() if reply.kept_state()),
         }
-        combined = self.method.combine(self._phase.name, state, usable)
+        phase = self._phase.name
+        combined = self.method.combine(phase, state, usable)
         self.state = replace(combined, stateful_sites=tuple(sorted(stateful_sites)))
         for hook in self.hooks:
-            hook.phase_ended(server_round, self._phase.name, usable)
+            hook.phase_ended(server_round, phase, usable)
+        if parts := contributions(self.method, phase, (state, combined), usable):
+            for hook in self.hooks:
+                hook.updates_measured(server_round, phase, parts)
         return None, None
 
     def configure_evaluate(
@@ -166,8 +172,11 @@ class RoundLoop(Strategy):
         phases = self.method.phases(state)
         return {
             site: sum(1 for phase in phases if self.method.expected(phase, site, state))
-            for site in self.method.participants.sites()
+            for site in self._drawn(state.round + 1)
         }
+
+    def _drawn(self, round_: int) -> list[str]:
+        return drawn_sites(self.method.common, self.method.participants.sites(), round_)
 
     def _run_phase(self, grid: Grid, timeout: float, phase: Phase) -> None:
         """Ask, wait, check and combine."""
@@ -252,6 +261,8 @@ class RoundLoop(Strategy):
                 failed[site] = reason
             else:
                 usable[site] = reply
+        failed |= far_out(self.method, phase.name, self.current(), usable)
+        usable = {site: reply for site, reply in usable.items() if site not in failed}
         refuse_too_few(phase, len(usable), failed, self.method.common.min_sites)
         for site, reason in failed.items():
             for hook in self.hooks:

@@ -21,7 +21,6 @@ from models.contract.messages import EVALUATE, SECONDS
 from models.contract.notes import Notes
 from models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from models.networks.kinds import Task
-from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
@@ -124,7 +123,7 @@ class Decentralised(Method):
         """Take the silos' models, and Theta as the mean of those that finished."""
         names = self.model(state)
         arrays = self.kept_models(names, state, replies)
-        theta = weighted_mean(replies, names, equal=True)
+        theta = self.average(replies, names, equal=True)
         arrays |= {f"{MODEL}{name}": array for name, array in theta.items()}
         self._take_times(replies)
         extras = {**state.extras, FINISHED: sorted(replies)}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.contract.settings import AGGREGATIONS
 from models.methods.distrans import (
     OFFSET,
     OFFSETS,
@@ -24,7 +25,6 @@ from models.methods.distrans import (
     to_pixels,
 )
 from models.networks.kinds import Task
-from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.reporting import Disclosures, Published
@@ -41,7 +41,13 @@ class DisTrans(FedAvg):
 
     settings: DisTransSettings
     title = "DisTrans"
-    capabilities = Capabilities(vit=False, tables=False, paced_epochs=True, initial_weights=True)
+    capabilities = Capabilities(
+        vit=False,
+        tables=False,
+        paced_epochs=True,
+        initial_weights=True,
+        aggregations=AGGREGATIONS,
+    )
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless it stays, the offset."""
@@ -80,7 +86,8 @@ class DisTrans(FedAvg):
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
     ) -> RoundState:
         """Return the n_k-weighted means; with an embedding, what it makes after a step a site."""
-        arrays = weighted_mean(replies, _network(state.arrays))
+        network = {name: state.arrays[name] for name in _network(state.arrays)}
+        arrays = self.average(replies, network)
         if self.settings.offset_aggregation == "embedding":
             embedding = self._fitted(state, replies)
             arrays |= self._embedded(embedding)

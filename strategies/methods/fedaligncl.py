@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE, INCOMING, measurement
 from models.contract.notes import Notes
-from models.contract.settings import CommonSettings
+from models.contract.settings import AGGREGATIONS, CommonSettings
 from models.maths.pacing import epoch_of
 from models.methods.fedaligncl import (
     DISCRIMINATOR,
@@ -26,7 +26,6 @@ from models.methods.fedaligncl import (
     EmbeddingNotes,
     FedAlignCLSettings,
 )
-from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import starting_network
 from strategies.loop.reporting import Disclosures, Published
@@ -47,7 +46,13 @@ class FedAlignCL(FedAvg):
 
     settings: FedAlignCLSettings
     title = "Fed-Align-CL"
-    capabilities = Capabilities(vit=False, tables=False, paced_epochs=True, initial_weights=True)
+    capabilities = Capabilities(
+        vit=False,
+        tables=False,
+        paced_epochs=True,
+        initial_weights=True,
+        aggregations=AGGREGATIONS,
+    )
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedAlignCLSettings) -> None:
@@ -148,7 +153,7 @@ class FedAlignCL(FedAvg):
     ) -> RoundState:
         """Return the mean of the weights, the newest embeddings, and who forgot how much."""
         equal = self.settings.weighting == "equal"
-        arrays = weighted_mean(replies, _weights(state), equal=equal)
+        arrays = self.average(replies, _weights(state), equal=equal)
         for site, reply in replies.items():
             if self._embeddings_of(site, state):
                 arrays[f"{_BUFFER}{site}"] = reply.array(EMBEDDINGS)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from models.contract.settings import AGGREGATIONS
 from models.networks.kinds import Task
-from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
@@ -25,7 +25,9 @@ class FedAvg(Method):
     """Averages what all sites trained."""
 
     title = "FedAvg"
-    capabilities = Capabilities(paced_epochs=True, initial_weights=True)
+    capabilities = Capabilities(
+        paced_epochs=True, initial_weights=True, some_sites=True, aggregations=AGGREGATIONS
+    )
 
     def disclosures(self) -> Disclosures:
         """Name the weights."""
@@ -50,5 +52,5 @@ class FedAvg(Method):
     def combine(
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
     ) -> RoundState:
-        """Return the n_k-weighted mean."""
-        return RoundState(state.round, weighted_mean(replies, state.arrays), state.extras)
+        """Return the mean, n_k-weighted unless 'aggregation' says otherwise."""
+        return RoundState(state.round, self.average(replies, state.arrays), state.extras)

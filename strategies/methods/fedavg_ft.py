@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
+from models.contract.settings import AGGREGATIONS, CommonSettings
 from models.methods.fedavg_ft import FedAvgFTSettings
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.reporting import Disclosures, Published
@@ -27,7 +27,7 @@ class FedAvgFT(FedAvg):
     settings: FedAvgFTSettings
     title = "FedAvg+FT"
     # No paced epochs: by what a site keeps the server tells that it fine-tunes
-    capabilities = Capabilities(initial_weights=True)
+    capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedAvgFTSettings) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from strategies.loop.averaging import weighted_mean
+from models.contract.array_names import is_statistic
 from strategies.loop.reporting import Published
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
@@ -30,8 +30,8 @@ class FedAvgM(FedAvg):
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
     ) -> RoundState:
         """Return the model after the settings' step, with the moments."""
-        after = weighted_mean(replies, self.model(state))
-        for name in [n for n in after if not n.endswith(("running_mean", "running_var"))]:
+        after = self.average(replies, self.model(state))
+        for name in [n for n in after if not is_statistic(n)]:
             old, key = state.arrays[name].astype(np.float64), f"{_MOMENTS}{name}"
             moments = [state.arrays[key].astype(np.float64)] if key in state.arrays else []
             step, moment = self.settings.step(after[name] - old, *moments)

@@ -21,10 +21,9 @@ import torch
 
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
-from models.contract.settings import CommonSettings
+from models.contract.settings import AGGREGATIONS, CommonSettings
 from models.methods.fedevprompt import BUFFER, MAPS, FedEvPromptSettings, map_fault, shared_names
 from models.networks.kinds import Task
-from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
@@ -44,7 +43,9 @@ class FedEvPrompt(Method):
 
     settings: FedEvPromptSettings
     title = "FedEvPrompt"
-    capabilities = Capabilities(tables=False, late_join=True, initial_weights=True)
+    capabilities = Capabilities(
+        tables=False, late_join=True, initial_weights=True, aggregations=AGGREGATIONS
+    )
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedEvPromptSettings) -> None:
@@ -58,6 +59,11 @@ class FedEvPrompt(Method):
             raise SettingError(
                 "setting 'loss' is 'cross-entropy': method 'fedevprompt' is evidential; leave it "
                 "at 'auto'"
+            )
+        if settings.shared_prompts == "none" and common.aggregation != "mean":
+            raise SettingError(
+                f"setting 'aggregation' is '{common.aggregation}' and 'fedevprompt.shared-prompts' "
+                "'none', which averages nothing: leave it at 'mean'"
             )
         if settings.shared_prompts == "b" and common.prompt_sets == "g":
             raise SettingError(
@@ -129,9 +135,8 @@ class FedEvPrompt(Method):
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
     ) -> RoundState:
         """Replace the buffer by what came, and average what is averaged."""
-        arrays: dict[str, NDArray] = {}
-        if names := list(_shared(state)):
-            arrays |= weighted_mean(replies, names)
+        shared = _shared(state)
+        arrays = self.average(replies, shared) if shared else {}
         for site, reply in replies.items():
             for name in self.expected(phase, site, state):
                 if name.startswith(MAPS):

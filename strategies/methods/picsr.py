@@ -23,7 +23,7 @@ from models.contract.array_names import arrays_below
 from models.contract.errors import SettingError
 from models.contract.messages import EVALUATE
 from models.contract.notes import Notes
-from models.contract.settings import CommonSettings
+from models.contract.settings import AGGREGATIONS, CommonSettings
 from models.methods.picsr import (
     EXPERTS,
     OWN_EXPERT,
@@ -42,7 +42,6 @@ from models.networks.build import build_classifier
 from models.networks.exchanged import load_exchanged
 from models.networks.kinds import Task
 from models.networks.mixture import EXPERT
-from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
@@ -62,7 +61,9 @@ class PICSR(Method):
     settings: PICSRSettings
     title = "PICSR"
     # Mixed probabilities are no alpha
-    capabilities = Capabilities(vit=False, evidence=False, initial_weights=True)
+    capabilities = Capabilities(
+        vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS
+    )
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:
@@ -180,7 +181,8 @@ class PICSR(Method):
         if self.stage(state) == EXPERTS:
             return state
         equal = self.stage(state) == ROUTING_STAGE and self.settings.router_average == "equal"
-        mean = weighted_mean(replies, self._trained(state), equal)
+        trained = {name: state.arrays[name] for name in self._trained(state)}
+        mean = self.average(replies, trained, equal)
         return RoundState(state.round, {**state.arrays, **mean}, state.extras)
 
     def documents(

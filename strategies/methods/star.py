@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from models.contract.notes import Notes
+from models.contract.settings import AGGREGATIONS
 from models.methods.decentralised import LinkSettings
+from strategies.loop.capabilities import Capabilities
 from strategies.loop.reporting import Disclosures
 from strategies.loop.state import RoundState, SiteReply
 from strategies.methods.decentralised import Decentralised
@@ -23,6 +25,7 @@ class Star(Decentralised):
 
     settings: LinkSettings
     title = "Star"
+    capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
 
     def kind(self) -> str:
         """Return the topology with the server in the middle."""
@@ -42,6 +45,10 @@ class Star(Decentralised):
     def notes(self, phase: str, site: str, state: RoundState) -> Notes:
         """Return none: there is nothing to mix."""
         return Notes()
+
+    def reference(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+        """Return Theta: each silo goes on from it."""
+        return self.model(state)
 
     def kept_models(
         self, names: Iterable[str], state: RoundState, replies: Mapping[str, SiteReply]

@@ -36,7 +36,6 @@ from models.methods.uefl import (
 )
 from models.networks.build import build_classifier
 from models.networks.kinds import Task
-from strategies.loop.averaging import weighted_mean
 from strategies.loop.capabilities import Capabilities
 from strategies.loop.initial_arrays import initial_weights, starting_network
 from strategies.loop.method import Method
@@ -60,7 +59,10 @@ class UEFL(Method):
 
     settings: UEFLSettings
     title = "UEFL"
-    capabilities = Capabilities(vit=False, initial_weights=True)
+    # A book's users may be too few to drop some of them
+    capabilities = Capabilities(
+        vit=False, initial_weights=True, aggregations=("mean", "norm-clip", "median")
+    )
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
@@ -247,14 +249,16 @@ class UEFL(Method):
 
     def _averaged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
         books = [name for name in state.arrays if name.startswith(CODEBOOK)]
-        arrays = weighted_mean(replies, [name for name in state.arrays if name not in books])
+        network = {name: array for name, array in state.arrays.items() if name not in books}
+        arrays = self.average(replies, network)
         for name in books:
             users = {
                 site: reply
                 for site, reply in replies.items()
                 if site in state.extras["access"][name.removeprefix(CODEBOOK)]
             }
-            arrays |= weighted_mean(users, [name]) if users else {name: state.arrays[name]}
+            book = {name: state.arrays[name]}
+            arrays |= self.average(users, book) if users else book
         return arrays
 
     def _judged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from server_app.run import planning
 _ROLES = (
     *("training", "course", "step", "seed", "privacy", "floor", "network", "vit", "shape", "data"),
     *("files", "pixels", "sampling", "partition", "silo", "split", "folds", "validation"),
-    *("machine", "own", "circumstance"),
+    *("machine", "own", "circumstance", "combining"),
 )
 
 
@@ -45,6 +45,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
         *("deterministic", "fused-optimiser", "track", "meeting", "purpose"),
+        *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
     } == private_state._FREE
 
 
@@ -53,7 +54,9 @@ def test_the_same_images_are_tested_whatever_they_look_like() -> None:
         *("data-dir", "cache-dir", "val-folds", "val-fold", "use-test"),
         *("image-size", "colour-constancy", "pixel-scale", "intensity-profiles", "broken-images"),
     } == provenance._SAME_TEST
-    assert {"silos", "partition", "unseen", "silo-set"} == provenance.PARTITION
+    assert {
+        *("silos", "partition", "unseen", "silo-set"),
+    } == provenance.PARTITION
 
 
 def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
@@ -135,12 +138,12 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "e01f86e02f2636fab1a3e94bd6f144cdd3e3e272451dcdf217ce02c22fac365b",
+            "9817413a92360a513ed082bcb650f14e54cf2ac46a2aea83dd3a879a2ebf6d95",
             "be6145f5276a82dee7001e9dd25009e49fbe696f7d5c8bde0dab4c07a445b1b1",
         ),
         (
             "fedavg",
-            "7785918ece692186de358c956c3c26bccf9d3b1260cefe34e51c9c532a4bf818",
+            "a1f079d21ccf15c5ddcb9b78365c7b70b3385f7121caeaa010795e43736d16a7",
             "42883c80e80e5fc8e9d45a6d63ab39c2afe0dfdb4afca3090656020787a72bed",
         ),
     ],

@@ -1,0 +1,143 @@
+"""Ways to combine weights that a few faulty or hostile sites cannot turn; see 'aggregation'.
+
+Equations:
+  (norm-clip) Sun et al. 2019, updates cut to a norm, here the median -> norm_clipped_mean
+  (median) Yin et al. 2018, of each number -> median
+  (trimmed) Yin et al. 2018, mean of each number without the f least and f largest -> trimmed_mean
+  (multikrum) Blanchard et al. 2017, mean of the n - f sites of which each has the nearest
+    n - f - 2 others -> multikrum_mean
+
+Each reads one array of all sites at a time, and multikrum and norm-clip all arrays twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+from flwr.serverapp.strategy.multikrum import compute_distances
+
+from models.contract.errors import SiteError
+from models.contract.settings import CommonSettings
+from strategies.loop.averaging import weights_of
+from strategies.loop.state import SiteReply
+from strategies.loop.updates import in_kinds, update, update_norm
+from strategies.wire.records import NDArray
+
+Replies = Mapping[str, SiteReply]
+Arrays = Mapping[str, NDArray]
+
+
+def fewest_sites(common: CommonSettings) -> int:
+    """Return how many sites 'aggregation' needs for 'aggregation-faulty' of them to be bad."""
+    faulty = common.aggregation_faulty
+    return {"trimmed": 2 * faulty + 1, "multikrum": 2 * faulty + 3}.get(common.aggregation, 1)
+
+
+def why_too_few(common: CommonSettings, sites: int) -> str:
+    """Say that so many sites are too few for 'aggregation'; empty: they are not."""
+    if sites >= (needed := fewest_sites(common)):
+        return ""
+    return (
+        f"'aggregation' '{common.aggregation}' with 'aggregation-faulty' "
+        f"{common.aggregation_faulty} needs at least {needed} sites, and there are {sites}: lower "
+        "'aggregation-faulty', or choose 'median'"
+    )
+
+
+def robust_mean(
+    common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
+) -> dict[str, NDArray]:
+    """Return arrays as 'aggregation', any but "mean", makes them of ``replies``, float32.
+
+    Args:
+        common: names it and how many sites may be faulty.
+        replies: by site, each with all arrays of ``before``.
+        before: what the sites began with.
+        equal: whether sites weigh the same in 'norm-clip', as they do in all others.
+
+    Raises:
+        SiteError: too few sites have answered.
+    """
+    if reason := why_too_few(common, len(replies)):
+        raise SiteError(reason)
+    ordered = dict(sorted(replies.items()))
+    if common.aggregation == "norm-clip":
+        return norm_clipped_mean(ordered, before, equal)
+    if common.aggregation == "median":
+        return median(ordered, before)
+    if common.aggregation == "trimmed":
+        return trimmed_mean(ordered, before, common.aggregation_faulty)
+    return multikrum_mean(ordered, before, common.aggregation_faulty)
+
+
+def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
+    """Return ``before`` and the weighted mean of updates, none longer than their median.
+
+    Weights and running statistics are measured and cut apart.
+    """
+    weights, mean = weights_of(replies.values(), equal), dict[str, NDArray]()
+    for names in in_kinds(before).values():
+        norms = [update_norm(reply, before, names) for reply in replies.values()]
+        limit = float(np.median(norms))
+        cuts = [limit / norm if norm > limit else 1.0 for norm in norms]
+        for name in names:
+            total = before[name].astype(np.float64)
+            for reply, weight, cut in zip(replies.values(), weights, cuts, strict=True):
+                total = total + update(reply, name, before[name]) * (weight * cut)
+            mean[name] = np.asarray(total, np.float32)
+    return mean
+
+
+def median(replies: Replies, before: Arrays) -> dict[str, NDArray]:
+    """Return the median of each number, every site weighing the same."""
+    return {
+        name: np.asarray(np.median(_stacked(replies, name), axis=0), np.float32)
+        for name in sorted(before)
+    }
+
+
+def trimmed_mean(replies: Replies, before: Arrays, faulty: int) -> dict[str, NDArray]:
+    """Return the mean of each number without the ``faulty`` least and largest, by Flower's own."""
+    share = (faulty + 0.25) / len(replies)  # of as many sites Flower takes the floor, below half
+    return {
+        name: np.asarray(trim_mean(_stacked(replies, name), share), np.float32)
+        for name in sorted(before)
+    }
+
+
+def multikrum_mean(replies: Replies, before: Arrays, faulty: int) -> dict[str, NDArray]:
+    """Return the mean over the sites that ``chosen_by_krum`` returns, each weighing the same."""
+    chosen = chosen_by_krum(replies, before, faulty)
+    return {
+        name: np.asarray(
+            np.mean(_stacked({site: replies[site] for site in chosen}, name), axis=0), np.float32
+        )
+        for name in sorted(before)
+    }
+
+
+def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
+    """Return all but ``faulty`` sites: those with the nearest n - f - 2 others, by Flower's own.
+
+    Distances are squared L2, of the updates of all arrays together.
+    """
+    sites = list(replies)
+    distances = np.zeros((len(sites), len(sites)))
+    for name in sorted(before):
+        records = [
+            ArrayRecord({name: Array(np.asarray(update(reply, name, before[name])))})
+            for reply in replies.values()
+        ]
+        distances += compute_distances(records)
+    np.fill_diagonal(distances, np.inf)
+    nearest = np.sort(distances, axis=1)[:, : len(sites) - faulty - 2]
+    ranking = np.argsort(nearest.sum(axis=1), kind="stable")[: len(sites) - faulty]
+    return sorted(sites[place] for place in ranking)
+
+
+def _stacked(replies: Replies, name: str) -> NDArray:
+    """Return array ``name`` of all sites, (sites, *shape), float64."""
+    return np.stack([reply.array(name).astype(np.float64) for reply in replies.values()])
