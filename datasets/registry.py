@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from datasets.io.digests import json_digest
 from datasets.io.licence import Licence
 from datasets.io.locations import Places, find_places
-from datasets.partition.unseen import KEYS, UNSEEN, check_partition, load_unseen, unseen_names
+from datasets.partition.cuts import (
+    KEYS,
+    check_partition,
+    cut_document,
+    cut_names,
+    is_cut,
+    load_cut,
+)
 from datasets.silo.silos import DataSet, ImageReader, Silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
@@ -61,7 +69,7 @@ def check_data_settings(settings: CommonSettings) -> None:
     """
     chosen = data_set(settings.dataset)
     check_partition(chosen, settings)
-    read = chosen.settings | (KEYS if settings.partition == UNSEEN else frozenset())
+    read = chosen.settings | (KEYS if is_cut(settings) else frozenset())
     foreign = frozenset().union(*(data_set(name).settings for name in DATA_SETS)) - read
     values, usual = as_mapping(settings), defaults(CommonSettings)
     for key in sorted(foreign):
@@ -75,12 +83,12 @@ def check_data_settings(settings: CommonSettings) -> None:
 def silo_names(settings: CommonSettings) -> list[str]:
     """Return the names of the silos, by partition; empty where only the sites know them."""
     chosen = data_set(settings.dataset)
-    return unseen_names(settings) if settings.partition == UNSEEN else chosen.silo_names(settings)
+    return cut_names(settings) if is_cut(settings) else chosen.silo_names(settings)
 
 
 def silo_count(settings: CommonSettings) -> int | None:
     """Return how many silos there are, None where only the sites know."""
-    if data_set(settings.dataset).silos_by_files and settings.partition != UNSEEN:
+    if data_set(settings.dataset).silos_by_files and not is_cut(settings):
         return None
     try:
         return len(silo_names(settings)) or None
@@ -103,9 +111,21 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     """
     places = places or find_places(settings.data_dir, settings.cache_dir)
     chosen = data_set(settings.dataset)
-    if settings.partition == UNSEEN:
-        return load_unseen(chosen, name, settings, places)
+    if is_cut(settings):
+        return load_cut(chosen, name, settings, places)
     return chosen.load(name, settings, places)
+
+
+def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
+    """Return how silos were cut (``cut_document``); None where they are the data set's own.
+
+    Raises:
+        SettingError, DataError: as of ``load_silo``.
+    """
+    if not is_cut(settings) or settings.partition == "unseen":  # of which nothing is drawn
+        return None
+    places = find_places(settings.data_dir, settings.cache_dir)
+    return cut_document(data_set(settings.dataset), settings, places)
 
 
 def image_reader(site: str, settings: CommonSettings) -> ImageReader:

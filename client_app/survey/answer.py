@@ -11,7 +11,7 @@ import numpy as np
 from client_app.site.limits import Limits
 from client_app.survey.floors import at_least, suppressed
 from datasets.io.locations import find_places
-from datasets.partition.unseen import UNSEEN
+from datasets.partition.cuts import is_cut
 from datasets.registry import data_set
 from datasets.silo.measures import LeftOutRows, Measure, Values
 from datasets.silo.silos import Silo
@@ -49,7 +49,7 @@ class Answering:
         chosen, silo = data_set(self.settings.dataset), self.silo
         places = find_places(self.settings.data_dir, self.settings.cache_dir)
         measures = chosen.measures(silo, self.settings, places)
-        own = self.settings.partition != UNSEEN  # else a silo is of many sites' files
+        own = not is_cut(self.settings)  # else a silo is of many sites' files
         files = chosen.file_measures(silo.name, self.settings, places) if own else []
         sizes = {name: len(split) for name, split in silo.splits().items() if len(split)}
         return Survey(

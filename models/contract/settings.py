@@ -242,9 +242,10 @@ class CommonSettings:
     )
     partition: str = setting(
         "own",
-        "how images become silos: as the data set has them, or by labels that others have not seen",
+        "how samples become silos: as the data set has them; of images by labels that others have "
+        "not seen; of each label by a Dirichlet draw; by few labels a silo",
         roles=("partition", "sampling"),
-        choices=("own", "unseen"),
+        choices=("own", "unseen", "dirichlet", "labels"),
     )
     unseen: float = setting(
         1.0,
@@ -252,6 +253,15 @@ class CommonSettings:
         roles=("partition", "sampling"),
         minimum=0.0,
         maximum=1.0,
+    )
+    concentration: float = setting(
+        0.5,
+        "partition dirichlet: alpha of the draw; the smaller, the fewer labels a silo has",
+        roles=("partition", "sampling"),
+        above=0.0,
+    )
+    labels_per_silo: int = setting(
+        2, "partition labels: how many each silo holds", roles=("partition", "sampling"), minimum=1
     )
     silo_set: str = setting(
         "",
@@ -293,7 +303,10 @@ class CommonSettings:
         0, "which of the validation folds, from 0", roles=("split", "validation"), minimum=0
     )
     fold_seed: int = setting(
-        0, "seed of the shuffling into folds", roles=("split", "folds", "seed"), minimum=0
+        0,
+        "seed of the shuffling into folds, and of a cut into silos",
+        roles=("split", "folds", "seed"),
+        minimum=0,
     )
     use_test: bool = setting(
         True,

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from datasets.io.atomic_files import write_atomically
 from datasets.io.state_files import save_state
-from datasets.registry import data_set, silo_count
+from datasets.registry import cut_of, data_set, silo_count
 from models.contract.errors import FedsiloError, RunDirectoryError
 from models.contract.settings import CommonSettings
 from server_app.config.operator_files import operator_terms
@@ -214,6 +214,8 @@ def _write_beginning(
 ) -> None:
     """Write what is known before the first round; a resumed run keeps what stands there."""
     directory.write_json("silos.json", silos_document(participants))
+    if participants.simulated() and (cut := cut_of(settings.common)):
+        directory.write_json("cut.json", cut)
     config = directory.path / "config.toml"
     if not config.is_file():
         write_atomically(config, config_document(settings, launch))

@@ -9,7 +9,7 @@ import pytest
 
 from client_app import opening
 from client_app.site import identity, private_state
-from datasets.partition import unseen
+from datasets.partition import cuts
 from datasets.shifted.shifted import ShiftedImages
 from datasets.silo import row_splits
 from datasets.weights import provenance
@@ -55,7 +55,7 @@ def test_the_same_images_are_tested_whatever_they_look_like() -> None:
         *("image-size", "colour-constancy", "pixel-scale", "intensity-profiles", "broken-images"),
     } == provenance._SAME_TEST
     assert {
-        *("silos", "partition", "unseen", "silo-set"),
+        *("silos", "partition", "unseen", "silo-set", "concentration", "labels-per-silo"),
     } == provenance.PARTITION
 
 
@@ -66,7 +66,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
         *("prompt-sets", "prompt-length", "basic-layers"),
     } == finetune._OF_NETWORK
     assert {
-        *("silos", "partition", "unseen", "silo-set"),
+        *("silos", "partition", "unseen", "silo-set", "concentration", "labels-per-silo"),
         *("dataset", "data-dir", "cache-dir"),
     } == finetune._OF_DATA
     assert {
@@ -80,7 +80,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
 def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
     assert (
         *("test-folds", "val-folds", "fold-seed", "sample-share", "public-share"),
-        *("partition", "unseen"),
+        *("partition", "unseen", "concentration", "labels-per-silo"),
     ) == opening._CUTS
 
 
@@ -96,8 +96,8 @@ def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> N
 
 
 def test_silos_of_a_pool_are_cut_by_number_and_size() -> None:
-    assert {"silos", "silo-train-size", "silo-test-size"} == unseen.KEYS
-    assert ShiftedImages.settings == unseen.KEYS | {"pixel-scale"}
+    assert {"silos", "silo-train-size", "silo-test-size"} == cuts.KEYS
+    assert ShiftedImages.settings == cuts.KEYS | {"pixel-scale"}
 
 
 def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:
@@ -138,12 +138,12 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "9817413a92360a513ed082bcb650f14e54cf2ac46a2aea83dd3a879a2ebf6d95",
+            "1f34987ac8e3b62de1360f52b3a0492300cf8311c2ccdd42a57f801fee1be72b",
             "be6145f5276a82dee7001e9dd25009e49fbe696f7d5c8bde0dab4c07a445b1b1",
         ),
         (
             "fedavg",
-            "a1f079d21ccf15c5ddcb9b78365c7b70b3385f7121caeaa010795e43736d16a7",
+            "ec23e87edd160414463be6dbc6ab4790277c648b9ab92fd5113b1fec4538a2c0",
             "42883c80e80e5fc8e9d45a6d63ab39c2afe0dfdb4afca3090656020787a72bed",
         ),
     ],

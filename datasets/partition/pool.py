@@ -1,0 +1,160 @@
+"""All samples of a data set in one pool, that silos are cut from.
+
+Of images that UEFL's silos are cut from they are the source's, else those of the data set's own
+silos, each in the part (training, validation, test) that it has there: so test images and their
+patients stay test data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datasets.io.locations import Places
+from datasets.partition.label_sets import Labels, Rows
+from datasets.shifted.pools import open_pool
+from datasets.shifted.shifted import ShiftedImages, scaled, shift
+from datasets.shifted.tracks import hold_out_tracks
+from datasets.silo.silos import SPLITS, DataSet, Silo, Split
+from models.contract.settings import CommonSettings
+
+
+@dataclass(frozen=True)
+class CutPool:
+    """All samples of a data set, by label.
+
+    Attributes:
+        labels: part -> (n,).
+        inputs: returns these rows of a part as a silo holds them.
+        classes: number of labels.
+        key: what decides the content.
+        facts: what a silo's file says besides.
+        train_size, test_size: images of a silo where the settings name none; 0: as many as can be.
+    """
+
+    labels: Mapping[str, Labels]
+    inputs: Callable[[str, Rows], Tensor]
+    classes: int
+    key: Sequence[Any]
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    train_size: int = 0
+    test_size: int = 0
+
+    def split(self, part: str, rows: Rows) -> Split:
+        """Return these rows; validation ones are of the training part if there is no other."""
+        whence = "train" if part == "val" and not len(self.labels["val"]) else part
+        labels = np.array(self.labels[whence][rows], dtype=np.int64)
+        return Split(self.inputs(whence, rows), torch.from_numpy(labels))
+
+
+def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
+    """Return all samples of ``data``, each in its part.
+
+    Raises:
+        DataError: data are missing or unusable.
+    """
+    if isinstance(data, ShiftedImages):
+        return _pool_of_source(data, settings, places)
+    return _pool_of_silos(data, settings, places)
+
+
+def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
+    """Return the images that the UEFL silos are cut from, as those of its D1: unrotated."""
+    source = data.source
+    pool, key = open_pool(source, places)
+    images = {"train": pool.train_images, "val": pool.train_images, "test": pool.test_images}
+    places_of = {"train": np.arange(len(pool.train_labels)), "val": np.empty(0, np.int64)}
+    if pool.train_tracks is not None:
+        places_of["train"], places_of["val"] = hold_out_tracks(pool.train_tracks, pool.train_labels)
+    places_of["test"] = np.arange(len(pool.test_labels))
+
+    def inputs(part: str, rows: Rows) -> Tensor:
+        chosen = images[part][places_of[part][rows]]
+        return scaled(shift(chosen, "D1", noise=False, key=""), source, settings)
+
+    return CutPool(
+        labels={
+            "train": pool.train_labels[places_of["train"]],
+            "val": pool.train_labels[places_of["val"]],
+            "test": pool.test_labels,
+        },
+        inputs=inputs,
+        classes=source.classes,
+        key=[key, settings.pixel_scale],
+        train_size=source.train_size,
+        test_size=source.test_size,
+    )
+
+
+def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
+    """Return the samples of all the data set's own silos, each in the part that it has there."""
+    own = dataclasses.replace(
+        settings,
+        partition="own",
+        data_dir=str(places.data or ""),
+        cache_dir=str(places.cache),
+    )
+    silos = [data.load(name, own, places) for name in data.silo_names(own)]
+    parts = {part: _Mixed([silo.splits()[part] for silo in silos]) for part in SPLITS}
+    return CutPool(
+        labels={part: mixed.labels() for part, mixed in parts.items()},
+        inputs=lambda part, rows: parts[part].inputs(rows),
+        classes=silos[0].task.classes,
+        key=[[silo.name, silo.schema, silo.fingerprints] for silo in silos],
+        facts=_facts(silos[0]),
+    )
+
+
+def _facts(silo: Silo) -> dict[str, Any]:
+    """Return what all silos of a data set have alike; of a table its features too."""
+    facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
+    if silo.features:
+        facts["features"] = list(silo.features)
+    if silo.declared:
+        facts["declared"] = {part: values.tolist() for part, values in vars(silo.declared).items()}
+    return facts
+
+
+class _Mixed:
+    """One part of several silos: of each label, samples of all silos in turn by their numbers.
+
+    So silos that are cut from it differ by their labels, and not by the hospital.
+    """
+
+    def __init__(self, splits: Sequence[Split]) -> None:
+        self.splits = splits
+        labels = [split.labels.numpy() for split in splits]
+        self._labels = np.concatenate(labels)
+        self._silo = np.repeat(np.arange(len(splits)), [len(part) for part in labels])
+        self._row = np.concatenate([np.arange(len(part)) for part in labels])
+        place = np.concatenate([_place_in_label(part) for part in labels])
+        self._order = np.lexsort((self._row, self._silo, place))
+
+    def labels(self) -> Labels:
+        """Return (n,) labels."""
+        return self._labels[self._order]
+
+    def inputs(self, rows: Rows) -> Tensor:
+        """Return the samples of ``rows``, (k, *input_shape)."""
+        chosen = self._order[rows]
+        shape = self.splits[0].inputs.shape[1:]
+        inputs = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)
+        for silo, split in enumerate(self.splits):
+            here = np.flatnonzero(self._silo[chosen] == silo)
+            inputs[here] = split.inputs[self._row[chosen][here]]
+        return inputs
+
+
+def _place_in_label(labels: Labels) -> Labels:
+    """Return how far along each sample is among those of its label, above 0 and below 1."""
+    place = np.empty(len(labels))
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+    return place
