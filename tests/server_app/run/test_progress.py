@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,43 @@ def test_hooks_take_back_what_they_gave(tmp_path: Path) -> None:
         one.site_failed(1, "train", "s2a", "gone")
         other.restore(one.state())
         assert other.state() == one.state()
+
+
+def _rounds(metrics: MetricsHook, traffic: TrafficHook, first: int, last: int) -> None:
+    for round_ in range(first, last + 1):
+        reply = _reply(incoming__test__accuracy=round_ / 10, trained__train__loss=1 / round_)
+        for hook in (metrics, traffic):
+            hook.phase_ended(round_, "train", {"s1a": reply})
+            hook.round_ended(RoundState(round_, {}))
+
+
+def _files(folder: Path) -> list[str]:
+    return [(folder / name).read_text() for name in ("metrics.csv", "traffic.csv")]
+
+
+def test_a_checkpoint_of_any_age_goes_on_to_the_same_files(tmp_path: Path) -> None:
+    folders = {name: RunDirectory(tmp_path / name) for name in ("whole", "new", "old")}
+    _rounds(MetricsHook(folders["whole"]), TrafficHook(folders["whole"]), 1, 5)
+    before = MetricsHook(folders["new"]), TrafficHook(folders["new"])
+    _rounds(*before, 1, 3)
+    known = [json.loads(json.dumps(hook.state())) for hook in before]
+    _rounds(*before, 4, 4)  # written, and then it dies before its checkpoint
+    assert len(json.dumps(known)) < 700, "a checkpoint holds no rows of rounds that are over"
+    after = MetricsHook(folders["new"]), TrafficHook(folders["new"])
+    for hook, state in zip(after, known, strict=True):
+        hook.restore(state)
+    _rounds(*after, 4, 5)
+    assert _files(folders["new"].path) == _files(folders["whole"].path)
+    # A checkpoint of before held all rows, traffic's with peaks and operations
+    metrics = [[0, "s1a", "test", "accuracy", 0.1], [1, "s1a", "train", "trained-loss", 1.0]]
+    oldest = MetricsHook(folders["old"]), TrafficHook(folders["old"])
+    oldest[0].restore(metrics)
+    oldest[1].restore([[[1, "train", "s1a", 10, 3, 1.5]], {"s1a": 1000}])
+    _rounds(*oldest, 2, 5)
+    assert _files(folders["old"].path) == _files(folders["whole"].path)
+    assert oldest[1].totals() == {"down": 50, "up": 15}
+    assert oldest[1].seconds() == {"s1a": 7.5}
+    assert oldest[0].values(4, "test") == {"s1a": {"accuracy": 0.5}}
 
 
 def test_a_round_is_one_line_with_figures_and_time_left(tmp_path: Path) -> None:

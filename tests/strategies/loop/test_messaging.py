@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from models.contract.messages import CONFIG, EVALUATE
+from server_app.run.inline_engine import InlineGrid, partition_configs
 from strategies.loop.messaging import exchange
 
 
@@ -151,3 +152,29 @@ def test_a_node_that_stays_away_is_given_up_before_the_replies_are_due(
     assert replies[1001].has_content()
     assert replies[1002] is not None
     assert "Node Unavailable" in replies[1002].error.reason
+
+
+def test_of_many_sites_few_are_asked_for_at_once_and_each_is_kept() -> None:
+    asked: list[int] = []
+
+    class Counting(InlineGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            asked.append(len(set(message_ids)))
+            return super().pull_messages(message_ids)
+
+    def answer(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    app = ClientApp()
+    app.evaluate()(answer)
+    grid = Counting(app, {}, partition_configs(20))
+    kept: list[RecordDict] = []
+
+    def keep(content: RecordDict) -> RecordDict:
+        kept.append(content)
+        return content
+
+    replies = exchange(grid, asks(range(1001, 1021)), 60, keep=keep)
+    assert len(replies) == len(kept) == 20
+    assert list(replies) == list(range(1001, 1021))
+    assert max(asked) <= 8
