@@ -14,6 +14,7 @@ from models.methods.cross import CROSSED, metric_from
 from models.networks.exchanged import exchanged_arrays, load_exchanged
 from models.networks.mixture import EXPERT
 from models.networks.site_network import SiteNetwork
+from strategies.wire.records import unpack
 
 
 class CrossSite(LocalSite):
@@ -52,5 +53,5 @@ class CrossSite(LocalSite):
         for site, keys in sorted(names.items()):
             yield (
                 site,
-                {name: from_numpy(packed[key].numpy().copy()) for name, key in keys.items()},
+                {name: from_numpy(unpack(packed[key])) for name, key in keys.items()},
             )

@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from models.contract.messages import ARRAYS, Instruction
+from strategies.wire.records import unpack
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,8 @@ class Request:
         if ARRAYS not in self.content.array_records:
             return {}
         record = self.content.array_records[ARRAYS]
-        # from_numpy shares memory with the message; the copy keeps the message as it came
         return {
-            name.removeprefix(prefix): torch.from_numpy(array.numpy().copy())
+            name.removeprefix(prefix): torch.from_numpy(unpack(array))
             for name, array in record.items()
             if name.startswith(prefix)
         }

@@ -12,6 +12,7 @@ from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import FIGURES
 from models.contract.settings import CommonSettings
 from models.maths.standardisation import pooled_statistics, standardised, sums_of
+from strategies.wire.records import unpack
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
@@ -40,7 +41,7 @@ def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Fe
             "a message lacks the pooled figures: server and site run different versions of fedsilo"
         )
     record = content.array_records[FIGURES]
-    return FeatureStatistics(record["mean"].numpy(), record["std"].numpy())
+    return FeatureStatistics(unpack(record["mean"]), unpack(record["std"]))
 
 
 def with_figures(silo: Silo, figures: FeatureStatistics) -> Silo:

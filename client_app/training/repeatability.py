@@ -49,4 +49,4 @@ def noted_operations() -> Iterator[set[str]]:
 
 def _operation(text: str) -> str:
     match = _SAID.match(text)
-    return _PLAIN.sub("-", match[1])[:100] if match else ""
+    return _PLAIN.sub("-", match[1]).lstrip("-")[:100] if match else ""

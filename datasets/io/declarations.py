@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -20,11 +21,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from models.contract.errors import FedsiloError, SettingError
+from models.contract.one_line import one_line
 from models.contract.settings_schema import build, key_of
 
 _DEEPEST = 32  # lists and mappings within one another
 _LARGEST = 1_000_000  # values, each as often as aliases repeat it
+_LONGEST_TEXT = 2**19  # characters of a whole text: PyYAML takes seconds for more
+_MOST_DIGITS = 300
 _LONGEST_KEY = 60  # characters of a key in an error
+_UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # PyYAML raises all of these besides its own: of explicit tags, wrong dates, deep nesting
 _YAML_FAULTS = (
@@ -55,6 +60,8 @@ def parse_yaml(text: str) -> Any:
         YamlError: it is no YAML, a key stands twice in a mapping (YAML would let the last one
             win), it refers to itself, or it is deeper or larger than any declaration.
     """
+    if len(text) > _LONGEST_TEXT:
+        raise YamlError("", f" has {len(text)} characters, more than {_LONGEST_TEXT}")
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -63,6 +70,7 @@ def parse_yaml(text: str) -> Any:
         _check_extent(root, {}, 0)
         for node in _mappings(root, set()):
             _check_keys(loader, node)
+        _check_texts(root, set())
         return loader.construct_document(root)
     except YamlError:
         raise
@@ -108,6 +116,17 @@ def _mappings(node: yaml.Node, seen: set[int]) -> Iterator[yaml.MappingNode]:
         yield from _mappings(child, seen)
 
 
+def _check_texts(node: yaml.Node, seen: set[int]) -> None:
+    """Refuse texts that no name, path or line can hold: control characters, half a character."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode) and _UNWRITABLE.search(node.value):
+        raise YamlError("", f" holds a character that is no text (line {_line(node)})")
+    for child in _children(node):
+        _check_texts(child, seen)
+
+
 def _check_keys(loader: yaml.SafeLoader, node: yaml.MappingNode) -> None:
     keys = set()
     for key_node, _ in node.value:
@@ -129,8 +148,7 @@ def _line(node: yaml.Node) -> int:
 
 def _shown(key: Any) -> str:
     """Return a key as it stands in an error: one line, and no longer than a key is."""
-    text = " ".join(str(key).split())
-    return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}..."
+    return one_line(key, _LONGEST_KEY)
 
 
 class Declared(BaseModel):
@@ -178,7 +196,12 @@ def as_text(value: Any) -> str:
             "must be a text or a number; of words such as yes, no and null YAML makes something "
             "else: write it in quotes"
         )
-    return str(value)
+    if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+        raise misfit(f"must have at most {_MOST_DIGITS} digits")
+    text = str(value)
+    if not text.isprintable() and text != "\t":  # which parts the columns of a table
+        raise misfit("must be one line of characters that can be printed")
+    return text
 
 
 Text = Annotated[str, BeforeValidator(as_text)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from models.contract.errors import DataError
+
+_MOST_BYTES = 2**30
 
 
 def read_text(path: Path) -> str:
@@ -16,12 +19,28 @@ def read_text(path: Path) -> str:
     Raises:
         DataError: it is missing or no text.
     """
+    if fault := file_fault(path):
+        raise DataError(f"{path} {fault}")
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no UTF-8 text ({error.reason}): save it as UTF-8") from None
+
+
+def file_fault(path: Path, most: int = _MOST_BYTES) -> str:
+    """Say why a path cannot be read as a whole, a pipe or a gigabyte; empty: it can, or is missing.
+
+    Raises nothing: who reads it tells of what is missing or forbidden.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return ""
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        return "is no file"
+    return f"has {found.st_size} bytes, more than {most}" if found.st_size > most else ""
 
 
 def same_text(token: str) -> str:

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from models.contract.one_line import shortened
+
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002}  # far from Flower's own, which begin at 0
+
+
+_LONGEST = 1500  # characters: a mend, which stands at the end, is never cut off
+_END = 400  # of them
 
 
 class FedsiloError(Exception):
     """Base of every error whose message is meant for the user and needs no traceback.
+
+    Whatever it quotes, its message is one printable line; the middle of a longer one is left out.
 
     Class attributes:
         code: the kind of error.
     """
 
     code: ClassVar[str] = ""
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(shortened(text, _LONGEST, _END))
 
 
 class SettingError(FedsiloError):

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from models.contract.errors import SettingError
+from models.contract.one_line import listed, one_line, shown
 
 Value = bool | int | float | str
 S = TypeVar("S")
 
+_LARGEST = 2**63 - 1  # what Flower's run config can hold
+_LONGEST, _QUOTED = 4096, 100  # characters of a text, and of one that an error quotes
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -150,9 +154,9 @@ def rule_of(cls: type, key: str) -> Rule:
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for a key that nobody knows, with the nearest valid name."""
-    names = sorted(known)
+    names, key = sorted(known), _quotable(key)
     near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(names)}"
+    hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {listed(names)}"
     group, dot, _ = key.partition(".")
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
     if dot and group not in groups:
@@ -163,10 +167,15 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown method, data set or experiment."""
-    names = sorted(known)
+    names, name = sorted(map(str, known)), _quotable(name)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    return SettingError(f"unknown {what} '{name}': known are {', '.join(names)}{hint}")
+    return SettingError(f"unknown {what} '{name}': known are {listed(names)}{hint}")
+
+
+def _quotable(name: object) -> str:
+    """Return a name that nobody knows as an error may hold it."""
+    return one_line(name, _QUOTED)
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
@@ -198,11 +207,24 @@ def _checked(key: str, value: Value, kind: type, rule: Rule) -> Value:
     fits = type(value) is kind or (kind is float and type(value) is int)
     if not fits:
         raise SettingError(
-            f"setting '{key}' is {value!r} ({type(value).__name__}); it must be {wanted}"
+            f"setting '{key}' is {shown(value)} ({type(value).__name__}); it must be {wanted}"
         )
+    if isinstance(value, str) and (wrong := _text_fault(value)):
+        raise SettingError(f"setting '{key}' is {shown(value)}: {wrong}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise SettingError(f"setting '{key}' is {shown(value)}; it must be {wanted}")
     typed: Value = float(value) if kind is float else value
     if isinstance(typed, float) and not math.isfinite(typed):
-        raise SettingError(f"setting '{key}' is {value!r}; it must be {wanted}")
+        raise SettingError(f"setting '{key}' is {shown(value)}; it must be {wanted}")
     if not rule.holds(typed):
-        raise SettingError(f"setting '{key}' is {value!r}; it must be {wanted}")
+        raise SettingError(f"setting '{key}' is {shown(value)}; it must be {wanted}")
     return typed
+
+
+def _text_fault(text: str) -> str:
+    """Say why no setting can be such a text; empty: one can."""
+    if len(text) > _LONGEST or not text.isprintable():
+        return f"it must be at most {_LONGEST} characters, all of which can be printed"
+    if text.startswith("~") and os.path.expanduser(text) == text:
+        return "there is no such user's home folder here"
+    return ""

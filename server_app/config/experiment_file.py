@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from datasets.io.declarations import Declared, Fault, checked, fault
 from models.contract.errors import SettingError
+from models.contract.one_line import shown
 from models.contract.settings_schema import Value, unknown_key
 from server_app.config.old_keys import key_of_today
 from server_app.config.settings import flat_values, known_defaults
@@ -45,7 +46,7 @@ def _grid(content: Any) -> Any:
         if key not in known:
             raise fault(str(unknown_key(key, known)))
         if not isinstance(values, list) or not values:
-            raise fault(f"grid of '{key}' is {values!r}; it must be a list")
+            raise fault(f"grid of '{key}' is {shown(values)}; it must be a list")
         for value in values:
             _flat_or_fault({key: value}, "grid")
     return content

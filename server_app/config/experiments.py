@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from datasets.io.text_files import file_fault
 from models.contract.errors import SettingError
+from models.contract.one_line import one_line
 from models.contract.settings_schema import Value, setting, unknown_key, unknown_name
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     from datasets.io.declarations import YamlError, parse_yaml
 
+    if fault := file_fault(path):
+        raise SettingError(f"{path} {fault}")
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -65,7 +69,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             "folder or name the file by --file"
         ) from None
     except YamlError as error:
-        detail = f": {error.detail}" if error.detail else ""
+        detail = f": {one_line(error.detail)}" if error.detail else ""
         raise SettingError(f"{error.of(str(path))}{detail}") from None
     except UnicodeDecodeError as error:
         raise SettingError(f"{path} is no valid YAML: {error}") from None

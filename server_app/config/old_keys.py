@@ -11,6 +11,7 @@ from functools import cache
 
 from models.contract.errors import SettingError
 from models.contract.methods import METHODS, settings_class
+from models.contract.one_line import shown
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, defaults, key_of, keys_of
 
@@ -37,8 +38,8 @@ def with_new_keys(values: Mapping[str, Value]) -> tuple[dict[str, Value], list[s
         if new != key:
             if values.get(new, value) != value:
                 raise SettingError(
-                    f"settings '{key}' ({value!r}) and '{new}' ({values[new]!r}) are one setting "
-                    f"under its old and its new key: remove '{key}'"
+                    f"settings '{key}' ({shown(value)}) and '{new}' ({shown(values[new])}) are "
+                    f"one setting under its old and its new key: remove '{key}'"
                 )
             lines.append(f"setting '{key}' is now '{new}'; the old key works for one release")
         renamed[new] = value

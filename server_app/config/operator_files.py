@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from datasets.io.text_files import file_fault
 from datasets.silo.site_names import site_name_fault
 from models.contract.errors import SettingError
+from models.contract.one_line import one_line
 from models.contract.settings import CommonSettings
-from strategies.loop.one_line import one_line
 from strategies.loop.terms import AgreedWeights, Registry, Terms
 
 REGISTRY = "FEDSILO_SITE_REGISTRY"
@@ -117,6 +118,8 @@ def _entries(path: Path, read: Callable[[Any], T]) -> Mapping[str, T]:
 def _mapping(path: Path) -> Mapping[Any, Any]:
     from datasets.io.declarations import YamlError, parse_yaml  # takes a while to import
 
+    if fault := file_fault(path):
+        raise SettingError(f"{path} {fault}")
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from datasets.io.text_files import file_fault
 from datasets.registry import check_data_settings, data_set, silo_count
 from models.contract.errors import SettingError
 from models.contract.methods import METHODS, settings_class
+from models.contract.one_line import one_line, shown
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import (
     Value,
@@ -33,6 +35,7 @@ from server_app.config.old_keys import with_new_keys
 from strategies.loop.drawing import refuse_site_count
 from strategies.methods.registry import strategy_class
 
+_MOST_BYTES = 2**20
 _NO_SETTINGS = ("launch", "environment")  # tables of config.toml beside the groups
 
 # They do not change the result of a run
@@ -58,7 +61,7 @@ class RunSettings:
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     """Say which settings differ between two runs, empty if none does."""
     differing = [
-        f"{key} is {before.get(key, 'unset')!r} there and {now.get(key, 'unset')!r} here"
+        f"{key} is {shown(before.get(key, 'unset'))} there and {shown(now.get(key, 'unset'))} here"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
@@ -126,12 +129,14 @@ def read_toml(path: Path) -> dict[str, Value]:
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
+    if fault := file_fault(path, _MOST_BYTES):
+        raise SettingError(f"{path} {fault}")
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is no valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # no TOML or UTF-8, or numbers of 5000 digits
+        raise SettingError(f"{path} is no valid TOML: {one_line(error, 200)}") from None
 
 
 def run_values(config: Path) -> dict[str, Value]:
@@ -159,18 +164,21 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     """
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise SettingError(f"'{text}' is no setting: write key=value, for example rounds=5")
+        raise SettingError(f"{shown(text)} is no setting: write key=value, for example rounds=5")
     try:
         parsed = tomllib.loads(f"value = {raw.strip()}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = {"value": raw.strip()}
     if parsed.keys() != {"value"}:
-        raise SettingError(f"'{text}' is more than one setting: give each its own --set")
+        raise SettingError(f"{shown(text)} is more than one setting: give each its own --set")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
         value = raw.strip()  # a bare name such as 2024-01-01
     name = key.strip()
-    return name, flat_values({name: value}, f"--set {text}")[name]
+    flat = flat_values({name: value}, f"--set {one_line(text, 100)}")
+    if name not in flat:
+        raise SettingError(f"--set {one_line(text, 100)}: '{name}' must be given one value")
+    return name, flat[name]
 
 
 def flat_values(content: Mapping[str, Any], where: str) -> dict[str, Value]:
@@ -185,8 +193,8 @@ def flat_values(content: Mapping[str, Any], where: str) -> dict[str, Value]:
         for name, member in (members or {key: value}).items():
             if not isinstance(member, bool | int | float | str):
                 raise SettingError(
-                    f"{where}: setting '{name}' is {member!r}; it must be true or false, "
-                    "a number or a text"
+                    f"{where}: setting '{one_line(name, 100)}' is {shown(member)}; it must be "
+                    "true or false, a number or a text"
                 )
             flat[name] = member
     return flat

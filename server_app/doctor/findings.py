@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from models.contract.errors import FedsiloError
-from strategies.loop.one_line import one_line
+from models.contract.one_line import one_line
 
 S = TypeVar("S")
 _LONGEST = 600  # characters of what is said

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from models.contract.one_line import one_line
 from models.contract.settings_schema import Value
 from server_app.config.settings import RunSettings
 from server_app.deploy.deployment import SERVER, Deployment
@@ -15,7 +16,6 @@ from server_app.deploy.run import meet
 from server_app.doctor.findings import Check, Finding, Passed, Refused, Skipped, Status
 from server_app.run.meeting import Meeting, meet_inline
 from server_app.run.planning import RunSources, planned
-from strategies.loop.one_line import one_line
 
 _REFUSED = (
     "see to it at that site, where 'fedsilo doctor site' says more, or lower 'min-sites' and run "

@@ -19,6 +19,7 @@ import psutil
 
 from datasets.io.atomic_files import write_atomically
 from models.contract.messages import EVALUATE, PEAK_MEMORY, SECONDS
+from models.contract.one_line import one_line
 from models.contract.settings import CommonSettings
 from server_app.records.privacy_account import PrivacyHook
 from server_app.records.progress import (
@@ -36,7 +37,6 @@ from server_app.records.progress import (
 from server_app.records.recorders import TrafficHook
 from server_app.records.run_directory import RunDirectory
 from strategies.loop.hooks import Hook
-from strategies.loop.one_line import one_line
 from strategies.loop.participants import Participants
 from strategies.loop.state import RoundState, SiteReply
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from datasets.registry import silo_names
 from models.contract.errors import RunDirectoryError, SettingError
+from models.contract.one_line import one_line, shown
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, keys_with
 from server_app.config.experiments import SIMULATION_FILE, find_experiment
@@ -100,8 +101,16 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
     for key in _PATHS:
         path = placed.get(key)
         if path and isinstance(path, str):
-            placed[key] = str(Path(path).expanduser().resolve())
+            placed[key] = _absolute(key, path)
     return placed
+
+
+def _absolute(key: str, path: str) -> str:
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a null byte, nobody's home, a loop
+        reason = one_line(error, 100)
+        raise SettingError(f"setting '{key}' is {shown(path)}, no path here: {reason}") from None
 
 
 def replanned(

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from models.contract.errors import SettingError
+from models.contract.one_line import shown
 from models.contract.settings import GPU_SHARE
 from models.contract.settings_schema import Value, unknown_key
 from models.contract.versions import git_revision
@@ -51,6 +52,7 @@ RESOURCES: dict[str, Value] = {
 LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
 _START_LIMIT = 60.0  # seconds
 _END_LIMIT = 30.0  # seconds
+_MOST = 1_000_000  # of any resource
 
 # What Flower and Ray say at every start; warnings, errors and the app's own lines pass.
 _NOISE = re.compile(
@@ -73,8 +75,11 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     for key, value in resources.items():
         if key not in RESOURCES:
             raise unknown_key(key, RESOURCES)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise SettingError(f"resource '{key}' is {value!r}; it must be a number, at least 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+            raise SettingError(
+                f"resource '{key}' is {shown(value)}; it must be a number, at least 0 and at most "
+                f"{_MOST}"
+            )
     chosen = RESOURCES | dict(resources)
     if int(chosen["num-supernodes"]) < 1:
         raise SettingError("resource 'num-supernodes' is 0; at least one simulated site is needed")

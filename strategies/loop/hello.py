@@ -19,8 +19,8 @@ from datasets.silo.site_names import site_name_fault
 from models.contract.errors import SiteError
 from models.contract.feature_statistics import Sums
 from models.contract.messages import CONFIG
+from models.contract.one_line import one_line
 from models.contract.site_facts import SPLITS, SiteFacts
-from strategies.loop.one_line import one_line
 from strategies.wire.bundles import record_bytes
 
 _BYTES = 2**22  # of a whole hello: names and counts of thousands of classes fit

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import numpy as np
 
 from models.contract.feature_statistics import Sums, Vector
+from models.contract.one_line import one_line
 from models.contract.site_facts import SiteFacts
 from models.networks.kinds import Task
-from strategies.loop.one_line import one_line
 
 Facts = Mapping[str, SiteFacts]
 Refused = dict[str, str]  # site -> why it is left out, one line

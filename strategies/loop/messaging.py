@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from models.contract.errors import SiteError
 from strategies.wire.bundles import Bundles, bundle, unbundle
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
@@ -25,6 +26,7 @@ def exchange(
     away_timeout: float = 300.0,
     away: Callable[[Collection[int]], None] = lambda nodes: None,
     keep: Callable[[RecordDict], RecordDict] = lambda content: content,
+    most: Mapping[int, int] | None = None,
 ) -> dict[int, Message | None]:
     """Push ``messages`` and return the reply of each node, None where none came in time.
 
@@ -37,6 +39,7 @@ def exchange(
         away_timeout: seconds that a node may be disconnected before its reply is given up.
         away: told which of the awaited nodes are disconnected, whenever that has changed.
         keep: puts a reply's content where it lies until all have come.
+        most: bytes that the numbers of a node's arrays may have; a larger bundle stays closed.
     """
     cache: Bundles = {}
     for message in messages:
@@ -62,9 +65,9 @@ def exchange(
             waiting.discard(reply.metadata.reply_to_message_id)
             node = node_of[reply.metadata.reply_to_message_id]
             if reply.has_content():
-                # What cannot be opened, in whatever way, is refused for what it lacks
-                with suppress(Exception):
-                    reply.content = unbundle(reply.content)
+                # What stays closed is refused where the reply is checked, which says why
+                with suppress(SiteError):
+                    reply.content = unbundle(reply.content, (most or {}).get(node))
                 reply.content = keep(reply.content)
             replies[node] = reply
             arrived(node, reply)

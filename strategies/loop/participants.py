@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from models.contract.errors import SiteError
 from models.contract.feature_statistics import FeatureStatistics
 from models.contract.messages import CONFIG, HELLO
+from models.contract.one_line import one_line
 from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
 from models.contract.versions import own_versions
@@ -26,7 +27,6 @@ from models.networks.kinds import Task
 from strategies.loop.hello import read_hello
 from strategies.loop.likeness import Refused, odd_sums, other_tasks, shared_data, task_of, unlike
 from strategies.loop.messaging import exchange
-from strategies.loop.one_line import one_line
 from strategies.loop.terms import Terms
 from strategies.wire.bundles import record_bytes
 

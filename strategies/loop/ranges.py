@@ -97,8 +97,13 @@ def metric_range(key: str, classes: int) -> Range:
 
 def metric_fault(key: str, value: object, classes: int) -> str:
     """Say why a metric cannot be; empty: it can."""
-    if not _KEY.fullmatch(key):
-        return "a metric's name is none of at most 200 letters, digits, '.', '_' and '-'"
+    # Each of these parts is a cell of metrics.csv, and spreadsheets compute what begins with '-'
+    cells = key.split(".", 2)
+    if not _KEY.fullmatch(key) or any(cell.startswith("-") for cell in cells):
+        return (
+            "a metric's name is none of at most 200 letters, digits, '.', '_' and '-', or a part "
+            "of it begins with '-'"
+        )
     if isinstance(value, bool | list) or not isinstance(value, int | float):
         return f"metric '{key}' is no finite number"
     try:

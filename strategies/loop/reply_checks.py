@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
@@ -20,12 +21,15 @@ from models.contract.messages import (
     TRAINING,
     measurement,
 )
+from models.contract.one_line import one_line
 from strategies.loop.method import Method
-from strategies.loop.one_line import one_line
 from strategies.loop.phase import Phase
 from strategies.loop.ranges import array_fault, metric_fault, too_many
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
+from strategies.wire.bundles import bundle_fault
+from strategies.wire.records import ArrayError, read_header, unpack
 
+_ANY = 2**16  # no method's arrays are longer where any length will do
 _ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
 
 
@@ -48,9 +52,16 @@ def code_of(number: int) -> str:
     return next((code for code, known in ERROR_CODES.items() if known == number), "")
 
 
+def expected_of(
+    site: str, phase: Phase, method: Method, state: RoundState
+) -> Mapping[str, ArraySpec]:
+    """Return the arrays that a site must answer with; to an evaluation none."""
+    return {} if phase.name == EVALUATE else method.expected(phase.name, site, state)
+
+
 def why_unusable(reply: SiteReply, phase: Phase, method: Method, state: RoundState) -> str | None:
     """Return why a reply cannot be used, None if it can: its form, its numbers, then the method."""
-    expected = {} if phase.name == EVALUATE else method.expected(phase.name, reply.site, state)
+    expected = expected_of(reply.site, phase, method, state)
     facts = method.participants.facts[reply.site]
     needed = needed_metrics(phase, facts.held())
     if reason := refusal(reply.content, expected, needed, facts.classes):
@@ -144,6 +155,8 @@ def _bad_metrics(content: RecordDict, wanted: Iterable[str], classes: int) -> st
 
 def _bad_arrays(content: RecordDict, expected: Mapping[str, ArraySpec]) -> str | None:
     record = content.array_records.get(ARRAYS, ArrayRecord())
+    if closed := bundle_fault(ARRAYS, record, most_bytes(expected)):
+        return closed
     missing = sorted(expected.keys() - record.keys())
     surplus = sorted(record.keys() - expected.keys())
     if missing or surplus:
@@ -153,19 +166,25 @@ def _bad_arrays(content: RecordDict, expected: Mapping[str, ArraySpec]) -> str |
     return next((fault for fault in faults if fault), None)
 
 
+def most_bytes(expected: Mapping[str, ArraySpec]) -> int:
+    """Return how many bytes the numbers of a reply's arrays may have."""
+    lengths = [[_ANY if n is None else n for n in spec.shape] for spec in expected.values()]
+    return 4 * sum(map(math.prod, lengths))
+
+
 def _bad_array(name: str, packed: Array, spec: ArraySpec) -> str | None:
     try:
-        array = packed.numpy()  # what counts is the payload, not what the record says of it
-    except Exception as error:  # numpy's reader fails in any way that bad bytes can make it
-        return f"array '{name}' cannot be unpacked: {' '.join(str(error).split())}"
-    if not isinstance(array, np.ndarray):
-        return f"array '{name}' is a {type(array).__name__}, not an array"
-    fits = array.ndim == len(spec.shape) and all(
-        want is None or want == have for want, have in zip(spec.shape, array.shape, strict=True)
-    )
-    if array.dtype != np.float32 or not fits:
-        shape = tuple("any" if length is None else length for length in spec.shape)
-        return f"array '{name}' is {array.dtype} {array.shape}, expected float32 {shape}"
+        header = read_header(packed)  # what counts is the payload, not what the record says of it
+        fits = len(header.shape) == len(spec.shape) and all(
+            want is None or want == have
+            for want, have in zip(spec.shape, header.shape, strict=True)
+        )
+        if header.dtype != np.float32 or not fits:
+            shape = tuple("any" if length is None else length for length in spec.shape)
+            return f"array '{name}' is {header.dtype} {header.shape}, expected float32 {shape}"
+        array = unpack(packed)
+    except ArrayError as error:
+        return f"array '{name}' cannot be unpacked: {error}"
     if not np.isfinite(array).all():
         return f"array '{name}' holds values that are not finite"
     return array_fault(name, array) or None

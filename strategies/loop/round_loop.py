@@ -22,22 +22,26 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from models.contract.errors import SiteError
 from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
+from models.contract.one_line import shortened
 from strategies.loop.contributions import contributions, far_out
 from strategies.loop.drawing import drawn_sites
 from strategies.loop.hooks import Hook
 from strategies.loop.messaging import exchange
 from strategies.loop.method import Method
-from strategies.loop.one_line import one_line
 from strategies.loop.participants import meet_latecomers
 from strategies.loop.phase import Phase
-from strategies.loop.reply_checks import code_of, refuse_too_few, why_unusable
+from strategies.loop.reply_checks import (
+    code_of,
+    expected_of,
+    most_bytes,
+    refuse_too_few,
+    why_unusable,
+)
 from strategies.loop.state import RoundState, SiteReply
 from strategies.loop.stopping import Stop
 from strategies.wire.bundles import record_bytes
 from strategies.wire.records import NDArray, Packed, from_record, to_record
 from strategies.wire.shelf import Shelf
-
-_REASON = 1000  # characters of a site's own words
 
 
 @final
@@ -232,14 +236,26 @@ class RoundLoop(Strategy):
         real = {
             participants.nodes[s] for s, facts in participants.facts.items() if not facts.simulated
         }
+        most = {
+            participants.nodes[s]: most_bytes(expected_of(s, phase, self.method, self.current()))
+            for s in phase.sent
+        }
         replies = exchange(
-            grid, sent, timeout, arrived, real, self.method.common.away_timeout, away, shelf.keep
+            grid,
+            sent,
+            timeout,
+            arrived,
+            real,
+            self.method.common.away_timeout,
+            away,
+            shelf.keep,
+            most,
         )
         came = [(node, reply) for node, reply in sorted(replies.items()) if reply is not None]
         for node, reply in came:
             if reply.has_error():
                 reason = reply.error.reason or f"error {reply.error.code}"
-                phase.errors[site_of[node]] = one_line(reason, _REASON)
+                phase.errors[site_of[node]] = shortened(reason)
                 phase.codes[site_of[node]] = code_of(reply.error.code)
         return [reply for _, reply in came if not reply.has_error()]
 

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import RecordDict
 
 from models.contract.messages import ARRAYS, KEPT_STATE, METRICS, NUM_EXAMPLES
-from strategies.wire.records import NDArray
+from strategies.wire.records import NDArray, unpack
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class SiteReply:
 
     def array(self, name: str) -> NDArray:
         """Return the array ``name``."""
-        array: NDArray = self.content.array_records[ARRAYS][name].numpy()
-        return array
+        return unpack(self.content.array_records[ARRAYS][name])
 
     def metric(self, key: str) -> float:
         """Return the metric ``key``."""

@@ -15,11 +15,11 @@ from flwr.serverapp import Grid
 from datasets.silo.site_names import site_name_fault
 from models.contract.errors import SiteError
 from models.contract.messages import CONFIG, SURVEY, SURVEYED
+from models.contract.one_line import one_line
 from models.contract.settings import CommonSettings
 from models.contract.survey import Survey
 from models.contract.versions import own_versions
 from strategies.loop.messaging import exchange
-from strategies.loop.one_line import one_line
 from strategies.loop.participants import HELLO_TIMEOUT, wait_for_nodes
 from strategies.loop.terms import Registry
 from strategies.wire.bundles import record_bytes

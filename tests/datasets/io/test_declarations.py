@@ -49,7 +49,7 @@ def refusal(content: Any) -> str:
     [
         (None, "the hospital must be a mapping with the keys wards, by-name, share"),
         ({"ward": []}, "the hospital has the unknown key 'ward'; did you mean 'wards'?"),
-        ({"wards": [], "x" * 99: 1}, "the unknown key '" + "x" * 60 + "...'; allowed: wards"),
+        ({"wards": [], "x" * 99: 1}, "the unknown key '" + "x" * 59 + "…'; allowed: wards"),
         ({"wards": [], "a\nb": 1}, "the unknown key 'a b'; allowed"),
         ({}, "the hospital lacks the key 'wards'"),
         ({"wards": {}}, "'wards' must be a list"),

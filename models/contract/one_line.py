@@ -1,0 +1,55 @@
+"""What others say, as one line: no control characters, no line ends, no more than a screen's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+LONGEST = 300  # characters: the line that quotes it stays below 400
+
+
+def one_line(text: object, longest: int = LONGEST) -> str:
+    """Return ``text`` on one line, printable, cut after ``longest`` characters."""
+    words = printable(_text(text)[: 4 * longest])  # what comes after is cut anyway
+    return words if len(words) <= longest else f"{words[: longest - 1]}…"
+
+
+def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
+    """Return ``text`` on one line; of more than ``longest`` characters the middle is left out.
+
+    Of an error the end says what to do: its last ``end`` characters stay.
+    """
+    words = printable(_text(text))
+    if len(words) <= longest:
+        return words
+    return f"{words[: longest - end - 3]} … {words[-end:]}"
+
+
+def printable(text: str) -> str:
+    """Return a text on one line: what no console should be sent becomes a space."""
+    if text.isprintable() and "  " not in text:
+        return text.strip()
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def shown(value: object, longest: int = 100) -> str:
+    """Return a value as Python writes it, on one line, cut after ``longest`` characters."""
+    if isinstance(value, str):
+        value = value[: 2 * longest]  # writing it costs time
+    try:
+        return one_line(repr(value), longest)
+    except (ValueError, RecursionError):  # a number of too many digits, lists within lists
+        return f"a {type(value).__name__} that is too large to show"
+
+
+def listed(names: Iterable[object], most: int = 30) -> str:
+    """Return names joined by commas; of more than ``most`` how many more there are."""
+    all_ = list(names)
+    rest = f" and {len(all_) - most} more" if len(all_) > most else ""
+    return ", ".join(map(str, all_[:most])) + rest
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that is too large to show"
