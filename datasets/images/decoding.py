@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.contract.errors import DataError
+from models.contract.one_line import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -227,7 +228,8 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
     """
     named = [f"{called} is {name}" for called, name in images if called != name]
     if named:
-        logging.getLogger("flwr").warning("fedsilo: %s: %s", where, describe(named))
+        told = printable(describe(named))
+        logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), told)
 
 
 def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from datasets.images.dataset import check_image_size
+from datasets.io.array_files import Wanted, read_arrays
 from datasets.io.digests import json_digest
 from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
 from datasets.radiographs.dataset import HEADLINE
@@ -34,6 +35,11 @@ _PROFILES = {"vendor-a": SHOULDERED, "vendor-b": SIGMOID, "vendor-c": STEEP}
 _FILE = RemoteFile("pneumoniamnist.npz", "28209eda62fecd6e6a2d98b1501bb15f")
 _SIDE = 28  # pixels
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+_MOST = 60_000  # images of a part, ten times what there are
+_ARRAYS = {
+    "images": Wanted("u", 1, ((None, _SIDE, _SIDE),), _MOST, f"uint8 (n, {_SIDE}, {_SIDE})"),
+    "labels": Wanted("iu", 8, ((None,), (None, 1)), _MOST, "a whole number for each image"),
+}
 
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
@@ -154,17 +160,11 @@ def read_parts(path: Path) -> dict[str, Labelled]:
     Raises:
         DataError: the file is damaged, or an array is missing or of another kind.
     """
+    wanted = {f"{part}_{kind}": what for part in SPLITS for kind, what in _ARRAYS.items()}
     try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {
-                f"{part}_{kind}": content[f"{part}_{kind}"]
-                for part in SPLITS
-                for kind in ("images", "labels")
-            }
-    except KeyError as error:
-        raise DataError(f"{path}: array {error} is missing; {_advice()}") from None
-    except Exception as error:  # numpy raises nearly anything on damaged files
-        raise DataError(f"{path} is damaged or no npz file ({error}); {_advice()}") from None
+        arrays = read_arrays(path, wanted)
+    except DataError as error:
+        raise DataError(f"{error}; {_advice()}") from None
     return {
         part: _labelled(path, part, arrays[f"{part}_images"], arrays[f"{part}_labels"])
         for part in SPLITS
@@ -175,12 +175,7 @@ def _labelled(
     path: Path, part: str, images: npt.NDArray[Any], labels: npt.NDArray[Any]
 ) -> Labelled:
     """Check a part's arrays; each site needs an image of each class."""
-    if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE):
-        raise DataError(
-            f"{path}: {part}_images is {images.dtype} {images.shape}, and must be uint8 "
-            f"(n, {_SIDE}, {_SIDE}); {_advice()}"
-        )
-    if labels.shape not in ((len(images),), (len(images), 1)) or labels.dtype.kind not in "iu":
+    if len(labels) != len(images):
         raise DataError(
             f"{path}: {part}_labels is {labels.dtype} {labels.shape}, and must be a whole number "
             f"for each of {len(images)} images; {_advice()}"

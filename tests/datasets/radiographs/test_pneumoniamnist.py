@@ -146,7 +146,7 @@ def test_a_damaged_file_is_refused(places: Places) -> None:
 def test_pickled_arrays_are_never_opened(places: Places) -> None:
     content = arrays() | {"train_labels": np.array([{}] * 63, dtype=object)}
     np.savez(the_file(places), **content)
-    with pytest.raises(DataError, match=r"is damaged or no npz file .*allow_pickle"):
+    with pytest.raises(DataError, match="train_labels is object"):
         load(places)
 
 
@@ -156,7 +156,7 @@ def test_pickled_arrays_are_never_opened(places: Places) -> None:
         ("val_images", np.zeros((15, 28, 28)), "val_images is float64"),
         ("val_images", np.zeros((15, 64, 64), np.uint8), "must be uint8"),
         ("test_images", np.zeros((17, 28, 28), np.uint8), "test_labels is int64"),
-        ("val_labels", np.zeros((15, 2), int), "a whole number for each of 15 images"),
+        ("val_labels", np.zeros((15, 2), int), "a whole number for each image"),
         ("val_labels", np.zeros(15), "val_labels is float64"),
         ("val_labels", np.arange(15) % 3, "must be 0 or 1, each at least 3 times"),
         ("val_labels", np.zeros(15, int), r"there are \[15, 0\] of 15"),
