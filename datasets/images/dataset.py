@@ -29,7 +29,13 @@ from datasets.io.digests import json_digest
 from datasets.io.locations import Places
 from datasets.silo.cache import cached_silo
 from datasets.silo.measures import Measure
-from datasets.silo.row_splits import SPLIT_KEYS, RowSplit, check_folds, split_rows
+from datasets.silo.row_splits import (
+    SPLIT_KEYS,
+    RowSplit,
+    check_folds,
+    cut_fold,
+    split_rows,
+)
 from datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, save_silo
 from models.contract.errors import DataError, SettingError
 from models.contract.settings import CommonSettings
@@ -274,11 +280,18 @@ def _file_facts(path: Path) -> list[int] | None:
 
 
 def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:
-    """Return the split that the user gave."""
-    if settings.test_folds or settings.val_folds:
-        raise DataError(
-            f"{index.where} gives the split itself: set 'test-folds' and 'val-folds' to 0, or "
-            "empty its column 'split'"
-        )
-    train, val, test = (np.flatnonzero([p == part for p in index.parts]) for part in SPLITS)
-    return RowSplit(train, val, test if settings.use_test else test[:0])
+    """Return the split that the user gave; folds cut a part out of the training images it lacks."""
+    places = {part: np.flatnonzero([p == part for p in index.parts]) for part in SPLITS}
+    for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):
+        if folds and len(places[kind]):
+            raise DataError(
+                f"{index.where} gives {kind} images itself: set '{kind}-folds' to 0, or put them "
+                "into 'train' in its column 'split'"
+            )
+        if folds:
+            train, places[kind] = cut_fold(
+                kind, places["train"], index.labels, settings, index.where, index.groups
+            )
+            places["train"] = train
+    test = places["test"] if settings.use_test else places["test"][:0]
+    return RowSplit(places["train"], places["val"], test)

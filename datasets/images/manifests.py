@@ -136,6 +136,12 @@ class ManifestDataSet(ImageDataSet):
         ).read()
         return take_share(whole, settings.sample_share)
 
+    def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
+        """Tell whether the manifest of a site that is here lists images for validation."""
+        folder = self._folder(places)
+        here = [s for s, f in self.declaration(folder).sites.items() if (folder / f).is_file()]
+        return any("val" in self.index(site, settings, places).parts for site in here)
+
     def files_folder(self, places: Places) -> Path:
         """Return the data directory, where the declaration is."""
         return self._folder(places)
@@ -212,7 +218,7 @@ class _Manifest:
 
     def _file(self, number: int, path: str) -> str:
         place = f"{self.where}, line {number}, column 'path'"
-        if not path or "\0" in path:
+        if not path or not path.isprintable():
             raise DataError(f"{place}: this is no file's name")
         name = _inside(str(PurePosixPath(self.file).parent), path)
         if name is None:

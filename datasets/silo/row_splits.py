@@ -73,19 +73,52 @@ def split_rows(
     rows = np.arange(len(labels))
     ids = None if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
     if settings.test_folds:
-        key = derive_seed(settings.fold_seed, "test-folds") % 2**32
-        rest, test = _fold(rows, labels, ids, settings.test_folds, settings.test_fold, key, where)
+        rest, test = _without_fold("test", rows, labels, ids, settings, where)
     elif ids is None:
         rest, test = shared_out(labels, share, seed, where)
     else:
         rest, test = shared_groups(labels, ids, share, seed, where)
-    val = rest[:0]
-    if settings.val_folds:
-        key = derive_seed(settings.fold_seed, "val-folds") % 2**32
-        rest, val = _fold(rest, labels, ids, settings.val_folds, settings.val_fold, key, where)
+    rest, val = _without_fold("val", rest, labels, ids, settings, where)
     if not settings.use_test:
         test = test[:0]
     return RowSplit(np.sort(rest), np.sort(val), np.sort(test))
+
+
+def cut_fold(
+    kind: str,
+    rows: Indices,
+    labels: Indices,
+    settings: CommonSettings,
+    where: str,
+    groups: Sequence[str],
+) -> tuple[Indices, Indices]:
+    """Cut the training rows of a given split by 'val-folds' or 'test-folds', as ``kind`` says.
+
+    Returns:
+        The rows without a fold, and those of it, both sorted; with 0 folds all of them, and none.
+
+    Raises:
+        DataError: there are too few rows or groups for it.
+    """
+    ids = np.unique(np.array(groups), return_inverse=True)[1]
+    rest, out = _without_fold(kind, rows, labels, ids, settings, where)
+    return np.sort(rest), np.sort(out)
+
+
+def _without_fold(
+    kind: str,
+    rows: Indices,
+    labels: Indices,
+    ids: Indices | None,
+    settings: CommonSettings,
+    where: str,
+) -> tuple[Indices, Indices]:
+    folds = settings.val_folds if kind == "val" else settings.test_folds
+    chosen = settings.val_fold if kind == "val" else settings.test_fold
+    if not folds:
+        return rows, rows[:0]
+    key = derive_seed(settings.fold_seed, f"{kind}-folds") % 2**32
+    return _fold(rows, labels, ids, folds, chosen, key, where)
 
 
 def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:

@@ -198,6 +198,10 @@ class DataSet(ABC):
         """Return the samples that the silo leaves out."""
         return LeftOutRows(silo.dropped)
 
+    def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
+        """Tell whether the files say which samples are for validation, so that none are cut."""
+        return False
+
     def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
         """Refuse settings that cannot be, by a ``SettingError``."""
 

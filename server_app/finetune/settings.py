@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from datasets.io.locations import find_places
 from datasets.partition.cuts import KEYS
 from datasets.registry import check_data_settings, data_set
 from datasets.weights.initial_weights import refuse_seen_start
@@ -106,6 +107,8 @@ def settings_of(
             values[key] = str(Path(str(values[key])).expanduser().resolve())
     settings = build(CommonSettings, values)
     check_data_settings(settings)
+    if not changes.keys() & {"val-folds", "val-fold"}:
+        settings = _as_given(settings)
     check_network_settings(settings)
     for run_model in run_models:
         refuse_other_provenance(settings, run_model.common, run_model.label)
@@ -132,6 +135,14 @@ def _starting_values(
     if "val-folds" in of_data and not values.get("val-folds") and not cut_anew:
         values["val-folds"] = _VALIDATION_FOLDS
     return values
+
+
+def _as_given(settings: CommonSettings) -> CommonSettings:
+    """Return the settings without folds for validation where the files name images for it."""
+    places = find_places(settings.data_dir, settings.cache_dir)
+    if data_set(settings.dataset).gives_validation(settings, places):
+        return replace(settings, val_folds=0, val_fold=0)
+    return settings
 
 
 def _of_data(dataset: str, partition: Value, task: str) -> frozenset[str]:

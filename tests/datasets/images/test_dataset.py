@@ -300,10 +300,26 @@ def test_a_given_split_is_followed_whatever_the_seed(places: Places) -> None:
     assert held(silo) == [list(range(12)), list(range(12, 18)), []]
 
 
-@pytest.mark.parametrize("kind", ["test_folds", "val_folds"])
-def test_a_given_split_and_folds_contradict_each_other(places: Places, kind: str) -> None:
-    with pytest.raises(DataError, match=r"flat, a gives the split itself: set 'test-folds' and"):
-        load(places, data=Flat(parts=GIVEN), **{kind: 2})
+@pytest.mark.parametrize("kind", ["test", "val"])
+def test_a_given_part_and_its_folds_contradict_each_other(places: Places, kind: str) -> None:
+    said = f"flat, a gives {kind} images itself: set '{kind}-folds' to 0"
+    with pytest.raises(DataError, match=said):
+        load(places, data=Flat(parts=GIVEN), **{f"{kind}_folds": 2})
+
+
+@pytest.mark.parametrize("kind", ["test", "val"])
+def test_a_part_that_a_given_split_lacks_is_cut_from_its_training_images(
+    places: Places, kind: str
+) -> None:
+    without = tuple("train" if part == kind else part for part in GIVEN)
+    whole = load(places, data=Flat(parts=without))
+    assert held(whole)[1 if kind == "val" else 2] == []
+    cut = load(places, data=Flat(parts=without), **{f"{kind}_folds": 3})
+    other = 2 if kind == "val" else 1
+    assert held(cut)[other] == held(whole)[other], "the given part stays as it is"
+    made = held(cut)[1 if kind == "val" else 2]
+    assert len(made) == 6
+    assert sorted(held(cut)[0] + made) == held(whole)[0]
 
 
 def test_images_of_several_sites_are_told_apart_by_their_sites() -> None:

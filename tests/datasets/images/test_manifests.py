@@ -231,9 +231,21 @@ def test_a_split_of_the_manifest_is_followed(places: Places) -> None:
     whole = [list(range(9)), [9, 10, 11], [12, 13, 14, 15]]
     assert held(load(places)) == held(load(places, fold_seed=4)) == whole
     assert held(load(places, use_test=False)) == [*whole[:2], []]
-    for kind in ("test_folds", "val_folds"):
-        with pytest.raises(DataError, match=r"list\.csv gives the split itself"):
-            load(places, **{kind: 2})
+    for kind in ("test", "val"):
+        with pytest.raises(DataError, match=rf"list\.csv gives {kind} images itself"):
+            load(places, **{f"{kind}_folds": 2})
+
+
+def test_validation_images_of_a_manifest_without_any_are_cut_by_patient(places: Places) -> None:
+    split_listing(places, lambda i: str(i // 2))
+    path = next((places.data or places.cache).rglob("list.csv"))
+    path.write_text(path.read_text().replace(",val,", ",train,"))
+    silo = load(places, val_folds=3)
+    train, val, test = held(silo)
+    assert test == [12, 13, 14, 15]
+    assert sorted(train + val) == list(range(12))
+    assert val
+    assert not {i // 2 for i in train} & {i // 2 for i in val}
 
 
 def test_an_empty_column_split_is_no_split(places: Places) -> None:
