@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets.io.atomic_files import write_atomically
+from models.contract.errors import RunDirectoryError
 from models.figures.palette import GREY, LineStyle, line_styles
 from models.figures.panels import line_legend
 from server_app.figures.calibration import draw_distribution, draw_evidence
@@ -152,13 +153,24 @@ def _draw_panel(
 def draw_pictures(
     directory: RunDirectory, pictures: Callable[[Mapping[str, Any]], Mapping[str, Figure]]
 ) -> list[Path]:
-    """Draw what the JSON files of a run hold, its method's own and all runs'; return the files."""
+    """Draw what the JSON files of a run hold, its method's own and all runs'; return the files.
+
+    Raises:
+        RunDirectoryError: one of them is of another form.
+    """
     documents = {
         path.name: directory.read_json(path.name) for path in directory.path.glob("*.json")
     }
-    drawn = dict(pictures(documents)) | draw_distribution(documents["silos.json"])
-    if "evidence.json" in documents:
-        drawn |= draw_evidence(documents["evidence.json"])
+    drawn = draw_distribution(documents["silos.json"])
+    try:  # a method's documents have a form of their own, which nothing here knows
+        drawn |= pictures(documents)
+        if "evidence.json" in documents:
+            drawn |= draw_evidence(documents["evidence.json"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise RunDirectoryError(
+            f"a picture of {directory.path} cannot be drawn ({type(error).__name__}): its JSON "
+            "files are of another form; are they of another version, or altered?"
+        ) from None
     for name, figure in drawn.items():
         write_picture(directory.path / name, figure)
     return [directory.path / name for name in drawn]

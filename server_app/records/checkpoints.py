@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from datasets.io.state_files import load_state, save_state
 from models.contract.errors import CheckpointError
+from models.contract.one_line import one_line
 from models.contract.settings_schema import Value
 from server_app.config.old_keys import with_new_keys
 from server_app.config.settings import differences, known_defaults
+from server_app.records.forms import HOOKS, STATE
 from strategies.loop.hooks import Hook
 from strategies.loop.state import RoundState
 
@@ -53,6 +56,7 @@ class CheckpointHook(Hook):
             except CheckpointError as error:
                 logging.getLogger("flwr").warning("%s: looking for the one before it", error)
                 continue
+            self._check_form(path, facts)
             if other := differences(self._as_of_today(facts["settings"]), self.settings):
                 raise CheckpointError(
                     f"{path} belongs to another config: {other}; resume with the same settings "
@@ -74,6 +78,20 @@ class CheckpointHook(Hook):
         """Return a checkpoint's settings; those that came later had their defaults."""
         usual = {key: value for key, value in known_defaults().items() if key in self.settings}
         return usual | with_new_keys(settings)[0]
+
+    def _check_form(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Refuse facts of another form, and a checkpoint of another round than its name says.
+
+        Raises:
+            CheckpointError: so they are.
+        """
+        lacking = {"round", "extras", "keepers", "settings", "hooks"} - facts.keys()
+        fault = f"it lacks '{min(lacking)}'" if lacking else STATE(facts) or HOOKS(facts["hooks"])
+        if fault or path.stem != f"round-{facts['round']:06d}":
+            raise CheckpointError(
+                f"{path} is of another form: {one_line(fault or 'it is of another round')}; start "
+                "a new run"
+            )
 
 
 def _files(folder: Path) -> list[Path]:

@@ -29,6 +29,7 @@ from models.contract.settings import CommonSettings
 from models.contract.site_facts import SiteFacts
 from models.networks.site_network import SiteNetwork
 from server_app.config.settings import RunSettings
+from server_app.records import forms
 from server_app.records.finished_run import FinishedRun
 from server_app.records.run_directory import STANDARDISATION, RunDirectory
 from strategies.loop.participants import Participants
@@ -128,16 +129,19 @@ def _last_request(
                 f"{state.folder} holds no site's own"
             )
         if held.features and common.standardise == "pooled":
-            content[FIGURES] = to_record(_arrays(directory.read_json(STANDARDISATION)))
+            content[FIGURES] = to_record(
+                _arrays(directory.read_json(STANDARDISATION), directory.path / STANDARDISATION)
+            )
         return Request(Instruction(round=_rounds(directory) + 1, phase=EVALUATE), content)
     arrays, facts = load_state(path)
+    forms.check(forms.STATE, facts, f"the metadata of {path}")
     extras, stateful_sites = facts.get("extras", {}), tuple(facts.get("keepers", ()))
-    last = RoundState(facts["round"], arrays, extras, stateful_sites)
+    last = RoundState(facts.get("round", 0), arrays, extras, stateful_sites)
     method = strategy_class(common.method)(common, settings.own, _participants(directory, held))
     if sent := method.outgoing(EVALUATE, held.name, last):
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
-        content[FIGURES] = to_record(_arrays(facts["figures"]))
+        content[FIGURES] = to_record(_arrays(facts["figures"], path))
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
@@ -147,7 +151,8 @@ def _last_request(
     return Request(instruction, content)
 
 
-def _arrays(figures: Mapping[str, Sequence[float]]) -> dict[str, NDArray]:
+def _arrays(figures: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDArray]:
+    forms.check(forms.FIGURES, figures, f"'figures' of {path}")
     return {part: np.array(values) for part, values in figures.items()}
 
 

@@ -27,8 +27,10 @@ import tomli_w
 
 from datasets.io.atomic_files import write_atomically
 from models.contract.errors import RunDirectoryError
+from models.contract.one_line import one_line
 from models.contract.versions import git_revision
 from server_app.config.settings import RunSettings, grouped
+from server_app.records.forms import Told, check, read_told, table_fault
 from strategies.loop.participants import Participants
 
 STANDARDISATION = "standardisation.json"
@@ -55,7 +57,7 @@ class RunDirectory:
         """Read a JSON file.
 
         Raises:
-            RunDirectoryError: it is not there; the run has not ended.
+            RunDirectoryError: it is not there, as the run has not ended, or is of another form.
         """
         path = self.path / name
         if not path.is_file():
@@ -64,9 +66,10 @@ class RunDirectory:
                 "run directory; resume it or name another"
             )
         try:
-            return json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{path} is damaged ({error}): start a new run") from None
+            return read_told(path.read_text(encoding="utf-8"), path)
+        except (OSError, ValueError, RecursionError) as error:
+            reason = one_line(error, 100)
+            raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
 
     def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Write a CSV file."""
@@ -80,13 +83,18 @@ class RunDirectory:
         """Read a CSV file as one mapping a row.
 
         Raises:
-            RunDirectoryError: it is not there or cannot be read.
+            RunDirectoryError: it is not there, cannot be read, or is of another form.
         """
+        path = self.path / name
         try:
-            with (self.path / name).open(newline="") as file:
-                return list(csv.DictReader(file))
+            with path.open(newline="", encoding="utf-8") as file:
+                rows = [Told(cells.items(), path) for cells in csv.DictReader(file)]
         except OSError as error:
-            raise RunDirectoryError(f"{self.path / name}: {error.strerror}") from None
+            raise RunDirectoryError(f"{path}: {error.strerror}") from None
+        except (ValueError, csv.Error) as error:
+            raise RunDirectoryError(f"{path} is damaged ({one_line(error, 100)})") from None
+        check(table_fault, rows, str(path))
+        return list[dict[str, str]](rows)
 
 
 def runs_folder(out: str) -> Path:
