@@ -133,13 +133,13 @@ def _entries(data: Any) -> tuple[dict[str, Any], int]:
 
 def _bytes_of(entry: Any) -> int:
     """Return how many bytes an array has, by what the header says of it."""
-    if not isinstance(entry, dict) or entry.get("dtype") not in _DTYPES:
+    if not isinstance(entry, dict) or str(entry.get("dtype")) not in _DTYPES:
         raise ArrayError("its header has an array of an unknown type")
     shape: Any = entry.get("shape")
     ends: Any = entry.get("data_offsets")
     if not _are_lengths(shape) or not _are_lengths(ends) or len(ends) != 2:
         raise ArrayError("its header has an array of no shape or place")
-    needed = math.prod(shape) * np.dtype(_DTYPES[entry["dtype"]]).itemsize
+    needed = int(math.prod(shape) * np.dtype(_DTYPES[str(entry["dtype"])]).itemsize)
     if ends[1] - ends[0] != needed:
         raise ArrayError("its header has an array of another length than its shape needs")
     return needed
@@ -160,7 +160,7 @@ def _array(data: Any, entry: Any) -> Any:
     if len(part) != last - first:
         raise ArrayError("its header places an array beyond its end")
     try:
-        return part.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        return part.view(_DTYPES[str(entry["dtype"])]).reshape(entry["shape"])
     except ValueError:
         raise ArrayError("its header has an array of no shape") from None
 

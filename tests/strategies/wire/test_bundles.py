@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from models.contract.errors import SiteError
-from strategies.wire.bundles import BUNDLE, Bundles, bundle, record_bytes, unbundle
+from strategies.wire.bundles import (
+    BUNDLE,
+    Bundles,
+    bundle,
+    bundle_fault,
+    record_bytes,
+    unbundle,
+)
 
 KINDS = ["bool", "uint8", "int64", "float16", "float32", "float64"]
 ARRAYS = hnp.arrays(
@@ -66,6 +75,50 @@ def test_a_bundle_that_was_cut_short_is_refused(kept: int) -> None:
     sent["arrays"] = ArrayRecord({BUNDLE: Array(whole[:kept])})
     with pytest.raises(SiteError, match="record 'arrays' cannot be opened"):
         unbundle(sent)
+
+
+def packed_bundle(header: object, data: bytes = b"") -> RecordDict:
+    """Return a bundle whose header says whatever it is told to."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + data
+    return RecordDict({"arrays": ArrayRecord({BUNDLE: Array(np.frombuffer(content, np.uint8))})})
+
+
+WHOLE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ({"w": WHOLE | {"dtype": "F99"}}, "of an unknown type"),
+        ({"w": WHOLE | {"dtype": {"F32": 1}}}, "of an unknown type"),
+        ({"w": WHOLE | {"shape": [2**40]}}, "of another length than its shape needs"),
+        ({"w": WHOLE | {"shape": [-1]}}, "of no shape or place"),
+        ({"w": WHOLE | {"shape": [True]}}, "of no shape or place"),
+        ({"w": WHOLE | {"data_offsets": [4, 8]}}, "beyond its end"),
+        ({"w": WHOLE | {"data_offsets": [0]}}, "of no shape or place"),
+        ({"w": WHOLE, "v": WHOLE}, "other bytes than its header says"),
+        ({"w" * 600: WHOLE}, "names no arrays"),
+        ([1], "names no arrays"),
+        ({"w": 1}, "of an unknown type"),
+        (b"[" * 50_000, "is no JSON"),
+        (b"{", "is no JSON"),
+    ],
+)
+def test_a_bundle_of_another_form_is_refused_in_one_line(header: object, told: str) -> None:
+    with pytest.raises(SiteError, match="record 'arrays' cannot be opened") as caught:
+        unbundle(packed_bundle(header, bytes(4)))
+    assert told in str(caught.value)
+
+
+def test_a_bundle_is_held_against_what_may_be_in_it() -> None:
+    sent = bundle(content_of(arrays={"a": np.zeros(3 * 2**20, np.uint8), "b": np.zeros(2**21)}))
+    assert len(unbundle(sent, 20 * 2**20).array_records["arrays"]) == 2
+    with pytest.raises(SiteError, match="at most 1000 are expected"):
+        unbundle(sent, 1000)
+    assert "at most 1000 are expected" in bundle_fault("arrays", sent["arrays"], 1000)
+    assert not bundle_fault("arrays", sent["arrays"])
+    assert not bundle_fault("arrays", content_of(arrays={"a": np.ones(2)})["arrays"], 0)
 
 
 def test_what_is_no_array_of_bytes_is_refused() -> None:
