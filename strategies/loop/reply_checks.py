@@ -21,7 +21,7 @@ from models.contract.messages import (
     TRAINING,
     measurement,
 )
-from models.contract.one_line import one_line
+from models.contract.one_line import one_line, shortened
 from strategies.loop.method import Method
 from strategies.loop.phase import Phase
 from strategies.loop.ranges import array_fault, metric_fault, too_many
@@ -69,7 +69,8 @@ def why_unusable(reply: SiteReply, phase: Phase, method: Method, state: RoundSta
     held = facts.sizes()["train"]
     if (samples := reply.metric(NUM_EXAMPLES)) != held:
         return f"metric '{NUM_EXAMPLES}' is {samples:g}; the site has {held} samples"
-    return method.rejection_reason(phase.name, reply, state)
+    reason = method.rejection_reason(phase.name, reply, state)
+    return shortened(reason) if reason else None  # it may quote the arrays themselves
 
 
 def refusal(
