@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from datasets.io.array_files import Wanted, read_arrays
+from models.contract.errors import DataError
+from tests.fuzz.reply_mutations import npy
+
+WANTED = {"x": Wanted("iu", 8, ((None,), (None, 2)), 100, "up to 100 whole numbers")}
+
+
+def archive(folder: Path, **members: bytes) -> Path:
+    path = folder / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in members.items():
+            made.writestr(f"{name}.npy", content)
+    return path
+
+
+def written(array: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("array", [np.arange(7), np.arange(6).reshape(3, 2), np.zeros(0, "u1")])
+def test_an_array_that_is_wanted_is_read(array: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    for made in (array, np.asfortranarray(array)):
+        assert np.array_equal(read_arrays(archive(tmp_path, x=written(made)), WANTED)["x"], array)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (written(np.zeros(3)), r"x is float64 \(3,\), and must be up to 100 whole numbers"),
+        (written(np.zeros(101, int)), r"x is int64 \(101,\)"),
+        (written(np.zeros((3, 3), int)), r"x is int64 \(3, 3\)"),
+        (npy("<i8", "(2000000000000,)", b""), r"x is int64 \(2000000000000,\)"),
+        (npy("|O", "(1,)", b"\x80\x04N."), "x is object"),
+        (npy("<i8", "(2,)", bytes(8)), "holds more or fewer numbers than its header says"),
+        (npy("<i8", "(1,)", bytes(16)), "holds more or fewer numbers than its header says"),
+        (b"no array", "is damaged or no npz file"),
+        (b"", "is damaged or no npz file"),
+    ],
+)
+def test_a_member_of_another_kind_is_refused(content: bytes, told: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=told):
+        read_arrays(archive(tmp_path, x=content), WANTED)
+
+
+def test_an_array_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="array 'x' is missing"):
+        read_arrays(archive(tmp_path, y=written(np.zeros(3, int))), WANTED)
+
+
+def test_what_is_no_archive_or_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(DataError, match="is damaged or no npz file"):
+        read_arrays(tmp_path / "a.npz", WANTED)
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        read_arrays(tmp_path / "b.npz", WANTED)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.contract.errors import DataError, FedsiloError
+from models.contract.one_line import listed, one_line, printable, shortened, shown
+
+
+@given(st.text(max_size=2000))
+def test_whatever_is_told_is_one_printable_line_of_its_length(text: str) -> None:
+    for told in (one_line(text, 50), shortened(text, 120, 40), str(FedsiloError(text))):
+        assert told.isprintable()
+    assert len(one_line(text, 50)) <= 50
+    assert len(shortened(text, 120, 40)) <= 120
+    assert len(str(FedsiloError(text))) <= 1500
+
+
+def test_a_plain_line_stays_as_it_is() -> None:
+    line = "data/north.csv, line 3, column 'age': '12 é' is no number"
+    assert one_line(line) == shortened(line) == printable(line) == str(DataError(line)) == line
+
+
+def test_control_characters_and_line_ends_become_spaces() -> None:
+    assert printable("a\x1b[2J\r\nb\u202ec\x00") == "a [2J b c"
+
+
+def test_of_a_long_error_the_end_stays_which_says_what_to_do() -> None:
+    told = str(DataError(f"{'x' * 5000}: lower 'silos'"))
+    assert told.startswith("xxx")
+    assert told.endswith(": lower 'silos'")
+    assert " … " in told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("a\nb", r"'a\nb'"), (1.5, "1.5"), ([1, "x"], "[1, 'x']"), ("y" * 500, "'" + "y" * 98 + "…")],
+)
+def test_a_value_is_shown_as_python_writes_it(value: object, told: str) -> None:
+    assert shown(value) == told
+
+
+def test_what_python_cannot_write_is_told_by_its_kind() -> None:
+    assert shown(10**5000) == "a int that is too large to show"
+    assert one_line(10**5000) == "a int that is too large to show"
+
+
+def test_of_many_names_the_first_are_listed() -> None:
+    assert listed(["b", "a"]) == "b, a"
+    assert listed(range(40), 3) == "0, 1, 2 and 37 more"
