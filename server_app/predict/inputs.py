@@ -234,7 +234,16 @@ def _found(folder: Path) -> dict[str, Path]:
     }
     if not files:
         raise DataError(f"{folder} holds no file: name a folder with image files by --images")
-    return files
+    if odd := [name for name in files if not name.isprintable()]:
+        raise DataError(
+            f"{folder} holds {len(odd)} files whose names cannot be printed: rename them"
+        )
+    return {_as_cell(name): path for name, path in files.items()}
+
+
+def _as_cell(name: str) -> str:
+    """Return a file's name such that no spreadsheet computes it."""
+    return f"./{name}" if name[:1] in ("=", "+", "-", "@") else name
 
 
 def _listed(manifest: Path) -> dict[str, Path]:
@@ -246,10 +255,11 @@ def _listed(manifest: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):
         name = row["path"]
-        if not name or "\0" in name or name in files:
-            fault = "this is no file's name" if name not in files else "the file is listed twice"
+        cell = _as_cell(name)
+        if not name or not name.isprintable() or cell in files:
+            fault = "this is no file's name" if cell not in files else "the file is listed twice"
             raise DataError(f"{manifest}, line {number}, column 'path': {fault}")
-        files[name] = Path(os.path.normpath(manifest.parent / name))
+        files[cell] = Path(os.path.normpath(manifest.parent / name))
     if not files:
         raise DataError(f"{manifest} lists no files")
     return files

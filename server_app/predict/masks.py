@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def predict_masks(
     settings, files = _settings(document, request.data_dir), files_of(request)
     reader = image_reader("", settings)
     inputs = FileInputs(list(files), list(files.values()), reader, _numbers(settings), {})
+    _refuse_shared_names(inputs.names)
     shares: dict[str, float] = {}
 
     def fill(folder: Path) -> None:
@@ -156,7 +158,21 @@ def _network(
 
 
 def _mask_name(name: str) -> str:
-    return name if name.lower().endswith(".png") else f"{name}.png"
+    """Return where an image's mask lies in the folder, and nowhere else, whatever its path says."""
+    inside = os.path.normpath(f"/{name}").lstrip("/")
+    return inside if inside.lower().endswith(".png") else f"{inside}.png"
+
+
+def _refuse_shared_names(names: Sequence[str]) -> None:
+    """Refuse images whose masks would be one file.
+
+    Raises:
+        DataError: names one of them.
+    """
+    first: dict[str, str] = {}
+    for name in names:
+        if (other := first.setdefault(_mask_name(name), name)) != name:
+            raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
 
 
 def _write_mask(path: Path, mask: Tensor) -> None:

@@ -45,6 +45,44 @@ def frames(tmp_path: Path) -> Path:
     return tmp_path / "new"
 
 
+def test_masks_lie_in_their_folder_whatever_the_images_paths_say(
+    tuned: Path, frames: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lists").mkdir()
+    manifest, out = tmp_path / "lists" / "list.csv", tmp_path / "out" / "masks"
+    out.parent.mkdir()
+    before = {path: path.read_bytes() for path in frames.rglob("*.png")}
+    (frames / "=1+1.png").write_bytes((frames / "a.png").read_bytes())
+    listed = [str(frames / "a.png"), "../new/b.png", "../new/=1+1.png"]
+    manifest.write_text("\n".join(["path", *listed]) + "\n")
+    words = ["predict", str(tuned / "segmentation"), "--manifest", str(manifest)]
+    assert main([*words, "--out", str(out)]) == 0
+    assert {path: path.read_bytes() for path in before} == before, "no image is written over"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lists", "new", "out"]
+    assert [path.name for path in out.parent.iterdir()] == ["masks"]
+    with (out / "masks.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all((out / row["mask"]).is_file() for row in rows)
+    assert len({row["mask"] for row in rows}) == 3
+    manifest.write_text("path\n../new/b.png\nnew/b.png\n")
+    (tmp_path / "lists" / "new").symlink_to(frames)
+    assert main([*words, "--out", str(tmp_path / "again")]) == 1
+    assert "would be one file: rename one" in capsys.readouterr().err
+
+
+def test_files_are_called_what_no_spreadsheet_computes(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new").mkdir()
+    Image.fromarray(phantom_frame("human", 0, 32)[0]).save(tmp_path / "new" / "=1+1.png")
+    words = ["predict", str(tuned / "segmentation"), "--images", str(tmp_path / "new")]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "masks.csv").read_text().splitlines()[1].startswith("./=1+1.png,")
+    (tmp_path / "new" / "a\x1b[2J.png").touch()
+    assert main([*words, "--out", str(tmp_path / "other")]) == 1
+    assert "holds 1 files whose names cannot be printed" in capsys.readouterr().err
+
+
 def test_each_image_has_a_mask_of_its_own(
     tuned: Path, frames: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
