@@ -148,6 +148,18 @@ def record(**forms: Form) -> Form:
     return fault
 
 
+def complete(**forms: Form) -> Form:
+    """Take a mapping that has all these keys, as ``record`` does."""
+
+    def fault(content: Any) -> str:
+        if wrong := record(**forms)(content):
+            return wrong
+        lacking = sorted({key.replace("_", "-") for key in forms} - content.keys())
+        return f"it lacks '{lacking[0]}'" if lacking else ""
+
+    return fault
+
+
 def site(content: Any) -> str:
     """Take a site's name, which names folders and columns."""
     return site_name_fault(content) if isinstance(content, str) else "a site's name is no text"
@@ -217,23 +229,38 @@ STATE = record(
     hooks=mapping(_anything),  # see HOOKS
     figures=FIGURES,
 )
-# Of hooks' states in a checkpoint, by the hook's name
-_METRICS = listing(row(whole, site, text, text, number))
+# Of hooks' states in a checkpoint, by the hook's name; older ones hold all rows
+_METRICS_ROWS = listing(row(whole, site, text, text, number))
 _TRAFFIC_ROWS = listing(row(whole, text, site, whole, whole, number))
 _FAILURES = listing(record(round=whole, phase=text, site=text, reason=text))
+_TABLE = complete(bytes=whole, crc32=whole)
+_METRICS = complete(table=_TABLE, rows=_METRICS_ROWS, last=_METRICS_ROWS)
+_TRAFFIC = complete(
+    table=_TABLE,
+    rows=_TRAFFIC_ROWS,
+    sites=mapping(row(whole, whole, number), key=site),
+    peak_memory=mapping(number),
+    unrepeatable=listing(text),
+)
+
+
+def _metrics(content: Any) -> str:
+    return (_METRICS_ROWS if isinstance(content, list) else _METRICS)(content)
 
 
 def _traffic(content: Any) -> str:
-    """Take rows, peaks, and the names of operations, which older checkpoints lack."""
+    """Take where the file stands, or rows, peaks, and names of operations, which some lack."""
+    if not isinstance(content, list):
+        return _TRAFFIC(content)
     parts = (_TRAFFIC_ROWS, mapping(number), listing(text))
-    if not isinstance(content, list) or not 2 <= len(content) <= len(parts):
+    if not 2 <= len(content) <= len(parts):
         return f"{shown(content)} is no list of {len(parts)}"
     pairs = zip(parts, content, strict=False)
     return next((wrong for form, item in pairs if (wrong := form(item))), "")
 
 
 HOOKS = record(
-    metrics=_METRICS,
+    metrics=_metrics,
     traffic=_traffic,
     failures=_FAILURES,
     privacy=maybe(mapping(_count_or_counts)),
