@@ -9,7 +9,7 @@ export PYTHONPATH := $(CURDIR)
 export PATH := $(BIN):$(PATH)
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-soak test-deploy lint format setup benchmark test-docker lock
+.PHONY: run test test-soak test-kill test-deploy lint format setup benchmark test-docker lock
 
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
 	$(BIN)/python -m server_app.cli simulate $(EXPERIMENT)
@@ -19,6 +19,10 @@ test: setup  ## the whole test suite, a process a core; a file's tests stay toge
 
 test-soak: setup  ## what `make test` tries at one place, at all others: deaths, seeds, engines; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m soak
+
+KILLS ?= 200
+test-kill: setup  ## commands killed at drawn moments, given again: the same bytes; an hour for 200
+	FEDSILO_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kill
 
 test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, strangers; half an hour
 	FEDSILO_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
