@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.registry import silo_names
+from datasets.registry import cut_of, silo_names
 from models.contract.errors import RunDirectoryError, SettingError
 from models.contract.one_line import one_line, shown
 from models.contract.settings import CommonSettings
@@ -169,6 +169,7 @@ def start(
         raise SettingError("setting 'purpose' is 'survey': 'fedsilo survey' asks for that")
     # Told here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
+    cut_of(settings.common)  # one that leaves a silo empty, by every silo's word otherwise
     if engine == "ray":
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
