@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.contract.errors import DataError
-from models.contract.one_line import printable
+from models.contract.one_line import printable, shortened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -226,7 +226,7 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
         where: names the site.
         images: what each image is called in the error, and its file.
     """
-    named = [f"{called} is {name}" for called, name in images if called != name]
+    named = [f"{called} is {shortened(name, 60, 40)}" for called, name in images if called != name]
     if named:
         told = printable(describe(named))
         logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), told)

@@ -52,7 +52,7 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
         raise BrokenImageError(
             f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
         )
-    values = np.asarray(image).astype(np.int64)
+    values = np.asarray(image)  # of the type that the file has: int64 would be 8 times as much
     if values.min() < 0 or values.max() > _LEVELS:
         raise BrokenImageError("has values that need more than 16 bits a pixel")
     return values, _DEPTHS[image.mode]

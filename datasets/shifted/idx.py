@@ -16,8 +16,8 @@ from models.contract.errors import DataError
 Bytes = npt.NDArray[np.uint8]
 
 _UNSIGNED_BYTE = 8
-_MOST_BYTES = 2**31  # 40 times MNIST
-_PART = 2**24  # bytes
+_MOST_BYTES = 2**26  # MNIST's training images are 47 million
+_PART = 2**22  # bytes
 
 
 def read_idx(path: Path) -> Bytes:
@@ -33,21 +33,21 @@ def read_idx(path: Path) -> Bytes:
     try:
         with gzip.open(path) as file:
             shape = _shape(file, path)
-            content = _read(file, math.prod(shape) + 1)
+            content, whole = _read(file, math.prod(shape))
     except (EOFError, zlib.error):
         raise DataError(f"{path} is cut short: download it again") from None
     except gzip.BadGzipFile:
         raise DataError(f"{path} is damaged or no gzip file: download it again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) != math.prod(shape):
-        held = "more" if len(content) > math.prod(shape) else f"{len(content)} bytes"
+    if not whole:
+        held = "more" if len(content) == math.prod(shape) else f"{len(content)} bytes"
         raise DataError(
             f"{path} holds {held} where its header {shape} says {math.prod(shape)} bytes: download "
             "it again"
         )
     try:
-        return np.frombuffer(content, np.uint8).reshape(shape)
+        return content.reshape(shape)
     except ValueError:  # a zero length beside lengths that no array can have
         raise DataError(f"{path} is no IDX file: its header says {shape}") from None
 
@@ -67,13 +67,16 @@ def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     return shape
 
 
-def _read(file: gzip.GzipFile, most: int) -> bytes:
-    """Read up to ``most`` bytes, in parts, so that memory is taken for what there is only."""
-    parts: list[bytes] = []
-    while most and (part := file.read(min(most, _PART))):
-        parts.append(part)
-        most -= len(part)
-    return b"".join(parts)
+def _read(file: gzip.GzipFile, length: int) -> tuple[Bytes, bool]:
+    """Return up to ``length`` bytes, and whether the file holds so many and no more.
+
+    It is read in parts, so that memory is taken for what there is only.
+    """
+    content = bytearray()
+    while len(content) < length and (part := file.read(min(length - len(content), _PART))):
+        content += part
+    whole = len(content) == length and not file.read(1)
+    return np.frombuffer(content, np.uint8), whole
 
 
 def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Bytes, Bytes]:
