@@ -9,7 +9,7 @@ export PYTHONPATH := $(CURDIR)
 export PATH := $(BIN):$(PATH)
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-soak test-kill test-deploy lint format setup benchmark test-docker lock
+.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock
 
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
 	$(BIN)/python -m server_app.cli simulate $(EXPERIMENT)
@@ -23,6 +23,10 @@ test-soak: setup  ## what `make test` tries at one place, at all others: deaths,
 KILLS ?= 200
 test-kill: setup  ## commands killed at drawn moments, given again: the same bytes; an hour for 200
 	FEDSILO_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kill
+
+# KIND=reply-fedavg takes the kinds whose names begin so, FIRST=5000 the seeds from there
+fuzz: setup  ## TRIALS=1000 of each kind of malformed input; a failure is printed with its seed (docs/reliability.md)
+	OMP_NUM_THREADS=1 FUZZ_TRIALS=$(or $(TRIALS),1000) FUZZ_KIND=$(KIND) FUZZ_FIRST=$(or $(FIRST),0) $(BIN)/python -m pytest -s tests/fuzz
 
 test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, strangers; half an hour
 	FEDSILO_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
