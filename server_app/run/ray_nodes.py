@@ -7,6 +7,7 @@ the cluster's address and, for each node, what ``describe`` found there.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -65,10 +66,10 @@ def _described(address: str, folder: str, packages: Sequence[str]) -> dict[str, 
     ray.init(
         address=address,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     task = ray.remote(num_cpus=0)(describe)
     asked = {
         task.options(
