@@ -20,12 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from peer_job import silo, trained
 from rich.console import Console
 from rich.table import Table
 
 from client_app.training.compute import choose_compute
 from client_app.training.evaluation import measure
-from datasets.registry import load_silo, silo_names
+from datasets.registry import silo_names
 from models.contract.settings import CommonSettings
 from models.networks.build import build_classifier
 from models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -39,33 +40,22 @@ from server_app.run.ray_engine import run_with_ray
 
 def bare_loop(settings: CommonSettings) -> float:
     """Return the seconds of the same local training in a plain PyTorch loop."""
-    silos = [load_silo(name, settings) for name in silo_names(settings)]
+    silos = [silo(number, settings) for number in range(len(silo_names(settings)))]
     compute = choose_compute(settings.device, settings.precision, settings.threads)
     task = silos[0].task
     weights = exchanged_arrays(build_classifier(settings, task))
     began = time.perf_counter()
     for round_ in range(settings.rounds):
         total: dict[str, torch.Tensor] = {}
-        for number, silo in enumerate(silos):
-            network = build_classifier(settings, task)
-            load_exchanged(network, weights)
-            network.train()
-            optimiser = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
-            order = torch.Generator().manual_seed(1000 * round_ + number)
-            for _ in range(settings.local_epochs):
-                shuffled = torch.randperm(len(silo.train), generator=order)
-                for chosen in torch.split(shuffled, settings.batch_size):
-                    optimiser.zero_grad(set_to_none=True)
-                    loss = network.loss(silo.train.inputs[chosen], silo.train.labels[chosen])
-                    loss.backward()
-                    optimiser.step()
-            for name, tensor in exchanged_arrays(network).items():
+        for number in range(len(silos)):
+            own = trained(weights, number, round_, settings)
+            for name, tensor in own.items():
                 total[name] = total.get(name, 0) + tensor.double() / len(silos)
         weights = {name: tensor.float() for name, tensor in total.items()}
     final = build_classifier(settings, task)
     load_exchanged(final, weights)
-    for silo in silos:
-        for split in (silo.val, silo.test):
+    for data in silos:
+        for split in (data.val, data.test):
             measure(final, split, settings, compute, ("bare",))
     return time.perf_counter() - began
 
