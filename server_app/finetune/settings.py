@@ -93,7 +93,7 @@ def settings_of(
     if not dataset:
         raise SettingError("no run is named whose data set could be taken: give --dataset")
     changes = dict(parse_assignment(text) for text in request.changes)
-    partition = {**first, **changes}.get("partition", "")
+    partition = {**first, **changes}.get("partition", "own")
     of_data = _of_data(dataset, partition, request.task)
     values = _starting_values(first, dataset, network, of_data, partition)
     _refuse_idle(changes, of_data)

@@ -96,3 +96,15 @@ VARIANTS: dict[str, dict[str, Value]] = {
         "picsr.router-average": "equal",
     },
 }
+# What FedEvPrompt's paper trains, by the names of ``CommonSettings``: its tables stand beside this
+DERMOSCOPY: dict[str, Any] = {
+    "dataset": "isic2019",
+    "network": "vit",
+    "backbone_weights": "timm",
+    "rounds": 5,
+    "local_epochs": 15,
+    "optimiser": "adamw",
+    "learning_rate": 5e-4,
+    "basic_learning_rate": 2.5e-4,
+    "weight_decay": 1e-2,
+}

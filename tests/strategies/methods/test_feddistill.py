@@ -18,6 +18,7 @@ from strategies.loop.round_loop import RoundLoop
 from strategies.loop.state import ArraySpec, RoundState
 from strategies.methods.feddistill import FedDistill
 from strategies.wire.records import to_record
+from tests.support.tiny import DERMOSCOPY
 
 START = RoundState(0, {})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
@@ -224,7 +225,7 @@ def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Particip
         for site in DERMATOLOGISTS
     }
     sites = Participants(facts, {site: index for index, site in enumerate(facts)})
-    common = CommonSettings(dataset="isic2019", network="vit")
+    common = CommonSettings(**DERMOSCOPY)
     found = FedDistill(common, FedDistillSettings(), sites).published()
     assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.8108)
     assert FedDistill(common, FedDistillSettings(), participants).published() == {}

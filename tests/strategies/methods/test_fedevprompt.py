@@ -18,7 +18,7 @@ from server_app.config.settings import resolve
 from strategies.loop.participants import Participants
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedevprompt import FedEvPrompt
-from tests.support.tiny import VIT_FIELDS
+from tests.support.tiny import DERMOSCOPY, VIT_FIELDS
 
 TASK = Task((1, 16, 16), 3)
 CELLS = 16
@@ -320,7 +320,7 @@ def test_settings_of_a_row_of_the_paper_are_held_against_it(
     participants: Participants, common: dict[str, Any], own: dict[str, Any], mean: float | None
 ) -> None:
     there = Participants(dict.fromkeys(SITES, participants.facts["s1a"]), {})
-    settings = CommonSettings(**{**VIT, "dataset": "isic2019", **common})
+    settings = CommonSettings(**DERMOSCOPY | common)
     found = FedEvPrompt(settings, FedEvPromptSettings(**own), there).published()
     if mean is None:
         assert found == {}
