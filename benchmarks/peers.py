@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
-_LOOK = 0.2  # seconds between looks at the processes
+_LOOK = 1.0  # seconds between looks at the processes
 
 
 class Watch(Thread):
