@@ -22,9 +22,10 @@ _SHARE = 0.9  # of the machine's memory, where no other bound is named
 def watched(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block that is stopped once it has taken ``seconds``, or the process ``megabytes``.
 
-    A timer's signal looks, so that decoding, training and measuring need not. Python gives signals
-    to the main thread only, which is where a SuperNode's process answers: in another thread
-    nothing is watched. ``megabytes`` 0 stands for nine tenths of the machine's memory.
+    A timer's signal looks, so that decoding, training and measuring need not, and once more at the
+    end, for blocks shorter than its period. Python gives signals to the main thread only, which is
+    where a SuperNode's process answers: in another thread nothing is watched. ``megabytes`` 0
+    stands for nine tenths of the machine's memory.
 
     Raises:
         RefusedError: says which bound it was.
@@ -36,7 +37,7 @@ def watched(seconds: float, megabytes: int) -> Iterator[None]:
     most = megabytes * MEGABYTE or int(_SHARE * psutil.virtual_memory().total)
     process = psutil.Process()
 
-    def look(number: int, frame: FrameType | None) -> None:
+    def look(number: int = 0, frame: FrameType | None = None) -> None:
         if time.monotonic() > until:
             raise RefusedError(
                 "the run has taken the time that the hospital gives it ('max-seconds'): ask for "
@@ -52,6 +53,7 @@ def watched(seconds: float, megabytes: int) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, min(_LOOK, max(seconds, 0.001)), _LOOK)
     try:
         yield
+        look()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

@@ -7,6 +7,7 @@ type and shape are read from a member's first bytes and must be as wanted before
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -100,6 +101,6 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
         version = npy.read_magic(file)
         shape, fortran, dtype = _READERS[version](file, max_header_size=_LONGEST_HEADER)
-    except (RecursionError, SyntaxError, TypeError, KeyError, MemoryError):
+    except (RecursionError, SyntaxError, TypeError, KeyError, MemoryError, tokenize.TokenError):
         raise ValueError("a member that is no array") from None
     return shape, fortran, dtype

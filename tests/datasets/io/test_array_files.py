@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import zipfile
 from pathlib import Path
@@ -52,6 +53,17 @@ def test_an_array_that_is_wanted_is_read(array: np.ndarray[Any, Any], tmp_path: 
 def test_a_member_of_another_kind_is_refused(content: bytes, told: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=told):
         read_arrays(archive(tmp_path, x=content), WANTED)
+
+
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")
+def test_any_header_that_is_damaged_is_read_or_refused(tmp_path: Path) -> None:
+    """Of some, numpy's own reader lets errors of Python's tokenizer through."""
+    whole = written(np.arange(6))
+    for at in range(len(whole) - 48):
+        for damage in (b"\0", b"{", b"'", b"\n ", b'"""'):
+            content = whole[:at] + damage + whole[at + len(damage) :]
+            with contextlib.suppress(DataError):  # nothing else
+                read_arrays(archive(tmp_path, x=content), WANTED)
 
 
 def test_an_array_that_is_missing_is_named(tmp_path: Path) -> None:
