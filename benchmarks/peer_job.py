@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ def bare(settings: RunSettings) -> dict[str, float]:
 
 def by_fedsilo(settings: RunSettings, engine: str) -> dict[str, float]:
     """Train by fedsilo: messages checked, metrics, traffic and a checkpoint written each round."""
+    settings = replace(settings, common=replace(settings.common, run_name=engine))
     if engine == "inline":
         from server_app.run.inline_engine import run_inline
 

@@ -131,11 +131,10 @@ def main() -> None:
             "threads": 1,
             "out": folder,
         }
-        bare = 0.0
-        for number, name in enumerate(rivals(options.nvflare, Path())):
-            settings = Path(folder) / f"{number}.json"
-            settings.write_text(json.dumps(values | {"run-name": f"run{number}"}))
-            found = measured(rivals(options.nvflare, settings)[name])
+        settings, bare = Path(folder) / "settings.json", 0.0
+        settings.write_text(json.dumps(values))
+        for name, command in rivals(options.nvflare, settings).items():
+            found = measured(command)
             bare = bare or found["rounds"]
             table.add_row(
                 name,

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from models.contract.errors import FedsiloError, SettingError
+from models.contract.settings_schema import Value
 from server_app.config.settings import parse_assignment
 
 Outcome = TypeVar("Outcome")
-Value = str | int | float | bool
-
 SLURM = "slurm"
 _MOST = 64  # jobs in the queue at once
 _LINE = 300  # characters of a job's own words
@@ -58,8 +57,7 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
 
 def _parameter(text: str) -> tuple[str, Value]:
     key, value = parse_assignment(text)
-    name = key.replace("-", "_")
-    return name, value
+    return key.replace("-", "_"), value
 
 
 class SlurmPool(ThreadPoolExecutor):

@@ -114,7 +114,7 @@ def _draw_contributions(directory: RunDirectory, rows: Iterable[Mapping[str, str
         axes.set_ylabel(label)
     if len(styles) <= MANY:
         line_legend(figure, styles)
-    figure.suptitle("What each site's update is in the round's", fontsize="medium")
+    figure.suptitle("Each site's update, round by round", fontsize="medium")
     write_picture(directory.path / "contributions.png", figure)
 
 

@@ -29,7 +29,37 @@ UPDATE = "update"  # in place of a split: figures of what a site's reply changes
 Row = list[Any]
 
 
-class MetricsHook(Hook):
+class RowsHook(Hook):
+    """Rows of a table that grows with the run.
+
+    Attributes:
+        table: the file.
+        rows: those that may still change there, or are not there yet.
+        untold: those that ``taken`` has not told yet.
+    """
+
+    def __init__(self, table: GrowingCsv) -> None:
+        self.table = table
+        self.rows: list[Row] = []
+        self.untold: list[Row] = []
+
+    def take(self, row: Row) -> None:
+        """Take a row that is new."""
+        self.rows.append(row)
+        self.untold.append(row)
+
+    def known(self) -> Iterator[Row]:
+        """Yield all rows so far."""
+        yield from self.table.rows()
+        yield from self.rows
+
+    def taken(self) -> list[Row]:
+        """Return the rows that have come since this was last asked."""
+        taken, self.untold = self.untold, []
+        return taken
+
+
+class MetricsHook(RowsHook):
     """Collects tidy rows and writes metrics.csv after each round; held are those of two rounds.
 
     A measurement of the incoming model describes the round before; one of the site's own trained
@@ -39,10 +69,8 @@ class MetricsHook(Hook):
     name = "metrics"
 
     def __init__(self, directory: RunDirectory) -> None:
-        self.table = GrowingCsv(directory.path / "metrics.csv", METRICS_HEADER)
-        self.rows: list[Row] = []  # of rounds of which more may come
-        self.last: list[Row] = []  # of the round before those
-        self.untold: list[Row] = []
+        super().__init__(GrowingCsv(directory.path / "metrics.csv", METRICS_HEADER))
+        self.last: list[Row] = []  # of the round before those of which more may come
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Take the measurements of training replies and of the final evaluation."""
@@ -89,16 +117,6 @@ class MetricsHook(Hook):
         self.table.restore(state["table"])
         self.rows, self.last = state["rows"], state["last"]
 
-    def known(self) -> Iterator[Row]:
-        """Yield all rows so far."""
-        yield from self.table.rows()
-        yield from self.rows
-
-    def taken(self) -> list[Row]:
-        """Return the rows that have come since this was last asked."""
-        taken, self.untold = self.untold, []
-        return taken
-
     def values(self, round_: int, split: str) -> dict[str, dict[str, float]]:
         """Return the global model's measurements: site -> metric -> value.
 
@@ -110,18 +128,13 @@ class MetricsHook(Hook):
                 by_site.setdefault(site, {})[metric] = value
         return {site: by_site[site] for site in sorted(by_site)}
 
-    def take(self, row: Row) -> None:
-        """Take a row that is new."""
-        self.rows.append(row)
-        self.untold.append(row)
-
 
 def _written(row: Row) -> Row:
     """Return a row of metrics with all digits of its figure."""
     return [*row[:4], repr(row[4])]
 
 
-class TrafficHook(Hook):
+class TrafficHook(RowsHook):
     """Collects bytes and seconds per phase and site and writes traffic.csv after each round.
 
     Attributes:
@@ -131,10 +144,8 @@ class TrafficHook(Hook):
     name = "traffic"
 
     def __init__(self, directory: RunDirectory) -> None:
+        super().__init__(GrowingCsv(directory.path / "traffic.csv", TRAFFIC_HEADER))
         self.directory = directory
-        self.table = GrowingCsv(directory.path / "traffic.csv", TRAFFIC_HEADER)
-        self.rows: list[Row] = []  # that are not in the file yet
-        self.untold: list[Row] = []
         self.sites: dict[str, tuple[int, int, float]] = {}
         self.peak_memory: dict[str, int] = {}
         self.unrepeatable: set[str] = set()
@@ -195,16 +206,6 @@ class TrafficHook(Hook):
         self.unrepeatable = set(state["unrepeatable"])
         self.sites = {site: (down, up, took) for site, (down, up, took) in state["sites"].items()}
 
-    def known(self) -> Iterator[Row]:
-        """Yield all rows so far."""
-        yield from self.table.rows()
-        yield from self.rows
-
-    def taken(self) -> list[Row]:
-        """Return the rows that have come since this was last asked."""
-        taken, self.untold = self.untold, []
-        return taken
-
     def totals(self) -> dict[str, int]:
         """Return all bytes, down to the sites and up from them."""
         down, up = ([cost[part] for cost in self.sites.values()] for part in (0, 1))
@@ -215,9 +216,8 @@ class TrafficHook(Hook):
         return {site: seconds for site, (_, _, seconds) in self.sites.items()}
 
     def take(self, row: Row) -> None:
-        """Take a row that is new."""
-        self.rows.append(row)
-        self.untold.append(row)
+        """Take a row that is new, and add it to its site's sums."""
+        super().take(row)
         down, up, seconds = self.sites.get(row[2], (0, 0, 0.0))
         self.sites[row[2]] = (down + row[3], up + row[4], round(seconds + row[5], 3))
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +87,10 @@ def fit_cluster(address: str, folder: Path, resources: Mapping[str, Value]) -> C
                 "names one that runs: leave it out"
             )
     _refuse_silent(address)
+    packages = _packages()
     with _shared(folder) as (shared, token):
-        found = _asked(address, shared)
-        own = describe("here", str(shared), _packages())
+        found = _asked(address, shared, packages)
+        own = describe("here", str(shared), packages)
         for node in found["nodes"]:
             if fault := _fault(node, own, token, shared):
                 raise SettingError(f"node {node['host']} of the Ray cluster at {address} {fault}")
@@ -136,7 +137,7 @@ def _packages() -> list[str]:
     return sorted({"ray", *(match[0] for match in named if match)})
 
 
-def _asked(address: str, shared: Path) -> dict[str, Any]:
+def _asked(address: str, shared: Path, packages: Sequence[str]) -> dict[str, Any]:
     """Return what a process of its own found at each node."""
     command = [sys.executable, "-m", "server_app.run.ray_nodes", address, str(shared)]
     environment = bound_environment()
@@ -144,7 +145,7 @@ def _asked(address: str, shared: Path) -> dict[str, Any]:
         environment.pop(ADDRESS_VARIABLE, None)
     try:
         done = subprocess.run(
-            [*command, *_packages()],
+            [*command, *packages],
             env=environment,
             capture_output=True,
             text=True,
@@ -188,17 +189,20 @@ def _fault(node: Mapping[str, Any], own: Mapping[str, Any], token: str, shared: 
 
 
 def _other(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    differing = [
-        f"{name} {there.get(name) or 'nowhere'} where this machine has {version or 'none'}"
-        for name, version in here.items()
-        if there.get(name) != version
-    ]
-    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
-    return ", ".join(differing[:_NAMED]) + more
+    return _some(
+        [
+            f"{name} {there.get(name) or 'nowhere'} where this machine has {version or 'none'}"
+            for name, version in here.items()
+            if there.get(name) != version
+        ]
+    )
 
 
 def _other_files(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    differing = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
+    return _some(sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n)))
+
+
+def _some(differing: Sequence[str]) -> str:
     more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
     return ", ".join(differing[:_NAMED]) + more
 

@@ -33,7 +33,8 @@ def weighted_mean(
 def weights_of(replies: Iterable[SiteReply], equal: bool = False) -> list[float]:
     """Return what each reply weighs, 1 in all: its share of the samples, or with ``equal`` 1/n."""
     weights = [1 if equal else reply.examples() for reply in replies]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def _weighted_sum(replies: Iterable[SiteReply], weights: Iterable[float], name: str) -> NDArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from models.contract.messages import EVALUATE
 from strategies.loop.method import Method
 from strategies.loop.state import RoundState, SiteReply
-from strategies.loop.updates import Arrays, in_kinds, update, update_norm
+from strategies.loop.updates import in_kinds, update, update_norm
+from strategies.wire.records import NDArray
 
 _FEWEST = 3  # sites: of two no median tells which is odd
 
@@ -63,24 +64,47 @@ def contributions(
 
     ``states`` are those before and after the phase.
     """
-    found = {}
-    for site, reply in replies.items():
-        before, after = (method.reference(phase, site, state) for state in states)
-        names = [n for n in in_kinds(before).get("weights", []) if n in after]
-        if names:
-            found[site] = _contribution(reply, before, after, names)
-    return found
+    pairs = {
+        site: (method.reference(phase, site, states[0]), method.reference(phase, site, states[1]))
+        for site in replies
+    }
+    weights = {
+        site: [name for name in in_kinds(before).get("weights", []) if name in after]
+        for site, (before, after) in pairs.items()
+    }
+    sums = {site: np.zeros(3) for site, names in weights.items() if names}
+    for name in sorted({name for names in weights.values() for name in names}):
+        steps = _Steps()  # of one array: those that began alike became alike
+        for site in sums:
+            if name in weights[site]:
+                before, after = (arrays[name] for arrays in pairs[site])
+                sums[site] += _products(replies[site], name, before, *steps.of(before, after))
+    return {site: _contribution(*products.tolist()) for site, products in sums.items()}
 
 
-def _contribution(
-    reply: SiteReply, before: Arrays, after: Arrays, names: Iterable[str]
-) -> Contribution:
-    own = became = both = 0.0
-    for name in names:
-        one = update(reply, name, before[name])
-        all_ = after[name].astype(np.float64) - before[name]
-        own += float(np.square(one).sum())
-        became += float(np.square(all_).sum())
-        both += float((one * all_).sum())
+class _Steps:
+    """What arrays became, each difference and its square computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[NDArray, float]] = {}
+
+    def of(self, before: NDArray, after: NDArray) -> tuple[NDArray, float]:
+        """Return after - before, float64, and the sum of its squares."""
+        key = id(before), id(after)
+        if key not in self._known:
+            step = after.astype(np.float64) - before
+            self._known[key] = step, float(np.square(step).sum())
+        return self._known[key]
+
+
+def _products(
+    reply: SiteReply, name: str, before: NDArray, step: NDArray, squared: float
+) -> tuple[float, float, float]:
+    """Return the sums of the update's squares, of the step's, and of their products."""
+    own = update(reply, name, before)
+    return float(np.square(own).sum()), squared, float((own * step).sum())
+
+
+def _contribution(own: float, became: float, both: float) -> Contribution:
     norms = math.sqrt(own) * math.sqrt(became)
     return Contribution(math.sqrt(own), max(-1.0, min(1.0, both / norms)) if norms else None)

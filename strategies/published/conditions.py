@@ -16,12 +16,13 @@ from strategies.loop.reporting import Published
 
 _TOLD = 4  # differences that are spelled out
 
-# No paper's own: parts of a data set, other ways to evaluate, differential privacy
+# Parts of a data set, other ways to evaluate, differential privacy
+_NO_PAPERS = {
+    *("sample-share", "public-share", "test-folds", "val-folds", "use-test"),
+    *("clip-norm", "noise-multiplier"),
+}
 WHOLE: Mapping[str, Collection[Value]] = {
-    key: [value]
-    for key, value in defaults(CommonSettings).items()
-    if key in ("sample-share", "public-share", "test-folds", "val-folds", "use-test")
-    or key in ("clip-norm", "noise-multiplier")
+    key: [value] for key, value in defaults(CommonSettings).items() if key in _NO_PAPERS
 }
 
 

@@ -5,7 +5,7 @@
 Each trial starts a command, kills its process alone (SIGKILL) somewhere before its end, waits until
 nothing that it started is left, and gives the command again. Then every file must be there that is
 there after an undisturbed one, none more, and those that the seed decides must have the same bytes.
-``FEDSILO_KILL=3`` repeats trial 3.
+``FEDSILO_KILL=3`` repeats trial 3. One thread, for the bytes depend on their number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -302,15 +302,3 @@ def test_a_killed_fetch_leaves_no_half_file(tmp_path: Path, real_data: Path) -> 
             server_left = [p for p in data.rglob("*") if p.is_file() and p.suffix != ".data"]
             assert server_left == []
         server.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def _slow_machine() -> Iterator[None]:
-    """Keep each process to one thread: bytes depend on their number."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    yield
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before

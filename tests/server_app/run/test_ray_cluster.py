@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Return a function that lets two nodes answer, the second with changes."""
 
     def answer(writes: bool = True, **changes: Any) -> None:
-        def found(address: str, shared: Path) -> dict[str, Any]:
+        def found(address: str, shared: Path, packages: list[str]) -> dict[str, Any]:
             token = {"token": (shared / TOKEN).read_text()}
             second = None if changes.get("found", ...) is None else HERE | token | changes
             nodes = [
