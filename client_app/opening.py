@@ -152,16 +152,32 @@ def open_site(context: Context) -> Site:
             "the node config if that is wanted"
         )
     silo = _load(site_name(context, settings), settings, context)
-    if node_cap(context).max_epsilon and not settings.clip_norm:
-        raise RefusedError(
-            "the site has a cap on epsilon and the run's 'clip-norm' is 0: without clipping there "
-            "is no epsilon, of arrays or of measurements; set 'clip-norm' and 'noise-multiplier', "
-            "or leave the site out"
-        )
+    if node_cap(context).max_epsilon:
+        _refuse_without_epsilon(settings)
     if settings.clip_norm or settings.noise_multiplier:
         check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
     capped = bool(node_cap(context).max_epsilon)
     return Site(settings, silo, simulated, limits_of(context), capped)
+
+
+def _refuse_without_epsilon(settings: CommonSettings) -> None:
+    """Refuse what a hospital's own cap on epsilon cannot count.
+
+    Raises:
+        RefusedError: names the run's setting.
+    """
+    zero = "noise-multiplier" if settings.clip_norm else "clip-norm"
+    if not settings.noise_multiplier:
+        raise RefusedError(
+            f"the site has a cap on epsilon and the run's '{zero}' is 0: without clipping and "
+            "noise there is no epsilon, of arrays or of measurements; set 'clip-norm' and "
+            "'noise-multiplier', or leave the site out"
+        )
+    if settings.secure_noise != "own":
+        raise RefusedError(
+            "the site has a cap on epsilon and the run's 'secure-noise' is 'spread': its epsilon "
+            "would rest on the noise of other hospitals; set it to 'own', or leave the site out"
+        )
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:

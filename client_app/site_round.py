@@ -11,7 +11,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import final
 
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
@@ -21,13 +22,14 @@ from client_app.methods.base import Answer, MeasuredModel, SiteMethod
 from client_app.privacy.blur import blurred
 from client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
 from client_app.privacy.protection import LEDGER, protect, spend_measurements
+from client_app.privacy.secure_aggregation import SecureSite, drop_secrets
 from client_app.training.compute import Compute
 from client_app.training.evaluation import measure
 from client_app.training.going_on import train_on
 from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import PREFIX, train_paced
 from client_app.training.repeatability import noted_operations
-from models.contract.errors import SiteError
+from models.contract.errors import SettingError, SiteError
 from models.contract.messages import (
     ARRAYS,
     EVALUATE,
@@ -37,12 +39,15 @@ from models.contract.messages import (
     NUM_EXAMPLES,
     PEAK_MEMORY,
     SECONDS,
+    SECURING,
     TRAINED,
     TRAINING,
     UNREPEATABLE,
     measurement,
 )
 from models.networks.site_network import SiteNetwork
+from strategies.wire.records import NDArray
+from strategies.wire.secure_keys import SECURE
 
 
 @final
@@ -78,6 +83,8 @@ class SiteRound:
         phase = self._instruction.phase
         if phase in TRAINING:
             return self.train()
+        if phase in SECURING:
+            return self.secured()
         handler: Callable[[], Answer] | None = getattr(self.method, f"phase_{phase}", None)
         if handler is None:
             raise SiteError(
@@ -89,8 +96,40 @@ class SiteRound:
             self.keep({**self._progress(), **answer.kept})
         return self.reply(answer.metrics, answer.arrays)
 
+    def secured(self) -> RecordDict:
+        """Answer a phase of secure aggregation; errors name the site and the round.
+
+        Raises:
+            SiteError: the run has none, or as ``SecureSite.answer``.
+        """
+        with self._naming_round():
+            if self.method.common.secure_aggregation == "none":
+                raise SiteError("the run has no secure aggregation, and keys for it are asked for")
+            record = self._secure_site().answer(self._instruction.phase)
+        reply = self.reply({})
+        reply[SECURE] = record
+        return reply
+
+    def _secure_site(self) -> SecureSite:
+        method = self.method
+        record = method.request.content.config_records.get(SECURE)
+        if record is None:
+            raise SiteError(f"the message has no record '{SECURE}'")
+        folder = method.context.state.folder
+        round_ = self._instruction.round
+        return SecureSite(method.silo.name, round_, method.common, folder, record)
+
+    @contextmanager
+    def _naming_round(self) -> Iterator[None]:
+        try:
+            yield
+        except (SiteError, SettingError) as error:
+            place = f"site {self.method.silo.name}, round {self._instruction.round}"
+            raise type(error)(f"{place}: secure aggregation: {error}") from None
+
     def measure_only(self) -> RecordDict:
         """Measure the incoming model on validation and test data, and reply."""
+        drop_secrets(self.method.context.state.folder)
         with noted_operations() as self._unrepeatable:
             network = self.method.open_network()
             return self.reply(self.measured(network, INCOMING, ("val", "test")))
@@ -201,12 +240,31 @@ class SiteRound:
         records = RecordDict({METRICS: record})
         if leaving:
             records[ARRAYS] = ArrayRecord(
-                {
-                    name: Array(tensor.detach().float().cpu().contiguous().numpy())
-                    for name, tensor in sorted(leaving.items())
-                }
+                {name: Array(array) for name, array in sorted(self._as_sent(leaving).items())}
             )
         return records
+
+    def _as_sent(self, leaving: Mapping[str, Tensor]) -> dict[str, NDArray]:
+        """Return arrays as they travel: float32, or for a sum that tells no summand masked."""
+        if self.method.common.secure_aggregation == "none":
+            return {
+                name: tensor.detach().float().cpu().contiguous().numpy()
+                for name, tensor in leaving.items()
+            }
+        with self._naming_round():
+            return dict(self._secure_site().masked(leaving, self.method.clip_reference()))
+
+    def _noise_share(self) -> float:
+        """Return the part of the noise that this site adds to an update of weight 1.
+
+        The update is weighted after it is noised: the noise of a light one must be larger before.
+        """
+        common = self.method.common
+        if common.secure_aggregation == "none" or common.secure_noise == "own":
+            return 1.0
+        with self._naming_round():
+            secure = self._secure_site()
+            return 1 / (math.sqrt(secure.threshold()) * secure.weight())
 
     def _protected(
         self, arrays: Mapping[str, Tensor]
@@ -220,6 +278,7 @@ class SiteRound:
             method.request,
             method.silo.name,
             method.context.state.folder / LEDGER,
+            self._noise_share() if noised else 1.0,
         )
         if noised:
             return method.presentable(leaving), counted

@@ -34,10 +34,12 @@ def protect(
     request: Request,
     site: str,
     ledger: Path,
+    share: float = 1.0,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return the arrays of a reply as they may leave the site, and what the server is told.
 
-    Without 'clip-norm' they leave as they are, but not from a hospital that has a cap of its own.
+    Without 'clip-norm' they leave as they are, but not from a hospital that has a cap of its own;
+    with it but without noise (secure aggregation) clipped.
 
     Args:
         arrays: what the method would send, by name.
@@ -46,26 +48,29 @@ def protect(
         request: the message that is answered, with the hospital's own cap over all its runs.
         site: the site's name.
         ledger: counts the noisy messages of this run.
+        share: of the noise that this site adds, where it is spread over several.
 
     Raises:
         SiteError: epsilon is spent, the cap means nothing without clipping, or training diverged.
         CheckpointError: a ledger is damaged, or of other noise.
     """
-    if not settings.clip_norm:
+    if not settings.noise_multiplier:
         if arrays and settings.max_epsilon:
             raise RefusedError(
                 f"site {site} has a cap on epsilon and the run's 'clip-norm' is 0: without "
                 "clipping there is no epsilon; set 'clip-norm' and 'noise-multiplier', or leave "
                 "the site out"
             )
+        if settings.clip_norm:
+            return clip_and_noise(arrays, reference, settings.clip_norm, 0.0, None), {}
         return dict(arrays), {}
     if not arrays:
         return {}, {DP_RELEASES: read_ledger(ledger, settings)}
     refuse_diverged(arrays)
     releases = spend(ledger, settings, request.own_cap)
-    instruction = request.instruction
+    instruction, noise = request.instruction, settings.noise_multiplier * share
     rng = noise_source(request, settings.seed, "privacy", instruction.round, instruction.step, site)
-    noised = clip_and_noise(arrays, reference, settings.clip_norm, settings.noise_multiplier, rng)
+    noised = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng)
     return noised, {DP_RELEASES: releases}
 
 

@@ -58,10 +58,12 @@ class Limits:
                     f"the run's '{key}' is {size}, and {self.minimum_batch} samples at least must "
                     "stand behind a step ('minimum-batch'): raise it, or leave the site out"
                 )
-        if settings.rounds >= self.max_messages:
+        phases = 1 if settings.secure_aggregation == "none" else 4  # at least
+        if settings.rounds * phases >= self.max_messages:
+            of = f" of {phases} messages" if phases > 1 else ""
             raise RefusedError(
-                f"the run has {settings.rounds} rounds, and only {self.max_messages} messages of a "
-                "run are answered ('max-messages'): ask for fewer, or leave the site out"
+                f"the run has {settings.rounds} rounds{of}, and only {self.max_messages} messages "
+                "of a run are answered ('max-messages'): ask for fewer, or leave the site out"
             )
 
 

@@ -92,6 +92,11 @@ class SiteFile(Limits):
         "brings along",
         choices=("installed", "any"),
     )
+    secure_aggregation: str = setting(
+        "any",
+        "whether weights may leave that a server could read: required allows masked ones alone",
+        choices=("required", "any"),
+    )
     audit_log: str = setting("", "file of the audit log; empty: in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
 
@@ -114,6 +119,11 @@ class SiteFile(Limits):
             raise RefusedError(
                 f"the site file allows runs of at most {self.max_rounds} rounds ('max-rounds') and "
                 f"{max(settings.rounds, round_)} are asked for"
+            )
+        if self.secure_aggregation == "required" and settings.secure_aggregation == "none":
+            raise RefusedError(
+                "the site file demands secure aggregation ('secure-aggregation': required) and the "
+                "run has none: set its 'secure-aggregation' to 'secagg'"
             )
         self._refuse_noise(settings)
 

@@ -123,6 +123,11 @@ SENTENCES: Mapping[str, Callable[[SiteFile], str]] = {
         f"a run may not add less noise than {r.noise_multiplier:g} clip-norms",
         "a run need not add noise",
     ),
+    "secure-aggregation": lambda r: (
+        "a run may not send weights but masked, of which the server learns sums alone"
+        if r.secure_aggregation == "required"
+        else "a run need not mask weights"
+    ),
     "max-epsilon": lambda r: _if(
         r.max_epsilon,
         f"all runs together may not tell more than epsilon {r.max_epsilon:g}",

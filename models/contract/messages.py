@@ -39,6 +39,10 @@ SURVEY = "query.survey"
 TRAIN = "train"
 DISTIL = "distil"
 EVALUATE = "evaluate"
+SECURE_KEYS = "secure-keys"  # phases around one whose weights are summed in secret
+SECURE_SHARES = "secure-shares"
+SECURE_UNMASK = "secure-unmask"
+SECURING = frozenset({SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK})
 TRAINING = frozenset({TRAIN, DISTIL})  # phases in which a site trains and measures its own model
 
 

@@ -331,6 +331,34 @@ class CommonSettings:
         minimum=0.0,
     )
 
+    secure_aggregation: str = setting(
+        "none",
+        "secagg: weights leave masked, and the server learns their sum alone; needs 'clip-norm' "
+        "and three sites",
+        roles="combining",
+        choices=("none", "secagg"),
+    )
+    secure_threshold: int = setting(
+        0,
+        "sites that must stay to the end of a round of secagg, more than half; 0: two thirds",
+        roles="combining",
+        minimum=0,
+    )
+    secure_bits: int = setting(
+        0,
+        "bits of a number in secagg; 0: as many as a sum of 32 bits has room for",
+        roles="combining",
+        minimum=0,
+        maximum=30,
+    )
+    secure_noise: str = setting(
+        "own",
+        "own: each site adds the whole noise; spread: a part, such that 'secure-threshold' sites "
+        "add the whole",
+        roles="combining",
+        choices=("own", "spread"),
+    )
+
     device: str = setting(
         "auto",
         "where a site computes; auto takes a GPU where there is one",

@@ -21,6 +21,10 @@ from models.contract.settings import CommonSettings
 from models.privacy.gaussian_noise import normals
 
 _VARIANCE = "running_var"
+_ZERO = {  # by whether the run clips
+    False: "'clip-norm' is 0: without clipping",
+    True: "'noise-multiplier' is 0: without noise",
+}
 
 
 def clip_and_noise(
@@ -88,23 +92,43 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
         SettingError: it names the settings and says what to set.
     """
     clip, noise = common.clip_norm, common.noise_multiplier
-    if bool(clip) != bool(noise):
+    if common.secure_aggregation != "none":
+        _check_secure_settings(common)
+    elif bool(clip) != bool(noise):
         raise SettingError(
             f"setting 'clip-norm' is {clip:g} and 'noise-multiplier' is {noise:g}: differential "
             "privacy needs both above 0; set both, or neither"
         )
-    if common.max_epsilon and not clip:
+    if common.max_epsilon and not noise:
         raise SettingError(
-            f"setting 'max-epsilon' is {common.max_epsilon:g} and 'clip-norm' is 0: without "
-            "clipping there is no epsilon; set 'clip-norm' and 'noise-multiplier', or remove it"
+            f"setting 'max-epsilon' is {common.max_epsilon:g} and {_ZERO[bool(clip)]} there is no "
+            "epsilon; set 'clip-norm' and 'noise-multiplier', or remove it"
         )
-    if common.delta != CommonSettings().delta and not clip:
+    if common.delta != CommonSettings().delta and not noise:
         raise SettingError(
-            f"setting 'delta' is {common.delta:g} and 'clip-norm' is 0: without clipping there is "
-            "no (epsilon, delta); set 'clip-norm' and 'noise-multiplier', or remove it"
+            f"setting 'delta' is {common.delta:g} and {_ZERO[bool(clip)]} there is no (epsilon, "
+            "delta); set 'clip-norm' and 'noise-multiplier', or remove it"
         )
     if clip and table and common.standardise == "pooled":
         raise SettingError(
             f"setting 'clip-norm' is {clip:g} and 'standardise' is 'pooled': the sums that a site "
             "sends to be pooled leave without noise; set 'standardise' to 'declared' or 'site'"
+        )
+
+
+def _check_secure_settings(common: CommonSettings) -> None:
+    if not common.clip_norm:
+        raise SettingError(
+            "setting 'secure-aggregation' is 'secagg' and 'clip-norm' is 0: a sum has room for "
+            "numbers of a known size alone; set 'clip-norm', with 'noise-multiplier' or without"
+        )
+    if common.secure_noise == "spread" and not common.noise_multiplier:
+        raise SettingError(
+            "setting 'secure-noise' is 'spread' and 'noise-multiplier' is 0: there is no noise to "
+            "spread; set 'noise-multiplier', or leave 'secure-noise' at 'own'"
+        )
+    if common.aggregation != "mean":
+        raise SettingError(
+            f"setting 'aggregation' is '{common.aggregation}' and 'secure-aggregation' is "
+            "'secagg': of a sum only the mean is known; set one of the two back"
         )

@@ -30,6 +30,14 @@ _NO_NOISE = (
     f"arrays came without '{DP_RELEASES}', so perhaps without noise; server and site run different "
     "versions of fedsilo"
 )
+_SECURE_NOISE = {
+    "own": "each site adds the whole of it: it holds whoever reads the site's weights",
+    "spread": (
+        "each site adds a part and 'secure-threshold' sites the whole: it holds of the sum, "
+        "against a server that follows the protocol, if so many sites add theirs; of one site's "
+        "weights, which are masked, it says nothing"
+    ),
+}
 _LOST = 6  # messages of two rounds, of which none has more than three
 _SIMULATED = "; this is a simulation, whose noise is drawn from the seed: who knows it sees through"
 
@@ -53,7 +61,7 @@ class PrivacyHook(Hook):
 
     def arrays_asked(self, round_: int, phase: str, sites: list[str]) -> None:
         """Count what each site is asked for, and write it down."""
-        if not (self.common.clip_norm and sites):
+        if not (self.common.noise_multiplier and sites):
             return
         self.asked |= {site: self.asked.get(site, 0) + 1 for site in sites}
         if self.journal:
@@ -61,7 +69,7 @@ class PrivacyHook(Hook):
 
     def objection(self, round_: int, phase: str, reply: SiteReply) -> str:
         """Refuse arrays without a word of noise, and a count above what was asked for."""
-        if not self.common.clip_norm:
+        if not self.common.noise_multiplier:
             return ""
         reported = reply.metrics().get(DP_RELEASES)
         if reported is None:
@@ -76,7 +84,7 @@ class PrivacyHook(Hook):
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
         """Take what each site counts; a ledger that was lost does not make it less."""
-        if not self.common.clip_norm:
+        if not self.common.noise_multiplier:
             return
         for site, reply in replies.items():
             reported, known = reply.metrics().get(DP_RELEASES), self.releases.get(site, 0)
@@ -90,7 +98,7 @@ class PrivacyHook(Hook):
             SettingError: nothing has been trained, and the first round is too much already.
         """
         cap = self.common.max_epsilon
-        if not (cap and self.common.clip_norm):
+        if not (cap and self.common.noise_multiplier):
             return ""
         coming = ahead()
         if not state.round:
@@ -114,7 +122,7 @@ class PrivacyHook(Hook):
         """
         if not (isinstance(error, TooFewSitesError) and EpsilonSpentError.code in error.codes):
             return ""
-        if not (state.round and self.common.clip_norm):
+        if not (state.round and self.common.noise_multiplier):
             return ""
         return f"the run ends after round {state.round} of {self.common.rounds}: {error.reasons}"
 
@@ -144,14 +152,15 @@ class PrivacyHook(Hook):
 
     def spent(self, site: str) -> float | None:
         """Return the epsilon that a site has spent so far; None without differential privacy."""
-        return self._epsilon(self.releases.get(site, 0)) if self.common.clip_norm else None
+        return self._epsilon(self.releases.get(site, 0)) if self.common.noise_multiplier else None
 
     def guarantee(self, participants: Participants) -> str | dict[str, Any]:
         """Return what privacy.json guarantees: of the site that spent most, and of each."""
-        if not self.common.clip_norm:
+        if not self.common.noise_multiplier:
             return NO_PRIVACY
         sites = {site: self._spent(self.releases.get(site, 0)) for site in participants.sites()}
         simulated = any(facts.simulated for facts in participants.facts.values())
+        secure = self.common.secure_aggregation != "none"
         return {
             **self._spent(max((spent["releases"] for spent in sites.values()), default=0)),
             "delta": self.common.delta,
@@ -159,6 +168,7 @@ class PrivacyHook(Hook):
             "noise-multiplier": self.common.noise_multiplier,
             "accountant": f"RDP (dp-accounting {version('dp-accounting')})",
             "sites": sites,
+            **({"noise": _SECURE_NOISE[self.common.secure_noise]} if secure else {}),
             "of": _OF + (_SIMULATED if simulated else ""),
         }
 

@@ -15,6 +15,18 @@ from strategies.loop.state import SiteReply
 from strategies.wire.records import NDArray
 
 
+class SummedReplies(dict[str, SiteReply]):
+    """Replies without arrays, and the mean of those, which is all that anybody knows of them.
+
+    Attributes:
+        mean: by name, float32.
+    """
+
+    def __init__(self, replies: Mapping[str, SiteReply], mean: Mapping[str, NDArray]) -> None:
+        super().__init__(replies)
+        self.mean = dict(mean)
+
+
 def weighted_mean(
     replies: Mapping[str, SiteReply], names: Iterable[str], equal: bool = False
 ) -> dict[str, NDArray]:
@@ -23,8 +35,11 @@ def weighted_mean(
     With ``equal`` each site weighs the same, however many samples it has.
 
     Operation by operation it is Flower's ``aggregate_arrayrecords`` over float64 copies, sorted by
-    site: the same replies give the same bits whatever order they came in.
+    site: the same replies give the same bits whatever order they came in. Of replies that were
+    summed in secret the mean is known already, by samples.
     """
+    if isinstance(replies, SummedReplies):
+        return {name: replies.mean[name] for name in sorted(names)}
     ordered = [reply for _, reply in sorted(replies.items())]
     shares = weights_of(ordered, equal)
     return {name: _weighted_sum(ordered, shares, name) for name in sorted(names)}

@@ -23,6 +23,8 @@ class Capabilities:
         some_sites: a round may ask some of the sites, since none keeps what its next round needs.
         aggregations: how the weights of sites may become one; "mean" alone where there is no such
             step, or where it would guard a part of what sites send.
+        secure: what sites send is weights of which it needs the mean by samples alone, so that they
+            can be summed in secret.
     """
 
     vit: bool = True
@@ -34,6 +36,7 @@ class Capabilities:
     initial_weights: bool = False
     some_sites: bool = False
     aggregations: tuple[str, ...] = ("mean",)
+    secure: bool = False
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse settings that the method does not take.
@@ -60,6 +63,11 @@ class Capabilities:
                 common.aggregation not in self.aggregations,
                 f"{method} does not take 'aggregation' '{common.aggregation}': choose one of "
                 f"{', '.join(self.aggregations)}",
+            ),
+            (
+                common.secure_aggregation != "none" and not self.secure,
+                f"{method} needs more of the sites' arrays than a sum: set 'secure-aggregation' to "
+                "'none', or choose another method",
             ),
             (
                 common.network == "vit" and not self.vit,

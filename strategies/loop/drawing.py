@@ -9,6 +9,7 @@ import numpy as np
 from models.contract.errors import SettingError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
+from models.privacy.secure_sum import needed_sites, quantisation
 from strategies.loop.robust import why_too_few
 
 
@@ -26,12 +27,16 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
     """Refuse settings that cannot be with so many sites.
 
     Raises:
-        SettingError: 'sites-per-round' or 'aggregation' need more.
+        SettingError: 'sites-per-round', 'aggregation' or 'secure-aggregation' need more, or its
+            threshold or bits do not fit.
     """
     if common.sites_per_round > sites:
         raise SettingError(
             f"setting 'sites-per-round' is {common.sites_per_round}, more than there are sites "
             f"({sites}): lower it, or set it to 0 for all"
         )
-    if reason := why_too_few(common, common.sites_per_round or sites):
+    asked = common.sites_per_round or sites
+    if reason := why_too_few(common, asked):
         raise SettingError(reason)
+    if common.secure_aggregation != "none":
+        quantisation(common, asked, needed_sites(common, asked))

@@ -59,9 +59,14 @@ def expected_of(
     return {} if phase.name == EVALUATE else method.expected(phase.name, site, state)
 
 
-def why_unusable(reply: SiteReply, phase: Phase, method: Method, state: RoundState) -> str | None:
+def why_unusable(
+    reply: SiteReply,
+    phase: Phase,
+    method: Method,
+    state: RoundState,
+    expected: Mapping[str, ArraySpec],
+) -> str | None:
     """Return why a reply cannot be used, None if it can: its form, its numbers, then the method."""
-    expected = expected_of(reply.site, phase, method, state)
     facts = method.participants.facts[reply.site]
     needed = needed_metrics(phase, facts.held())
     if reason := refusal(reply.content, expected, needed, facts.classes):
@@ -180,12 +185,12 @@ def _bad_array(name: str, packed: Array, spec: ArraySpec) -> str | None:
             want is None or want == have
             for want, have in zip(spec.shape, header.shape, strict=True)
         )
-        if header.dtype != np.float32 or not fits:
+        if header.dtype != np.dtype(spec.dtype) or not fits:
             shape = tuple("any" if length is None else length for length in spec.shape)
-            return f"array '{name}' is {header.dtype} {header.shape}, expected float32 {shape}"
+            return f"array '{name}' is {header.dtype} {header.shape}, expected {spec.dtype} {shape}"
         array = unpack(packed)
     except ArrayError as error:
         return f"array '{name}' cannot be unpacked: {error}"
     if not np.isfinite(array).all():
         return f"array '{name}' holds values that are not finite"
-    return array_fault(name, array) or None
+    return (array_fault(name, array) or None) if array.dtype.kind == "f" else None  # else masked

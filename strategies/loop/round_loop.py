@@ -21,7 +21,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
+from models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    FIGURES,
+    SECURE_UNMASK,
+    SECURING,
+    TRAIN,
+    Instruction,
+)
 from models.contract.one_line import shortened
 from strategies.loop.contributions import contributions, far_out
 from strategies.loop.drawing import drawn_sites
@@ -37,10 +46,12 @@ from strategies.loop.reply_checks import (
     refuse_too_few,
     why_unusable,
 )
-from strategies.loop.state import RoundState, SiteReply
+from strategies.loop.secure_round import SecureRound, secured_phases
+from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.loop.stopping import Stop
 from strategies.wire.bundles import record_bytes
 from strategies.wire.records import NDArray, Packed, from_record, to_record
+from strategies.wire.secure_keys import SECURE
 from strategies.wire.shelf import Shelf
 
 
@@ -62,6 +73,7 @@ class RoundLoop(Strategy):
         self.state: RoundState | None = None
         self.stop = Stop(self.hooks, self._releases_ahead)
         self._phase = Phase(EVALUATE, 0)
+        self._secure: SecureRound | None = None  # where weights are summed in secret
         self._packed: Packed = {}  # the current round's arrays, serialised once for all sites
         figures = method.participants.figures()
         self._figures: Mapping[str, NDArray] = vars(figures) if figures else {}
@@ -106,11 +118,17 @@ class RoundLoop(Strategy):
         before = self.current()
         round_ = before.round + 1
         self._packed = {}
+        names = self.method.phases(before)
+        if self.method.common.secure_aggregation != "none":
+            numbers = sum(array.size for array in self.method.model(before).values())
+            self._secure = SecureRound(round_, self.method.common, numbers)
+            names = secured_phases(names)
         if self.method.capabilities.late_join:
             self._let_latecomers_in(grid, round_)
-        for step, name in enumerate(self.method.phases(before)):
+        for step, name in enumerate(names):
             measures = self.method.common.measures_in(round_)
             self._run_phase(grid, timeout, Phase(name, round_, step, measures))
+        self._secure = None
         state = self.state = replace(self.current(), round=round_)
         for hook in self.hooks:
             hook.round_ended(state)
@@ -120,9 +138,14 @@ class RoundLoop(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of the current phase, in site order."""
-        recipients = self.method.recipients(self._phase.name, self.current())
+        phase, secure = self._phase.name, self._secure
+        named = TRAIN if phase in SECURING else phase
         drawn = set(self._drawn(self._phase.round))
-        return [self._message(site) for site in recipients if site in drawn]
+        return [
+            self._message(site)
+            for site in self.method.recipients(named, self.current())
+            if site in drawn and (secure is None or secure.asks(phase, site))
+        ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -134,14 +157,29 @@ class RoundLoop(Strategy):
             *(site for site, reply in usable.items() if reply.kept_state()),
         }
         phase = self._phase.name
-        combined = self.method.combine(phase, state, usable)
+        combined = self._combined(phase, state, usable)
         self.state = replace(combined, stateful_sites=tuple(sorted(stateful_sites)))
         for hook in self.hooks:
             hook.phase_ended(server_round, phase, usable)
+        if self._secure:  # of no site's update is anything known
+            return None, None
         if parts := contributions(self.method, phase, (state, combined), usable):
             for hook in self.hooks:
                 hook.updates_measured(server_round, phase, parts)
         return None, None
+
+    def _combined(
+        self, phase: str, state: RoundState, usable: Mapping[str, SiteReply]
+    ) -> RoundState:
+        """Return the state after a phase; of a secured one after the last that secures it."""
+        secure = self._secure
+        if secure is None or phase not in (TRAIN, *SECURING):
+            return self.method.combine(phase, state, usable)
+        if phase != SECURE_UNMASK:
+            secure.take(phase, usable)
+            return state
+        before = self.method.reference(TRAIN, next(iter(secure.replies)), state)
+        return self.method.combine(TRAIN, state, secure.summed(usable, before))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -236,10 +274,7 @@ class RoundLoop(Strategy):
         real = {
             participants.nodes[s] for s, facts in participants.facts.items() if not facts.simulated
         }
-        most = {
-            participants.nodes[s]: most_bytes(expected_of(s, phase, self.method, self.current()))
-            for s in phase.sent
-        }
+        most = {participants.nodes[s]: most_bytes(self._expected(s)) for s in phase.sent}
         replies = exchange(
             grid,
             sent,
@@ -277,7 +312,8 @@ class RoundLoop(Strategy):
                 failed[site] = reason
             else:
                 usable[site] = reply
-        failed |= far_out(self.method, phase.name, self.current(), usable)
+        if not self._secure:
+            failed |= far_out(self.method, phase.name, self.current(), usable)
         usable = {site: reply for site, reply in usable.items() if site not in failed}
         refuse_too_few(phase, len(usable), failed, self.method.common.min_sites)
         for site, reason in failed.items():
@@ -288,14 +324,25 @@ class RoundLoop(Strategy):
     def _why_unusable(self, reply: SiteReply) -> str:
         """Say why a reply cannot be used, by the method or by a hook; empty: it can."""
         phase = self._phase
-        if reason := why_unusable(reply, phase, self.method, self.current()):
+        expected = self._expected(reply.site)
+        if reason := why_unusable(reply, phase, self.method, self.current(), expected):
+            return reason
+        if self._secure and (reason := self._secure.fault(phase.name, reply)):
             return reason
         objections = (hook.objection(phase.round, phase.name, reply) for hook in self.hooks)
         return next((objection for objection in objections if objection), "")
 
+    def _expected(self, site: str) -> Mapping[str, ArraySpec]:
+        """Return the arrays that a site must answer the current phase with."""
+        if self._secure is None or self._phase.name not in (TRAIN, *SECURING):
+            return expected_of(site, self._phase, self.method, self.current())
+        return self._secure.expected(
+            self._phase.name, self.method.expected(TRAIN, site, self.current())
+        )
+
     def _message(self, site: str) -> Message:
         phase, method, state = self._phase, self.method, self.current()
-        asked_for = method.expected(phase.name, site, state) if phase.name != EVALUATE else {}
+        asked_for, keys = self._expected(site), phase.name in SECURING
         instruction = Instruction(
             round=phase.message_round,
             phase=phase.name,
@@ -305,12 +352,14 @@ class RoundLoop(Strategy):
             evaluate=phase.evaluates,
             expects_state=site in state.stateful_sites,
             returns=bool(asked_for),
-            notes=method.notes(phase.name, site, state).to_values(),
+            notes={} if keys else method.notes(phase.name, site, state).to_values(),
         )
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
-        if arrays := method.outgoing(phase.name, site, state):
+        if self._secure and phase.name in (TRAIN, *SECURING):
+            content[SECURE] = self._secure.record(phase.name, site)
+        if not keys and (arrays := method.outgoing(phase.name, site, state)):
             content[ARRAYS] = to_record(arrays, self._packed)
-        if self._figures:
+        if self._figures and not keys:
             content[FIGURES] = to_record(self._figures, self._packed_figures)
         group = str(phase.message_round)
         return Message(content, method.participants.nodes[site], phase.kind, group_id=group)

@@ -30,9 +30,10 @@ class RoundState:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What a reply's array must be: float32 of ``shape``, where None stands for any length."""
+    """What a reply's array must be: of ``dtype`` and ``shape``, where None is any length."""
 
     shape: tuple[int | None, ...]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,23 @@ class FedAvg(Method):
 
     title = "FedAvg"
     capabilities = Capabilities(
-        paced_epochs=True, initial_weights=True, some_sites=True, aggregations=AGGREGATIONS
+        paced_epochs=True,
+        initial_weights=True,
+        some_sites=True,
+        aggregations=AGGREGATIONS,
+        secure=True,
     )
 
     def disclosures(self) -> Disclosures:
         """Name the weights."""
-        return Disclosures("all weights and batch-norm statistics of the network, each round")
+        what = "all weights and batch-norm statistics of the network, each round"
+        if self.common.secure_aggregation == "none":
+            return Disclosures(what)
+        return Disclosures(
+            f"{what}, clipped and masked: of them the server learns the mean over all sites alone, "
+            "if it follows the protocol",
+            "keys for masks and shares of keys that others can open, each round",
+        )
 
     def published(self) -> Published:
         """Return UEFL's tables, PICSR's table 1 or FedEvPrompt's tables."""

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from client_app.privacy.secure_aggregation import SECRETS
 from models.contract.methods import METHODS
 from models.contract.settings_schema import Value
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
+from tests.support.tiny import VARIANTS
 
 SITES = 6
 POOLING = {"mix"}  # an oracle: no hospital hands its images out
@@ -35,6 +37,16 @@ def test_every_final_number_is_the_simulations_to_the_last_bit(
     code, found = deployed(values, method)
     assert code == 0
     same(found, inline_run(values, SITES))
+
+
+def test_weights_that_are_summed_in_secret_are_the_simulations_to_the_last_bit(
+    deployed: Deployed, tiny: Tiny, inline_run: InlineRun, same: Same, folder: Path
+) -> None:
+    values = tiny("fedavg", silos=SITES) | VARIANTS["fedavg-secure"]
+    code, found = deployed(values, "secure")
+    assert code == 0
+    same(found, inline_run(values, SITES))
+    assert not list(folder.rglob(SECRETS)), "keys of the last round are gone"
 
 
 def test_a_site_keeps_its_state_on_its_own_disk(folder: Path) -> None:

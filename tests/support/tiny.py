@@ -83,6 +83,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
         "fedevprompt.shared-prompts": "b",
         "fedevprompt.buffer-selection": "random",
     },
+    "fedavg-secure": {"method": "fedavg", "clip-norm": 2.0, "secure-aggregation": "secagg"},
     "fedevprompt-g": {"method": "fedevprompt", "prompt-sets": "g", "optimiser-state": "run"},
     "local-half-epochs": {"method": "local"} | HALF_EPOCHS,
     "mix-half-epochs": {"method": "mix"} | HALF_EPOCHS,

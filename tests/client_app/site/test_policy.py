@@ -169,6 +169,11 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
             "a 'noise-multiplier' of at least 2 and the run's is 1.9",
         ),
         ({"noise-multiplier": 2.0}, {}, "the run's is 0, with a 'clip-norm' of 0"),
+        (
+            {"secure-aggregation": "required"},
+            {},
+            "demands secure aggregation ('secure-aggregation': required) and the run has none: set",
+        ),
     ],
     ids=str,
 )
@@ -197,6 +202,10 @@ def test_a_request_beyond_the_file_is_refused_before_data_are_opened(
         ({"minimum-train-samples": 36}, {}),
         ({"minimum-per-label": 1}, {}),
         ({"site": "s1a"}, {}),
+        (
+            {"secure-aggregation": "required"},
+            {"clip_norm": 1.0, "secure_aggregation": "secagg", "method": "fedavg"},
+        ),
     ],
     ids=str,
 )

@@ -17,6 +17,7 @@ OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
 # Lists have no type to choose by, a choice has no free text
 CHOSEN: dict[str, Any] = {
     "app": "any",
+    "secure_aggregation": "required",
     "methods": ("local",),
     "datasets": ("table",),
     "records": ("config/*",),

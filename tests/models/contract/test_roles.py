@@ -46,6 +46,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
         *("deterministic", "fused-optimiser", "track", "meeting", "purpose"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
+        *("secure-aggregation", "secure-threshold", "secure-bits", "secure-noise"),
     } == private_state._FREE
 
 
@@ -138,12 +139,12 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "1f34987ac8e3b62de1360f52b3a0492300cf8311c2ccdd42a57f801fee1be72b",
+            "94f3b4a64272675155185d4a921279227adad43aa632e82c8b158743fb1436fb",
             "be6145f5276a82dee7001e9dd25009e49fbe696f7d5c8bde0dab4c07a445b1b1",
         ),
         (
             "fedavg",
-            "ec23e87edd160414463be6dbc6ab4790277c648b9ab92fd5113b1fec4538a2c0",
+            "9fc496ccf0999c12b7cbf2adb1c6807a4ea8a4a196cf058a1d9e23bc51506ff9",
             "42883c80e80e5fc8e9d45a6d63ab39c2afe0dfdb4afca3090656020787a72bed",
         ),
     ],

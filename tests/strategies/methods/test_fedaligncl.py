@@ -182,7 +182,8 @@ def test_a_reply_with_embeddings_of_another_width_stops_the_run(
 ) -> None:
     arrays = {"w": np.zeros(2, np.float32), "embeddings": np.zeros((36, 7), np.float32)}
     reply = SiteReply("s1a", content(arrays, **measured), 0, 0)
-    told = why_unusable(reply, Phase(TRAIN, 2), strategy, _after(1))
+    expected = strategy.expected(TRAIN, "s1a", _after(1))
+    told = why_unusable(reply, Phase(TRAIN, 2), strategy, _after(1), expected)
     assert told == "array 'embeddings' is float32 (36, 7), expected float32 (36, 16)"
 
 

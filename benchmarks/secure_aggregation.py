@@ -1,0 +1,114 @@
+"""What secure aggregation costs beside the same run without: by simulation and over processes.
+
+    python benchmarks/secure_aggregation.py [--rounds 5] [--sites 6] [--csv FILE]
+
+FedAvg on digits, clipped, without noise: once as it is, once with ``secure-aggregation=secagg``. Of
+each round: wall seconds, bytes of all sites both ways, and seconds that the sites worked at what
+secure aggregation adds (keys, shares, unmasking). The processes are a server and as many hospitals
+over TLS on the loopback; a phase there costs a message's way to the hospital and back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+from datasets.io.atomic_files import write_atomically
+from models.contract.messages import SECURING
+from server_app.config.experiments import find_experiment
+from server_app.config.settings import resolve
+from server_app.deploy import commands, run
+from server_app.deploy.deployment import read_deployment
+from server_app.deploy.making import DeploymentRequest
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import run_inline
+from server_app.run.planning import RunSources
+from server_app.run.processes import app_folder
+
+_EXPERIMENT = "fedavg-digits"
+_WAYS = ("none", "secagg")
+_LOW = ("minimum-batch=1", "minimum-steps-per-reply=1")
+
+
+def changes(way: str, sites: int, rounds: int) -> dict[str, str | int | float]:
+    """Return the settings of a run."""
+    noise = {} if way == "secagg" else {"noise-multiplier": 1e-6}  # without it only secagg clips
+    return {
+        "silos": sites,
+        "rounds": rounds,
+        "local-epochs": 1,
+        "mc-passes": 0,
+        "clip-norm": 5.0,
+        "evaluate-every": 0,
+        "device": "cpu",
+        "threads": 1,
+        "secure-aggregation": way,
+        **noise,
+    }
+
+
+def simulated(way: str, sites: int, rounds: int, out: Path) -> RunDirectory:
+    """Run in this process."""
+    values = find_experiment(_EXPERIMENT, app_folder()).config
+    own = {**values, **changes(way, sites, rounds), "out": str(out), "run-name": way}
+    return run_inline(resolve(own), sites, draw=False)
+
+
+def costs(engine: str, way: str, directory: RunDirectory) -> dict[str, str | float]:
+    """Return what a round cost, the first left out: processes and memory are cold."""
+    traffic = pd.read_csv(directory.path / "traffic.csv")
+    later = traffic[(traffic["round"] > 1) & traffic["phase"].isin(["train", *SECURING])]
+    rounds = later["round"].nunique()
+    added = later[later["phase"].isin(SECURING)]
+    total = directory.read_json("summary.json")["seconds"]["rounds"]
+    return {
+        "engine": engine,
+        "secure-aggregation": way,
+        "wall seconds a round": round(total / int(traffic["round"].max()), 2),
+        "kB down a round": round(later["bytes_down"].sum() / rounds / 1000, 1),
+        "kB up a round": round(later["bytes_up"].sum() / rounds / 1000, 1),
+        "sites' seconds a round, training": round(
+            float(later[later["phase"] == "train"]["seconds"].sum()) / rounds, 3
+        ),
+        "of the added phases": round(float(added["seconds"].sum()) / rounds, 3),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sites", type=int, default=6)
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for way in _WAYS:
+            found = simulated(way, options.sites, options.rounds, folder)
+            rows.append(costs("simulation", way, found))
+        commands.up(
+            folder / "up", DeploymentRequest(_EXPERIMENT, options.sites, node_config=_LOW), print
+        )
+        try:
+            deployment = read_deployment(folder / "up")
+            for way in _WAYS:
+                asked = changes(way, options.sites, options.rounds)
+                sources = RunSources(
+                    out=deployment.runs, changes=tuple(f"{k}={v}" for k, v in asked.items())
+                )
+                path = run.run(_EXPERIMENT, deployment.folder, sources, print, name=way)
+                rows.append(costs("processes", way, RunDirectory(path)))
+        finally:
+            commands.down(folder / "up")
+    table = pd.DataFrame(rows)
+    print(table.to_string(index=False))
+    if options.csv:
+        write_atomically(options.csv, table.to_csv(index=False, lineterminator="\n"))
+
+
+if __name__ == "__main__":
+    main()

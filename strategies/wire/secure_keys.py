@@ -1,0 +1,163 @@
+"""Keys and shares of secure aggregation, by Flower's SecAgg+ arithmetic.
+
+A site has two key pairs a round: by one it agrees on masks with each other site, by the other on
+keys under which shares travel through the server, who cannot open them. Its secrets are cut into
+shares (Shamir 1979) of which any ``threshold`` give them back.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidKey, UnsupportedAlgorithm
+from cryptography.fernet import InvalidToken
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
+    decrypt,
+    encrypt,
+    generate_shared_key,
+)
+from flwr.common.secure_aggregation.secaggplus_utils import (
+    share_keys_plaintext_concat,
+    share_keys_plaintext_separate,
+)
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_private_key,
+    bytes_to_public_key,
+    generate_key_pairs,
+    private_key_to_bytes,
+    public_key_to_bytes,
+)
+
+from models.contract.errors import SiteError
+
+SECURE = "secure"  # the record's name, in messages and replies
+LONGEST_KEY = 1024  # bytes of a public key as text
+LONGEST_SEALED = 4096  # bytes of two shares, sealed
+LONGEST_SHARE = 1024  # bytes
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A key pair of elliptic curves, as bytes."""
+
+    private: bytes
+    public: bytes
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a site gives another to keep: a share of its own mask's key, one of its private key."""
+
+    own_mask: bytes
+    mask_key: bytes
+
+
+def new_key_pair() -> KeyPair:
+    """Return a key pair that the operating system's randomness made."""
+    private, public = generate_key_pairs()
+    return KeyPair(private_key_to_bytes(private), public_key_to_bytes(public))
+
+
+def agreed_key(private: bytes, public: bytes) -> bytes:
+    """Return the key, text of 32 bytes, that both holders of a private key agree on.
+
+    Raises:
+        SiteError: one is no key.
+    """
+    try:
+        return generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
+    except (ValueError, TypeError, AttributeError, InvalidKey, UnsupportedAlgorithm):
+        raise SiteError("a key that came is none") from None
+
+
+def mask_key(private: bytes, public: bytes) -> bytes:
+    """Return the 32 bytes from which two sites draw the mask between them.
+
+    Raises:
+        SiteError: one is no key.
+    """
+    return base64.urlsafe_b64decode(agreed_key(private, public))
+
+
+def sealed(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
+    """Return shares as only ``key`` opens them; ``way``: from which site to which, by place."""
+    return encrypt(key, share_keys_plaintext_concat(*way, shares.own_mask, shares.mask_key))
+
+
+def opened(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
+    """Return what ``sealed`` closed.
+
+    Raises:
+        SiteError: it was closed by another key, or for another way.
+    """
+    try:
+        source, target, own_mask, mask = share_keys_plaintext_separate(decrypt(key, token))
+    except (InvalidToken, ValueError, TypeError):
+        raise SiteError("shares that came are sealed by another key: of another round?") from None
+    if (source, target) != way:
+        raise SiteError("shares that came are of another site or for another one")
+    return Shares(own_mask, mask)
+
+
+def cut(secret: bytes, threshold: int, sites: int) -> list[bytes]:
+    """Return a share for each of ``sites``; any ``threshold`` of them give the secret back."""
+    return create_shares(secret, threshold, sites)
+
+
+def joined(shares: Sequence[bytes]) -> bytes:
+    """Return the secret of which these are shares.
+
+    Raises:
+        SiteError: they are not of one secret, or too few.
+    """
+    lengths = {len(share) for share in shares}
+    places = {share[:4] for share in shares}
+    if len(lengths) != 1 or len(places) != len(shares) or min(lengths) % 16 != 4:
+        raise SiteError("shares that came are not of one secret")
+    try:
+        return combine_shares(list(shares))
+    except ValueError:
+        raise SiteError("shares that came do not give a secret: of another round?") from None
+
+
+def texts(record: Mapping[str, Any], key: str) -> list[str]:
+    """Return a list of names of a record.
+
+    Raises:
+        SiteError: there is none.
+    """
+    values = record.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise SiteError(f"record '{SECURE}' has no list of texts '{key}'")
+    return list(values)
+
+
+def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
+    """Return a list of bytes of a record, each of at most ``longest``.
+
+    Raises:
+        SiteError: there is none, or one is longer.
+    """
+    values = record.get(key)
+    fits = isinstance(values, list) and all(
+        isinstance(value, bytes) and 0 < len(value) <= longest for value in values
+    )
+    if not isinstance(values, list) or not fits:
+        raise SiteError(f"record '{SECURE}' has no list '{key}' of at most {longest} bytes each")
+    return list(values)
+
+
+def whole(record: Mapping[str, Any], key: str) -> int:
+    """Return a whole number of a record.
+
+    Raises:
+        SiteError: there is none.
+    """
+    value = record.get(key)
+    if type(value) is not int:
+        raise SiteError(f"record '{SECURE}' has no whole number '{key}'")
+    return value

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.contract.errors import SettingError
+from models.contract.settings import CommonSettings
+from models.privacy.secure_sum import (
+    MaskStream,
+    Quantisation,
+    masked,
+    needed_sites,
+    noise_of,
+    quantisation,
+    why_too_coarse,
+)
+
+KEYS = {name: bytes([place] * 32) for place, name in enumerate(("a", "b", "c", "ab", "ac", "bc"))}
+
+
+def settings(**changes: Any) -> CommonSettings:
+    return CommonSettings(clip_norm=2.0, secure_aggregation="secagg", **changes)
+
+
+def test_two_numbers_of_three_sites_by_hand() -> None:
+    way = Quantisation(2.0, 2)  # -2, -2/3, 2/3, 2
+    assert way.step == pytest.approx(4 / 3)
+    whole = [way.whole(np.array(values)) for values in ([2.0, -2.0], [0.6, 0.0], [-0.7, 9.0])]
+    assert [list(part) for part in whole] == [[3, 0], [2, 2], [1, 3]]
+    sums = np.sum(whole, axis=0, dtype=np.uint32)
+    assert list(sums) == [6, 5]
+    assert way.total(sums, 3) == pytest.approx([2.0, 2 / 3])
+
+
+def test_masks_of_three_sites_go_out_of_their_sum() -> None:
+    values = {"a": [1, 2], "b": [10, 20], "c": [100, 200]}
+    pairs: dict[str, tuple[list[str], list[str]]] = {
+        "a": (["a", "ab", "ac"], []),
+        "b": (["b", "bc"], ["ab"]),
+        "c": (["c"], ["ac", "bc"]),
+    }
+    total: Any = np.zeros(2, np.uint32)
+    for site, (plus, minus) in pairs.items():
+        sent = masked(
+            {"w": np.array(values[site], np.uint32)},
+            [KEYS[name] for name in plus],
+            [KEYS[name] for name in minus],
+        )["w"]
+        assert (sent > 10**4).all(), "what leaves looks like no small number"
+        total = total + sent
+    own = [KEYS["a"], KEYS["b"], KEYS["c"]]
+    assert list(masked({"w": total}, [], own)["w"]) == [111, 222]
+
+
+def test_a_mask_runs_on_through_arrays_by_name_and_is_drawn_evenly() -> None:
+    whole = MaskStream(KEYS["ab"]).words((6,))
+    parts = masked({"b": np.zeros(4, np.uint32), "a": np.zeros((2, 1), np.uint32)}, [KEYS["ab"]])
+    assert list(parts["a"].ravel()) + list(parts["b"]) == list(whole)
+    drawn = MaskStream(KEYS["ac"]).words((100, 1000))
+    assert drawn.shape == (100, 1000)
+    octants = Counter((drawn >> 29).ravel().tolist())
+    expected = drawn.size / 8
+    deviation = math.sqrt(expected * 7 / 8)
+    assert all(abs(octants[octant] - expected) < 5 * deviation for octant in range(8))
+    with pytest.raises(ValueError, match="32 bytes, not 4"):
+        MaskStream(b"four")
+
+
+@given(
+    st.lists(st.lists(st.floats(-2, 2), min_size=3, max_size=3), min_size=3, max_size=9),
+    st.integers(2, 28),
+)
+def test_a_sum_is_the_plain_one_within_half_a_step_a_site(
+    values: list[list[float]], bits: int
+) -> None:
+    way = quantisation(settings(secure_bits=bits), len(values), 3)
+    sums = np.sum([way.whole(np.array(row)) for row in values], axis=0, dtype=np.uint32)
+    plain = np.sum(values, axis=0)
+    error = np.abs(way.total(sums, len(values)) - plain)
+    assert (error <= len(values) * way.step / 2 + 1e-9).all()
+
+
+def test_as_many_bits_as_the_sum_has_room_for() -> None:
+    assert quantisation(settings(), 3, 2).bits == 30
+    assert quantisation(settings(), 4, 3).bits == 30
+    assert quantisation(settings(), 5, 4).bits == 29
+    largest = quantisation(settings(), 5, 4)
+    assert 5 * int(largest.whole(np.array([2.0]))[0]) < 2**32
+    with pytest.raises(SettingError, match=r"'secure-bits' is 30, and the sum of 5 .* to 29 or"):
+        quantisation(settings(secure_bits=30), 5, 4)
+    assert quantisation(settings(secure_bits=29), 5, 4).bits == 29  # the mend
+
+
+def test_noise_widens_what_can_be_told() -> None:
+    assert quantisation(settings(), 4, 3).limit == 2.0
+    assert quantisation(settings(noise_multiplier=0.5), 4, 3).limit == 2.0 + 6 * 0.5 * 2.0
+    spread = settings(noise_multiplier=0.5, secure_noise="spread")
+    assert noise_of(spread, 4) == 0.25
+    assert quantisation(spread, 5, 4).limit == 2.0 + 6 * 0.25 * 2.0
+
+
+def test_rounding_that_is_no_small_part_of_the_clip_is_told() -> None:
+    way = quantisation(settings(secure_bits=8), 3, 2)
+    told = why_too_coarse(settings(secure_bits=8), 10_000, way)
+    assert told.startswith("rounding 10000 numbers to 8 bits moves a site's update by 0.453")
+    assert why_too_coarse(settings(), 10_000_000, quantisation(settings(), 3, 2)) == ""
+
+
+def test_a_threshold_is_more_than_half_of_at_least_three() -> None:
+    assert [needed_sites(settings(), sites) for sites in (3, 4, 5, 6, 9)] == [3, 3, 4, 4, 6]
+    assert needed_sites(settings(secure_threshold=5), 6) == 5
+    for wrong in (3, 7):
+        with pytest.raises(SettingError, match=f"is {wrong}, and of 6 sites .* from 4 to 6"):
+            needed_sites(settings(secure_threshold=wrong), 6)
+    with pytest.raises(SettingError, match="at least three sites, and there are 2"):
+        needed_sites(settings(), 2)

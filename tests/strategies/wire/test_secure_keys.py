@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import contextlib
+import os
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from models.contract.errors import SiteError
+from strategies.wire.secure_keys import (
+    Shares,
+    agreed_key,
+    cut,
+    joined,
+    mask_key,
+    new_key_pair,
+    opened,
+    sealed,
+    texts,
+    tokens,
+    whole,
+)
+
+
+def test_two_sites_agree_on_a_key_and_a_third_has_another() -> None:
+    a, b, c = (new_key_pair() for _ in range(3))
+    assert mask_key(a.private, b.public) == mask_key(b.private, a.public)
+    assert len(mask_key(a.private, b.public)) == 32
+    assert mask_key(c.private, b.public) != mask_key(a.private, b.public)
+    for private, public in ((a.private, b"no key"), (b"no key", a.public), (a.public, a.public)):
+        with pytest.raises(SiteError, match="a key that came is none"):
+            mask_key(private, public)
+
+
+def test_any_threshold_of_shares_give_the_secret_and_fewer_do_not() -> None:
+    for secret in (os.urandom(32), new_key_pair().private):
+        shares = cut(secret, 3, 5)
+        assert all(joined(some) == secret for some in combinations(shares, 3))
+        for few in combinations(shares, 2):
+            with contextlib.suppress(SiteError):
+                assert joined(few) != secret
+
+
+def test_shares_of_other_secrets_are_told() -> None:
+    one, other = cut(os.urandom(32), 2, 3), cut(new_key_pair().private, 2, 3)
+    with pytest.raises(SiteError, match="not of one secret"):
+        joined([one[0], other[1]])
+    with pytest.raises(SiteError, match="not of one secret"):
+        joined([one[0], one[0]])
+    with pytest.raises(SiteError, match="not of one secret"):
+        joined([b"short", b"other"])
+
+
+def test_sealed_shares_open_for_their_receiver_alone() -> None:
+    a, b, c = (new_key_pair() for _ in range(3))
+    shares = Shares(b"own", b"mask")
+    key = agreed_key(a.private, b.public)
+    token = sealed(shares, key, (0, 1))
+    assert b"own" not in token
+    assert opened(token, agreed_key(b.private, a.public), (0, 1)) == shares
+    with pytest.raises(SiteError, match="sealed by another key: of another round"):
+        opened(token, agreed_key(c.private, a.public), (0, 1))
+    with pytest.raises(SiteError, match="of another site or for another one"):
+        opened(token, key, (2, 1))
+    with pytest.raises(SiteError, match="sealed by another key"):
+        opened(token[:-3], key, (0, 1))
+
+
+@pytest.mark.parametrize("value", [None, "a", 3, [b"a"], [3], [""] * 2 + [None]])
+def test_records_of_another_form_are_told(value: Any) -> None:
+    record = {} if value is None else {"key": value}
+    with pytest.raises(SiteError, match="no list of texts 'key'"):
+        texts(record, "key")
+    if value != [b"a"]:
+        with pytest.raises(SiteError, match="no list 'key' of at most 4 bytes"):
+            tokens(record, "key", 4)
+    if value != 3:
+        with pytest.raises(SiteError, match="no whole number 'key'"):
+            whole(record, "key")
+
+
+def test_a_token_has_bytes_and_not_too_many() -> None:
+    assert tokens({"key": [b"abcd"]}, "key", 4) == [b"abcd"]
+    for wrong in ([b""], [b"abcde"], [b"a", "b"]):
+        with pytest.raises(SiteError, match="no list 'key'"):
+            tokens({"key": wrong}, "key", 4)

@@ -1,0 +1,327 @@
+"""Secure aggregation from settings to run directory: the sum is right, its parts are nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from flwr.app import Array, Error, Message
+from safetensors.numpy import load_file
+
+import server_app.run.inline_engine
+from client_app.privacy import secure_aggregation
+from models.contract.errors import SettingError, SiteError
+from models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    SECURE_KEYS,
+    SECURE_SHARES,
+    SECURE_UNMASK,
+    TRAIN,
+)
+from models.contract.settings_schema import Value
+from models.privacy.secure_sum import quantisation
+from server_app.config.settings import resolve
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import InlineGrid
+from strategies.wire.records import unpack
+from strategies.wire.secure_keys import SECURE
+
+InlineRun = Callable[..., RunDirectory]
+Tiny = Callable[..., dict[str, Value]]
+Change = Callable[[str, str, Message], Message | None]
+SILOS = 4
+CLIP = 0.5
+
+
+@pytest.fixture
+def values(tiny: Tiny) -> dict[str, Value]:
+    few = {"silos": SILOS, "clip-norm": CLIP, "secure-aggregation": "secagg", "min-sites": 3}
+    return tiny("fedavg", rounds=1) | few
+
+
+class FaultyGrid(InlineGrid):
+    """Passes replies through ``change``, which may alter or lose them, and keeps all that came."""
+
+    change: Change = staticmethod(lambda site, phase, reply: reply)
+    came: ClassVar[list[tuple[str, str, Message]]] = []
+
+    def _answer(self, message: Message) -> Message:
+        config = message.content.config_records.get(CONFIG, {})
+        phase = str(config.get("phase", message.metadata.message_type))
+        site = f"site {list(self.get_node_ids()).index(message.metadata.dst_node_id) + 1}"
+        answer = super()._answer(message)
+        reply = type(self).change(site, phase, answer)
+        if reply is None:
+            reply = Message(Error(0, "the line is cut"), reply_to=message)
+        type(self).came.append((site, phase, reply))
+        return reply
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> type[FaultyGrid]:
+    monkeypatch.setattr(server_app.run.inline_engine, "InlineGrid", FaultyGrid)
+    monkeypatch.setattr(FaultyGrid, "came", [])
+    monkeypatch.setattr(FaultyGrid, "change", FaultyGrid.change)
+    return FaultyGrid
+
+
+def model(directory: RunDirectory) -> dict[str, Any]:
+    return load_file(directory.path / "model.safetensors")
+
+
+@dataclass
+class Seen:
+    """What sites masked: their clipped updates by site, and what those are updates of."""
+
+    updates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    known = Seen()
+    masked = secure_aggregation.SecureSite.masked
+
+    def watched(self: Any, arrays: Mapping[str, Any], reference: Mapping[str, Any]) -> Any:
+        known.before = {name: reference[name].double().numpy() for name in arrays}
+        known.updates[self.site] = {
+            name: arrays[name].double().numpy() - known.before[name] for name in arrays
+        }
+        return masked(self, arrays, reference)
+
+    monkeypatch.setattr(secure_aggregation.SecureSite, "masked", watched)
+    return known
+
+
+def mean_of(parts: Iterable[dict[str, Any]], name: str) -> Any:
+    return np.mean([part[name] for part in parts], axis=0)
+
+
+def test_the_mean_is_that_of_the_clipped_updates_within_the_step(
+    values: dict[str, Value], inline_run: InlineRun, seen: Seen
+) -> None:
+    directory = inline_run(values, SILOS)
+    parts = seen.updates.values()
+    assert len(parts) == SILOS
+    norms = [np.sqrt(sum(np.square(a).sum() for a in part.values())) for part in parts]
+    assert max(norms) == pytest.approx(CLIP), "an update is longer than the clip: it was cut"
+    way = quantisation(resolve(dict(values)).common, SILOS, 3)
+    for name, found in model(directory).items():
+        plain = seen.before[name] + mean_of(parts, name)
+        assert np.allclose(found, plain, rtol=1e-6, atol=way.step)
+    assert directory.read_json("summary.json")["privacy"]["guarantee"].startswith("no diff")
+    told = " ".join(directory.read_json("privacy.json")["leaves each site"])
+    assert "of them the server learns the mean over all sites alone" in told
+
+
+@pytest.mark.parametrize("phase", [SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_UNMASK])
+def test_a_site_that_drops_out_of_a_phase_costs_the_sum_its_part_alone(
+    phase: str,
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    seen: Seen,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drop(site: str, asked: str, reply: Message) -> Message | None:
+        return None if site == "site 2" and asked == phase else reply
+
+    monkeypatch.setattr(faulty, "change", staticmethod(drop))
+    directory = inline_run(values, SILOS)
+    gone = "s2a" if phase in (SECURE_KEYS, SECURE_SHARES, TRAIN) else ""
+    parts = [part for site, part in seen.updates.items() if site != gone]
+    assert len(parts) == (4 if phase == SECURE_UNMASK else 3)
+    for name, found in model(directory).items():
+        assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=1e-7)
+    failures = directory.read_json("summary.json")["failures"]
+    assert [(f["site"], f["phase"]) for f in failures] == [("s2a", phase)]
+
+
+def test_no_single_update_reaches_the_server_or_its_disk(
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    seen: Seen,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    directory = inline_run(values, SILOS)
+    before = seen.before
+    longest = max(before, key=lambda name: before[name].size)
+    files = [path for path in directory.path.rglob("*") if path.is_file()]
+    on_disk = {path: path.read_bytes() for path in files}
+    assert any(model(directory)[longest].tobytes()[:64] in data for data in on_disk.values())
+    sent = [r for _, p, r in faulty.came if p == TRAIN and r.has_content()]
+    assert len(sent) == SILOS
+    for site, part in seen.updates.items():
+        weights = (before[longest] + part[longest]).astype(np.float32)
+        for text in (weights, part[longest].astype(np.float32), part[longest]):
+            pieces = [text.tobytes()[start : start + 16] for start in (0, 64, 256)]
+            assert not [p for p, data in on_disk.items() for piece in pieces if piece in data], site
+        number = f"{weights.ravel()[0]:.6f}"
+        assert number not in caplog.text + capsys.readouterr().out
+        for reply in sent:
+            came = unpack(reply.content.array_records[ARRAYS][longest])
+            steps = quantisation(resolve(dict(values)).common, SILOS, 3).whole(part[longest])
+            assert (came == steps).mean() < 0.01
+
+
+def test_noise_that_is_spread_is_told_with_what_it_rests_on(
+    values: dict[str, Value], inline_run: InlineRun
+) -> None:
+    noisy = values | {"noise-multiplier": 1.5, "secure-noise": "spread", "secure-threshold": 3}
+    guarantee = inline_run(noisy, SILOS).read_json("privacy.json")["guarantee"]
+    assert guarantee["noise"].startswith("each site adds a part and 'secure-threshold' sites")
+    own = inline_run(noisy | {"secure-noise": "own", "run-name": "own"}, SILOS)
+    whole = own.read_json("privacy.json")["guarantee"]
+    assert whole["noise"].startswith("each site adds the whole of it")
+    assert guarantee["epsilon"] == whole["epsilon"]
+
+
+def test_spread_noise_is_a_third_of_the_variance_a_site(
+    values: dict[str, Value], inline_run: InlineRun, seen: Seen
+) -> None:
+    spread: dict[str, float] = {}
+    for way in ("own", "spread"):
+        changes = {"noise-multiplier": 20.0, "secure-noise": way, "run-name": way}
+        inline_run(values | changes, SILOS)
+        numbers = np.concatenate(
+            [a.ravel() for part in seen.updates.values() for a in part.values()]
+        )
+        spread[way] = float(numbers.std())
+    assert spread["own"] == pytest.approx(20 * CLIP, rel=0.05)
+    assert spread["spread"] == pytest.approx(20 * CLIP / np.sqrt(3), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "mend"),
+    [
+        ({"clip-norm": 0.0}, "'clip-norm' is 0: a sum has room", {"clip-norm": 1.0}),
+        ({"secure-threshold": 5}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 0}),
+        ({"secure-threshold": 2}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 4}),
+        ({"aggregation": "median"}, "of a sum only the mean is known", {"aggregation": "mean"}),
+        ({"secure-noise": "spread"}, "no noise to spread", {"noise-multiplier": 1.0}),
+        ({"secure-bits": 4}, "raise 'secure-bits', or set it to 0", {"secure-bits": 0}),
+        ({"sites-per-round": 2}, "needs at least three sites, and there are 2", {"silos": 4}),
+        ({"max-epsilon": 3.0}, "'noise-multiplier' is 0: without noise", {"max-epsilon": 0.0}),
+        (
+            {"method": "fedproto"},
+            "method 'fedproto' needs more of the sites' arrays than a sum",
+            {"secure-aggregation": "none", "clip-norm": 0.0},
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_summed_is_refused_and_the_mend_runs(
+    changes: dict[str, Value],
+    told: str,
+    mend: dict[str, Value],
+    values: dict[str, Value],
+    tiny: Tiny,
+    inline_run: InlineRun,
+    tmp_path: Path,
+) -> None:
+    asked = tiny(str(changes.get("method", "fedavg"))) | values | changes
+    with pytest.raises((SettingError, SiteError), match=told) as caught:
+        inline_run(asked, SILOS)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    mended = asked | mend
+    if "sites-per-round" in changes:
+        mended["sites-per-round"] = 0
+    inline_run(mended, SILOS)
+
+
+def test_two_sites_are_too_few(values: dict[str, Value], inline_run: InlineRun) -> None:
+    with pytest.raises(SettingError, match="needs at least three sites, and there are 2"):
+        inline_run(values | {"silos": 2, "min-sites": 0}, 2)
+
+
+def _other_round(reply: Message) -> None:
+    reply.content[SECURE]["round"] = 7
+
+
+def _short(reply: Message) -> None:
+    record = reply.content.array_records[ARRAYS]
+    name = sorted(record)[0]
+    record[name] = Array(unpack(record[name]).ravel()[:-1].copy())
+
+
+def _floats(reply: Message) -> None:
+    record = reply.content.array_records[ARRAYS]
+    name = sorted(record)[0]
+    record[name] = Array(unpack(record[name]).astype(np.float32))
+
+
+def _no_record(reply: Message) -> None:
+    del reply.content[SECURE]
+
+
+def _few_shares(reply: Message) -> None:
+    reply.content[SECURE]["shares"] = reply.content[SECURE]["shares"][:-1]
+
+
+def _long_share(reply: Message) -> None:
+    reply.content[SECURE]["shares"] = [b"x" * 5000] * SILOS
+
+
+def _others(reply: Message) -> None:
+    reply.content[SECURE]["to"] = ["s1a", "s2a", "s9z"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "alter", "told"),
+    [
+        (SECURE_KEYS, _other_round, "record 'secure' is of round 7, not 1"),
+        (SECURE_KEYS, _no_record, "record 'secure' has no whole number 'round'"),
+        (SECURE_SHARES, _others, "record 'secure' is of other sites"),
+        (SECURE_SHARES, _other_round, "record 'secure' is of round 7, not 1"),
+        (TRAIN, _short, r"expected uint32 \("),
+        (TRAIN, _floats, "is float32 .* expected uint32"),
+        (SECURE_UNMASK, _few_shares, "record 'secure' has 3 entries, not 4"),
+        (SECURE_UNMASK, _long_share, "no list 'shares' of at most 1024 bytes each"),
+        (SECURE_UNMASK, _other_round, "record 'secure' is of round 7, not 1"),
+    ],
+)
+def test_a_bad_reply_names_site_round_and_reason_and_the_run_goes_on_without(
+    phase: str,
+    alter: Callable[[Message], None],
+    told: str,
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(site: str, asked: str, reply: Message) -> Message:
+        if site == "site 2" and asked == phase and reply.has_content():
+            alter(reply)
+        return reply
+
+    monkeypatch.setattr(faulty, "change", staticmethod(change))
+    with pytest.raises(SiteError, match=rf"site s2a, round 1, phase {phase}: .*{told}"):
+        inline_run(values | {"min-sites": 4}, SILOS)
+    inline_run(values | {"min-sites": 3}, SILOS)
+
+
+def test_shares_that_give_no_secret_stop_the_round(
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(site: str, asked: str, reply: Message) -> Message:
+        if site == "site 1" and asked == SECURE_UNMASK:
+            shares = reply.content[SECURE]["shares"]
+            reply.content[SECURE]["shares"] = [
+                share[:4] + bytes(len(share) - 4) for share in shares
+            ]
+        return reply
+
+    monkeypatch.setattr(faulty, "change", staticmethod(change))
+    with pytest.raises(SiteError, match=r"round 1: the masks of site s1a .* begins the round anew"):
+        inline_run(values, SILOS)
