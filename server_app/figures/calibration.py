@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Values = Mapping[str, Mapping[str, float]]
 NDArray = npt.NDArray[Any]
 
+_LEGEND = 18  # names that find room beside a picture
 _EVIDENCE = ("reliability.", "certainty.")
 _COUNTED = tuple(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY))
 
@@ -139,11 +141,13 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
         return {"distribution.png": _spread_of_labels(counts, names)}
     figure = Figure(figsize=(3.3 + 0.9 * len(sites), 4.2), layout="constrained")
     axes = figure.subplots()
-    bottom = np.zeros(len(sites))
+    bottom, named_every = np.zeros(len(sites)), math.ceil(len(names) / _LEGEND)
     coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
     for label, (name, colour) in enumerate(coloured.items()):
         heights = counts[:, label]
-        axes.bar(sites, heights, bottom=bottom, label=name, color=colour, edgecolor="white")
+        # The shades run on from label to label: of many classes some names tell the others'
+        told = name if label % named_every == 0 else None
+        axes.bar(sites, heights, bottom=bottom, label=told, color=colour, edgecolor="white")
         bottom += heights
     for place, total in enumerate(bottom):
         axes.text(place, total, f"{total:.0f}", ha="center", va="bottom", fontsize="x-small")

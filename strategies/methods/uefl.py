@@ -158,7 +158,7 @@ class UEFL(Method):
         for round_ in state.extras.get("refreshed", ()):  # an older checkpoint has none
             told = "first codewords laid anew"
             marks[round_] = f"{marks[round_]}; {told}" if round_ in marks else told
-        return marks
+        return dict(sorted(marks.items()))
 
     def why_finished(self, state: RoundState) -> str:
         """Say that no silo is uncertain, where that ends the run."""

@@ -190,6 +190,13 @@ def test_classes_without_names_are_numbered(named: dict[str, Any]) -> None:
     assert [text.get_text() for text in legend.texts] == ["class 2", "class 1", "class 0"]
 
 
+def test_of_many_classes_as_many_names_stand_beside_the_picture_as_fit() -> None:
+    silos = {"s1a": {"label_counts": {"train": [1] * 43}}}
+    (legend,) = draw_distribution(silos)["distribution.png"].legends
+    named = [text.get_text() for text in legend.texts]
+    assert named == [f"class {label}" for label in range(42, -1, -3)]
+
+
 def test_of_many_sites_sizes_and_spreads_are_drawn() -> None:
     counts = [{"train": [place, 1], "test": [0, 1]} for place in range(50)]
     silos = {f"s{place:03}": {"label_counts": of_site} for place, of_site in enumerate(counts)}
