@@ -198,6 +198,7 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
     assert _bytes(inline_run({**values, "resume": began})) == whole
 
 
+@pytest.mark.soak
 def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:
     values = _values(tiny, "uefl", rounds=5)
     config = tmp_path / "config.toml"

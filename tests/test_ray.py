@@ -136,6 +136,7 @@ def test_flwr_run_takes_key_value_pairs_and_two_supernodes_by_default(
     assert RunDirectory(tmp_path / "pairs").read_json("summary.json")["method"] == "local"
 
 
+@pytest.mark.soak
 def test_flwr_run_takes_a_toml_file_and_a_failing_site_stops_the_run_with_its_reason(
     tiny: Tiny, superlink: dict[str, str], tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_an_error_inside_the_flower_run_is_fedsilos_one_line_and_exit_code(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.soak
 def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
     tiny: Tiny, inline_run: InlineRun, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_killed_trials_end_with_their_command_and_remove_their_folders(
     assert list(temporary.glob("fedsilo-trial-*")) == []
 
 
+@pytest.mark.soak
 def test_the_runs_of_a_killed_comparison_end_with_it(begin: Begin, tmp_path: Path) -> None:
     file = tmp_path / "simulation.yaml"
     config = dict(text.split("=") for text in ENDLESS)

@@ -244,6 +244,7 @@ def test_images_have_no_folds_and_are_refused(
     assert not out.exists()
 
 
+@pytest.mark.soak
 def test_tables_that_were_changed_are_cross_validated_anew(tmp_path: Path) -> None:
     file, data, kept = tmp_path / "s.yaml", tmp_path / "data", tmp_path / "crossvalidation"
     file.write_text(SIMULATION)

@@ -76,6 +76,7 @@ def test_a_runs_own_error_is_one_line(tmp_path: Path) -> None:
         run_missing(pool, _falling, [0], lambda *_: None)
 
 
+@pytest.mark.soak
 def test_trials_by_jobs_are_those_of_this_machine(tmp_path: Path) -> None:
     trials = [Trial(resolve(TABLE | {"seed": 1}), {"seed": 1}, "data")]
     by_job = run_trials(trials, tmp_path / "jobs", LOCAL)

@@ -232,6 +232,7 @@ def test_a_point_of_the_grid_that_cannot_be_is_named(
     assert not out.exists()
 
 
+@pytest.mark.soak
 def test_tables_that_were_changed_are_searched_anew(simulation: Simulation, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
