@@ -8,8 +8,9 @@ began is begun anew, with new keys. Bonawitz et al. 2017, all sites as neighbour
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from models.contract.messages import (
     TRAIN,
 )
 from models.contract.settings import CommonSettings
-from models.privacy.secure_sum import Words, masked, needed_sites, quantisation, why_too_coarse
+from models.privacy.secure_sum import KEY, Words, masked, needed_sites, quantisation, why_too_coarse
 from strategies.loop.averaging import SummedReplies
 from strategies.loop.state import ArraySpec, SiteReply
 from strategies.wire.records import NDArray
@@ -37,6 +38,7 @@ from strategies.wire.secure_keys import (
     SECURE,
     joined,
     mask_key,
+    refuse_no_key,
     texts,
     tokens,
     whole,
@@ -119,7 +121,9 @@ class SecureRound:
             if whole(record, "round") != self.round:
                 return f"record '{SECURE}' is of round {record['round']!r}, not {self.round}"
             if phase == SECURE_KEYS:
-                tokens({"keys": [record.get(key) for key in _KEYS]}, "keys", LONGEST_KEY)
+                keys = [record.get(key) for key in _KEYS]
+                for public in tokens({"keys": keys}, "keys", LONGEST_KEY):
+                    refuse_no_key(public)
             elif phase == SECURE_SHARES:
                 self._check_names(texts(record, "to"), set(self._keys) - {reply.site})
                 self._check_number(tokens(record, "sealed", LONGEST_SEALED), len(self._keys) - 1)
@@ -193,15 +197,7 @@ class SecureRound:
             SiteError: too few have answered, or their shares do not fit together.
         """
         self._refuse_few(replies, "helped to take the masks off")
-        minus = [self._secret(site, replies) for site in self.replies]
-        plus: list[bytes] = []
-        for gone in sorted(self._sealed.keys() - self.replies.keys()):
-            private = self._secret(gone, replies)
-            for site in self.replies:
-                key = mask_key(private, self._keys[site][0])
-                # What the site has added because of the one that is gone comes off, and back
-                (minus if site < gone else plus).append(key)
-        sums = masked(self._sums, plus, minus)
+        sums = masked(self._sums, *self._masks_left(replies))
         way = quantisation(self.common, len(self._keys), self.threshold)
         share = self._most / sum(self._examples[site] for site in self.replies)
         mean = {}
@@ -213,12 +209,26 @@ class SecureRound:
             mean[name] = np.asarray(np.maximum(became, at_least), np.float32)
         return SummedReplies(self.replies, mean)
 
+    def _masks_left(self, replies: Mapping[str, SiteReply]) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys of masks to add to the sum, and of those to take off."""
+        plus: list[bytes] = []
+        minus = [self._secret(site, replies, lambda secret: secret) for site in self.replies]
+        for gone in sorted(self._sealed.keys() - self.replies.keys()):
+            for site in self.replies:
+                public = self._keys[site][0]
+                key = self._secret(gone, replies, partial(mask_key, public=public))
+                # What the site has added because of the one that is gone comes off, and back
+                (minus if site < gone else plus).append(key)
+        return plus, minus
+
     @property
     def _most(self) -> int:
         return max(self._examples.values())
 
-    def _secret(self, site: str, replies: Mapping[str, SiteReply]) -> bytes:
-        """Return the secret of ``site`` that the sites have given shares of."""
+    def _secret(
+        self, site: str, replies: Mapping[str, SiteReply], key_of: Callable[[bytes], bytes]
+    ) -> bytes:
+        """Return the key of a mask, by the secret of ``site`` of which there are shares."""
         shares = []
         for reply in replies.values():
             record = reply.content.config_records[SECURE]
@@ -227,7 +237,10 @@ class SecureRound:
             )
             shares.append(of[site])
         try:
-            return joined(shares[: self.threshold])
+            key = key_of(joined(shares[: self.threshold]))
+            if len(key) != KEY:
+                raise SiteError("they give a secret of another length")
+            return key
         except SiteError as error:
             raise SiteError(
                 f"round {self.round}: the masks of site {site} cannot be taken off ({error}): "

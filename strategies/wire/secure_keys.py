@@ -83,6 +83,15 @@ def mask_key(private: bytes, public: bytes) -> bytes:
     return base64.urlsafe_b64decode(agreed_key(private, public))
 
 
+def refuse_no_key(public: bytes) -> None:
+    """Refuse what is no public key of the curve that all sites use.
+
+    Raises:
+        SiteError: it is none.
+    """
+    agreed_key(new_key_pair().private, public)
+
+
 def sealed(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
     """Return shares as only ``key`` opens them; ``way``: from which site to which, by place."""
     return encrypt(key, share_keys_plaintext_concat(*way, shares.own_mask, shares.mask_key))

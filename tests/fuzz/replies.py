@@ -39,6 +39,7 @@ _TABLE: dict[str, Value] = {
     "mc-passes": 2,
     "val-folds": 4,
 }
+_SECURE: dict[str, Value] = {"clip-norm": 2.0, "secure-aggregation": "secagg"}
 _HELLOS: dict[str, dict[str, Value]] = {"digits": {}, "heart-synthetic": _TABLE}
 _ONLY_IMAGES = ("silos", "silo-train-size", "silo-test-size", "width")
 
@@ -46,9 +47,10 @@ Key = tuple[int, str, int, int]
 
 
 def kinds() -> list[Kind]:
-    """Return a kind for each method of the table, one of many arrays, and two of hellos."""
+    """Return a kind for each method of the table, two of other messages, and two of hellos."""
     replies = [Kind(f"reply-{name}", lambda f, m=name: _replies(f, m), 8) for name in METHODS]
     replies.append(Kind("reply-images", lambda f: _replies(f, "fedavg", images=True), 8))
+    replies.append(Kind("reply-secure", lambda f: _replies(f, "fedavg", secure=True), 8))
     hellos = [Kind(f"hello-{name}", lambda f, n=name: _hellos(f, n), 25) for name in _HELLOS]
     return [*replies, *hellos]
 
@@ -111,9 +113,9 @@ def _taken(folder: Path, values: dict[str, Value]) -> _Answers:
     return _Answers(values, grid.taken)
 
 
-def _values(method: str, images: bool = False) -> dict[str, Value]:
+def _values(method: str, images: bool = False, secure: bool = False) -> dict[str, Value]:
     """Return tiny settings of a method: of a table's, which has few arrays, if it takes any."""
-    values = TINY | {"method": method} | TINY_METHOD.get(method, {})
+    values = TINY | {"method": method} | TINY_METHOD.get(method, {}) | (_SECURE if secure else {})
     table = {key: value for key, value in values.items() if key not in _ONLY_IMAGES} | _TABLE
     try:
         resolve(table)
@@ -122,8 +124,10 @@ def _values(method: str, images: bool = False) -> dict[str, Value]:
     return values if images else table
 
 
-def _replies(folder: Path, method: str, images: bool = False) -> Callable[[Trial], None]:
-    answers = _taken(folder, _values(method, images))
+def _replies(
+    folder: Path, method: str, images: bool = False, secure: bool = False
+) -> Callable[[Trial], None]:
+    answers = _taken(folder, _values(method, images, secure))
     asked = sorted(key for key in answers.by_key if key[1] != HELLO)
 
     def trial(one: Trial) -> None:
@@ -134,6 +138,8 @@ def _replies(folder: Path, method: str, images: bool = False) -> Callable[[Trial
             code = one.rng.choice([0, 2, 1001, 1002, 2**31, -1])
             changed[key] = Error(code, hostile_text(one.rng))
             one.done.append(f"an error of code {code}")
+        elif answers.by_key[key].config_records and one.rng.random() < 0.8:
+            changed[key] = mutate_config(one.rng, answers.by_key[key], one.done)
         else:
             changed[key] = mutate_reply(one.rng, answers.by_key[key], one.done)
         _run_again(one, answers, changed)

@@ -313,6 +313,18 @@ _METRIC_WAYS = (_metric_value, _metric_value, _metric_value, _metric_keys, _metr
 _RECORD_WAYS = (_records,)
 
 
+def _listed(rng: Random, value: Any) -> Any:
+    """Return a list of texts or bytes, or bytes, with one thing in it changed."""
+    at = rng.randrange(len(value))
+    if isinstance(value, list):
+        other = rng.choice([_listed(rng, value[at] or "?"), rng.choice(value)])
+        return rng.choice([[*value[:at], other, *value[at + 1 :]], value[:at], value + value])
+    if isinstance(value, str):
+        return rng.choice([hostile_text(rng), value[:at], value * 2])
+    changed = bytes([rng.randrange(256)])
+    return rng.choice([value[:at] + changed + value[at + 1 :], value[:at], value * 2, bytes(at)])
+
+
 def mutate_config(rng: Random, content: Content, done: list[str]) -> Content:
     """Return a hello or a survey's answer with one or two of its values changed."""
     changed = copied(content)
@@ -322,6 +334,8 @@ def mutate_config(rng: Random, content: Content, done: list[str]) -> Content:
         value = record[key]
         if isinstance(value, str) and value[:1] in ("{", "[") and rng.random() < 0.7:
             made: Any = json.dumps(mutate_tree(rng, json.loads(value), done))
+        elif isinstance(value, list | bytes) and value and rng.random() < 0.7:
+            made = _listed(rng, value)
         else:
             made = hostile_value(rng)
         way = rng.choice(["value"] * 8 + ["drop", "add"])
