@@ -154,7 +154,7 @@ def open_site(context: Context) -> Site:
     silo = _load(site_name(context, settings), settings, context)
     if node_cap(context).max_epsilon:
         _refuse_without_epsilon(settings)
-    if settings.clip_norm or settings.noise_multiplier:
+    if settings.clip_norm or settings.noise_multiplier or settings.secure_aggregation != "none":
         check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
     capped = bool(node_cap(context).max_epsilon)
     return Site(settings, silo, simulated, limits_of(context), capped)

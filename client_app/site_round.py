@@ -137,6 +137,9 @@ class SiteRound:
     def train(self) -> RecordDict:
         """Measure the incoming model, train it on this silo, measure it again, reply."""
         method, evaluate = self.method, self._instruction.evaluate
+        if method.common.secure_aggregation != "none":
+            with self._naming_round():
+                self._secure_site().ready()  # an hour's training would be for nothing
         network = method.open_network()
         metrics = self.measured(network, INCOMING, ("val", "test")) if evaluate else {}
         training = method.local_training(network)
@@ -270,21 +273,21 @@ class SiteRound:
         self, arrays: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         method = self.method
-        noised = bool(arrays and method.common.clip_norm)
+        common, blur = method.common, method.context.limits.blur
+        clipped = bool(arrays and common.clip_norm)
+        reference = method.clip_reference() if arrays and (clipped or blur) else {}
+        if arrays and blur and not common.noise_multiplier:  # before: a clip bounds what leaves
+            arrays = blurred(arrays, reference, method.context.shares, blur)
         leaving, counted = protect(
             arrays,
-            method.clip_reference() if noised else {},
+            reference if clipped else {},
             method.common,
             method.request,
             method.silo.name,
             method.context.state.folder / LEDGER,
-            self._noise_share() if noised else 1.0,
+            self._noise_share() if clipped else 1.0,
         )
-        if noised:
-            return method.presentable(leaving), counted
-        if blur := method.context.limits.blur:
-            leaving = blurred(leaving, method.clip_reference(), method.context.shares, blur)
-        return leaving, counted
+        return (method.presentable(leaving) if clipped else leaving), counted
 
     def _told(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return what of the metrics leaves; under a cap of the hospital's own it costs epsilon."""

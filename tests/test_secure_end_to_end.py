@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, Error, Message
 from safetensors.numpy import load_file
 
@@ -24,6 +26,7 @@ from models.contract.messages import (
     TRAIN,
 )
 from models.contract.settings_schema import Value
+from models.privacy.gaussian_mechanism import clip_and_noise
 from models.privacy.secure_sum import quantisation
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory
@@ -306,6 +309,77 @@ def test_a_bad_reply_names_site_round_and_reason_and_the_run_goes_on_without(
     with pytest.raises(SiteError, match=rf"site s2a, round 1, phase {phase}: .*{told}"):
         inline_run(values | {"min-sites": 4}, SILOS)
     inline_run(values | {"min-sites": 3}, SILOS)
+
+
+def test_a_round_begun_anew_without_a_site_opens_no_second_sum(
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server holds the shares of the whole sum, and training again would give the same."""
+    two = values | {"rounds": 2}
+
+    def lose(site: str, asked: str, reply: Message) -> Message | None:
+        second = faulty.came and sum(phase == SECURE_UNMASK for _, phase, _ in faulty.came) >= SILOS
+        return None if site == "site 2" and asked == SECURE_UNMASK and second else reply
+
+    def gone(site: str, asked: str, reply: Message) -> Message | None:
+        return None if site == "site 2" and asked == TRAIN else reply
+
+    monkeypatch.setattr(faulty, "change", staticmethod(lose))
+    with pytest.raises(SiteError, match="site s2a, round 2, phase secure-unmask"):
+        inline_run(two | {"min-sites": SILOS}, SILOS)
+    monkeypatch.setattr(faulty, "change", staticmethod(gone))
+    with pytest.raises(SiteError, match=r"the sum of s1a, s1b, s2a, s3a was opened in this round"):
+        inline_run(two | {"min-sites": 3, "resume": True}, SILOS)
+    monkeypatch.setattr(faulty, "change", staticmethod(lambda site, asked, reply: reply))
+    resumed = inline_run(two | {"min-sites": 3, "resume": True}, SILOS)  # the mend
+    whole = inline_run(two | {"run-name": "whole"}, SILOS)
+    assert all((model(resumed)[name] == array).all() for name, array in model(whole).items())
+
+
+def test_weights_whose_masks_do_not_fit_are_not_taken_for_a_mean(
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(site: str, asked: str, reply: Message) -> Message:
+        if site == "site 2" and asked == TRAIN:
+            record = reply.content.array_records[ARRAYS]
+            for name in record:
+                record[name] = Array(unpack(record[name]) + np.uint32(2**31))
+        return reply
+
+    monkeypatch.setattr(faulty, "change", staticmethod(change))
+    with pytest.raises(SiteError, match=r"round 1: the masks did not go out of the sum"):
+        inline_run(values, SILOS)
+
+
+def test_a_hospitals_own_noise_stays_where_a_run_clips_without(
+    values: dict[str, Value], inline_run: InlineRun, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client_app import opening
+
+    blurred = dataclasses.replace(opening.NO_LIMITS, blur=0.5)
+    inline_run(values, SILOS)
+    plain = seen.updates["s1a"]
+    monkeypatch.setattr(opening, "limits_of", lambda context: blurred)
+    inline_run(values | {"run-name": "blurred"}, SILOS)
+    assert all((seen.updates["s1a"][n] != plain[n]).any() for n in plain if "running" not in n)
+    norm = np.sqrt(sum(np.square(a).sum() for a in seen.updates["s1a"].values()))
+    assert norm <= CLIP * (1 + 1e-6)
+
+
+def test_parts_of_a_spread_noise_are_not_cut_where_a_model_could_not_be() -> None:
+    variance = {"norm.running_var": torch.ones(4000)}
+    rng = torch.Generator().manual_seed(1)
+    part = clip_and_noise(variance, variance, 5.0, 1.0, rng, summed=True)["norm.running_var"]
+    assert float(part.mean()) == pytest.approx(1.0, abs=0.4)
+    assert float(part.std()) == pytest.approx(5.0, rel=0.05)
+    whole = clip_and_noise(variance, variance, 5.0, 1.0, rng)["norm.running_var"]
+    assert float(whole.min()) == 0.0
 
 
 def test_shares_that_give_no_secret_stop_the_round(

@@ -54,6 +54,7 @@ def protect(
         SiteError: epsilon is spent, the cap means nothing without clipping, or training diverged.
         CheckpointError: a ledger is damaged, or of other noise.
     """
+    summed = settings.secure_aggregation != "none"
     if not settings.noise_multiplier:
         if arrays and settings.max_epsilon:
             raise RefusedError(
@@ -62,7 +63,7 @@ def protect(
                 "the site out"
             )
         if settings.clip_norm:
-            return clip_and_noise(arrays, reference, settings.clip_norm, 0.0, None), {}
+            return clip_and_noise(arrays, reference, settings.clip_norm, 0.0, None, summed), {}
         return dict(arrays), {}
     if not arrays:
         return {}, {DP_RELEASES: read_ledger(ledger, settings)}
@@ -70,7 +71,7 @@ def protect(
     releases = spend(ledger, settings, request.own_cap)
     instruction, noise = request.instruction, settings.noise_multiplier * share
     rng = noise_source(request, settings.seed, "privacy", instruction.round, instruction.step, site)
-    noised = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng)
+    noised = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng, summed)
     return noised, {DP_RELEASES: releases}
 
 

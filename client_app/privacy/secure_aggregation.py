@@ -3,9 +3,10 @@
 Before it trains, a site makes keys (phase ``secure-keys``), agrees on masks with each other site
 and gives each a share of its secrets, sealed (``secure-shares``). After, it gives for each site one
 share of one secret (``secure-unmask``): of those whose weights came that of the site's own mask, of
-those that dropped out that of its masks with others. It never gives both, and never masks twice by
-the same keys: the difference would be the site's own. The secrets of a round lie beside the site's
-state and are gone with the next round, and with the evaluation that ends a run.
+those that dropped out that of its masks with others. It never gives both, never masks twice by the
+same keys, and of a round that is begun anew helps to open no other sum than before: the difference
+would be a site's own. The secrets of a round lie beside the site's state and are gone with the next
+round, and with the evaluation that ends a run; whose sums were opened stays known.
 
 It guards against a server that follows the protocol and reads what it gets (docs/privacy.md).
 """
@@ -43,6 +44,8 @@ from strategies.wire.secure_keys import (
 )
 
 SECRETS = "secure-round.json"
+SUMS = "secure-sums.json"  # whose sums this site has helped to open, by round
+_KEPT = 3  # rounds: a server may go back by two
 
 
 @dataclass
@@ -51,19 +54,20 @@ class RoundSecrets:
 
     Attributes:
         round: the round.
-        masking: private key for masks. sealing: private key for what travels.
+        masking: private key for masks; gone once the sum is open, as is own_mask.
+        sealing: private key for what travels. public: both keys' public halves.
         own_mask: key of the site's own mask.
         sites: all that have keys, sorted; known from the shares on, as are
         mask_keys, seal_keys: their public keys, by site, and
         own_shares: what the site keeps of its own secrets.
         threshold: shares that give a secret back.
         partners: the sites with which it is masked; empty: nothing has left yet.
-        answered: those whose masked weights the server has named; None: none yet.
     """
 
     round: int
     masking: str
     sealing: str
+    public: list[str]
     own_mask: str
     sites: list[str] = field(default_factory=list)
     mask_keys: dict[str, str] = field(default_factory=dict)
@@ -71,7 +75,6 @@ class RoundSecrets:
     own_shares: list[str] = field(default_factory=list)
     threshold: int = 0
     partners: list[str] = field(default_factory=list)
-    answered: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,14 +119,7 @@ class SecureSite:
             SiteError: it knows no keys of this round.
             RefusedError: masked weights have left by these keys already, or too few sites mask.
         """
-        secrets = self._read()
-        if secrets.partners:
-            raise RefusedError(
-                "weights masked by the keys of this round have left already, and what leaves "
-                "twice by the same masks can be told apart: begin the round anew"
-            )
-        partners = texts(self.asked, "sites")
-        self._refuse_few(partners, secrets, "share their keys")
+        secrets, partners = self.ready()
         secrets.partners = partners
         self._write(secrets)  # before anything leaves
         way = quantisation(self.common, len(secrets.sites), secrets.threshold)
@@ -141,6 +137,37 @@ class SecureSite:
                 key = mask_key(_raw(secrets.masking), _raw(secrets.mask_keys[other]))
                 (plus if self.site < other else minus).append(key)
         return masked(whole_numbers, plus, minus)
+
+    def ready(self) -> tuple[RoundSecrets, list[str]]:
+        """Return the round's secrets and the sites to be masked with; asked before training, too.
+
+        Raises:
+            SiteError: it knows no keys of this round.
+            RefusedError: masked weights have left by these keys already, too few sites mask, or
+                others than those of this round's sum that is open already.
+        """
+        secrets = self._read()
+        if secrets.partners:
+            raise RefusedError(
+                "weights masked by the keys of this round have left already, and what leaves "
+                "twice by the same masks can be told apart: begin the round anew"
+            )
+        partners = texts(self.asked, "sites")
+        self._refuse_few(partners, secrets, "share their keys")
+        if not set(self._opened_before() or partners) <= set(partners):
+            raise self._other_sum()
+        return secrets, partners
+
+    def _opened_before(self) -> list[str]:
+        """Return whose sum of this round this site has helped to open; empty: none."""
+        return list(self._sums().get(str(self.round), []))
+
+    def _other_sum(self) -> RefusedError:
+        return RefusedError(
+            f"the sum of {', '.join(self._opened_before())} was opened in this round before: that "
+            "of others beside it would tell single sites' weights; let the same sites answer, or "
+            "go on without this one"
+        )
 
     def weight(self) -> float:
         """Return what the update counts for beside that of the site with the most samples.
@@ -161,7 +188,11 @@ class SecureSite:
         masking, sealing = new_key_pair(), new_key_pair()
         self._write(
             RoundSecrets(
-                self.round, masking.private.hex(), sealing.private.hex(), os.urandom(KEY).hex()
+                self.round,
+                masking.private.hex(),
+                sealing.private.hex(),
+                [masking.public.hex(), sealing.public.hex()],
+                os.urandom(KEY).hex(),
             )
         )
         return self._record({"mask-key": masking.public, "seal-key": sealing.public})
@@ -180,6 +211,9 @@ class SecureSite:
             raise SiteError("record 'secure' has not one key of each kind for each site")
         if len({*mask_keys, *seal_keys}) != 2 * len(sites):
             raise RefusedError("two sites have the same key: only one of them can be real")
+        place = sites.index(self.site)
+        if [mask_keys[place].hex(), seal_keys[place].hex()] != secrets.public:
+            raise RefusedError("the keys under this site's name are not its own")
         if threshold != needed_sites(self.common, len(sites)):
             raise RefusedError(f"threshold {threshold} is not the one of the run's settings")
         secrets.sites, secrets.threshold = sites, threshold
@@ -216,14 +250,12 @@ class SecureSite:
         self._refuse_few(answered, secrets, "have sent their weights")
         if not set(answered) <= set(secrets.partners):
             raise RefusedError("a site that masks no weights is said to have sent some")
-        if secrets.answered not in (None, answered):
-            raise RefusedError(
-                "another list of sites was unmasked in this round already: two lists together "
-                "tell a single site's weights; begin the round anew"
-            )
-        secrets.answered = answered
-        self._write(secrets)  # before anything leaves
+        if self._opened_before() not in ([], answered):
+            raise self._other_sum()
         held = self._opened(secrets)
+        self._note_sum(answered)  # before anything leaves
+        secrets.masking = secrets.own_mask = ""
+        self._write(secrets)
         return self._record(
             {
                 "of": list(held),
@@ -283,11 +315,32 @@ class SecureSite:
             )
         return secrets
 
-    def _write(self, secrets: RoundSecrets) -> None:
-        path = self.folder / SECRETS
+    def _sums(self) -> dict[str, list[str]]:
+        """Return the sites whose sums this one has helped to open, by round."""
+        path = self.folder / SUMS
+        if not path.exists():
+            return {}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(asdict(secrets)) + "\n", mode=0o600)
+            known = json.loads(path.read_text(encoding="utf-8"))
+            return {str(int(number)): [str(s) for s in sites] for number, sites in known.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{SUMS} is damaged ({type(error).__name__}): bring it back, or choose another "
+                "'run-name'; whose sums were opened is known by nothing else"
+            ) from None
+
+    def _note_sum(self, answered: list[str]) -> None:
+        known = {**self._sums(), str(self.round): answered}
+        newest = sorted(known, key=int)[-_KEPT:]
+        self._store(SUMS, {number: known[number] for number in newest})
+
+    def _write(self, secrets: RoundSecrets) -> None:
+        self._store(SECRETS, asdict(secrets))
+
+    def _store(self, name: str, content: Mapping[str, Any]) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / name, json.dumps(content) + "\n", mode=0o600)
         except OSError as error:
             raise CheckpointError(
                 f"the round's keys cannot be written ({error.strerror}): make room or mend the "

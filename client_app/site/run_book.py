@@ -19,7 +19,7 @@ from datasets.io.atomic_files import write_atomically
 from models.contract.errors import CheckpointError, RefusedError
 from models.contract.messages import Instruction
 
-MOST_STEPS = 16  # phases of a round; methods have up to four
+MOST_STEPS = 16  # phases of a round; methods have up to four, secure aggregation three more
 _KNOWN_RUNS = 1000
 _DAY = 86400.0  # seconds
 

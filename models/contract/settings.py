@@ -64,7 +64,7 @@ class CommonSettings:
     max_update_norm: float = setting(
         100.0,
         "norm of a site's update, in medians of the round's, beyond which its reply is refused; "
-        "of at least three sites; 0: no limit",
+        "of at least three sites, none with secagg; 0: no limit",
         roles="combining",
         minimum=0.0,
     )

@@ -33,6 +33,7 @@ def clip_and_noise(
     clip_norm: float,
     noise_multiplier: float,
     rng: torch.Generator | None,
+    summed: bool = False,
 ) -> dict[str, Tensor]:
     """Return the arrays of one message, clipped together and noised.
 
@@ -43,6 +44,8 @@ def clip_and_noise(
         clip_norm: C, the largest L2 norm of all differences as one vector.
         noise_multiplier: z; the noise's standard deviation is z * C.
         rng: source of the noise; None: the operating system, so that nobody can draw it again.
+        summed: whether they are a part of a sum, whose noise holds only if no part is made to look
+            like a model: then variances may be negative.
 
     Returns:
         Arrays of the same names and shapes, float64 on the CPU. Variances are not negative, and
@@ -65,7 +68,7 @@ def clip_and_noise(
     for name, step in steps.items():
         noisy_step = scale * step + deviation * normals(step.shape, rng)
         noised = origins[name] + noisy_step
-        arrays[name] = _as_what_it_was(name, noised, values[name])
+        arrays[name] = noised if summed else _as_what_it_was(name, noised, values[name])
     return arrays
 
 

@@ -29,7 +29,7 @@ from models.contract.settings import CommonSettings
 WORD = 32  # bits of a number on the wire
 KEY = 32  # bytes of a mask's key
 _FEWEST = 3  # sites of a sum: of two, each that gets the mean knows the other's part
-_TAIL = 6.0  # standard deviations of the noise that are told; of 1e9 numbers two are beyond
+_TAIL = 9.0  # standard deviations of the noise that are told: one in 1e18 numbers is beyond
 _COARSEST = 0.01  # of 'clip-norm': the rounding of one site's update, as a norm
 
 Floats = npt.NDArray[np.float64]

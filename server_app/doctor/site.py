@@ -34,6 +34,7 @@ from server_app.doctor.secrets import (
 )
 from server_app.doctor.wire import handshake, same_clock
 from strategies.methods.registry import strategy_class
+from strategies.wire.secure_keys import SECURE, SENT
 
 if TYPE_CHECKING:
     from client_app.opening import Site
@@ -250,6 +251,8 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
     ]
     config = [f"{CONFIG}/{key}" for key in facts.to_config()]
     metrics = [f"{METRICS}/{key}" for key in _NEEDED]
+    if settings.common.secure_aggregation != "none":
+        config += [f"{SECURE}/{key}" for key in SENT]
     words = [f"leaves {sentence}" for sentence in (*alone.leaves(), *method.disclosures().leaves)]
     return sorted({*config, *arrays, *metrics}), words
 

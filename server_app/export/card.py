@@ -184,6 +184,8 @@ def _privacy(run: FinishedRun) -> list[str]:
     document = run.summary["privacy"]
     guarantee = document["guarantee"]
     told = guarantee if isinstance(guarantee, str) else guarantee["of"]
+    if not isinstance(guarantee, str) and (noise := guarantee.get("noise")):
+        told = f"{told}; {noise}"
     return [
         "## Privacy",
         "",

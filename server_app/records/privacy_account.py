@@ -26,6 +26,13 @@ _OF = (
     "the arrays only: label counts, measurements, seconds, fingerprints and errors, which 'leaves "
     "each site' names, leave without noise and are not bounded"
 )
+_OF_SUMS = (
+    "the sums of all rounds of this run together: 'epsilon' tells them from sums without one "
+    "site's contribution, 'epsilon-of-a-change' from those with any other data of that site; "
+    "another site, which knows its own part of the noise, faces that much less. Label counts, "
+    "measurements, seconds, fingerprints and errors, which 'leaves each site' names, are not "
+    "bounded"
+)
 _NO_NOISE = (
     f"arrays came without '{DP_RELEASES}', so perhaps without noise; server and site run different "
     "versions of fedsilo"
@@ -161,6 +168,7 @@ class PrivacyHook(Hook):
         sites = {site: self._spent(self.releases.get(site, 0)) for site in participants.sites()}
         simulated = any(facts.simulated for facts in participants.facts.values())
         secure = self.common.secure_aggregation != "none"
+        spread = secure and self.common.secure_noise == "spread"
         return {
             **self._spent(max((spent["releases"] for spent in sites.values()), default=0)),
             "delta": self.common.delta,
@@ -169,7 +177,7 @@ class PrivacyHook(Hook):
             "accountant": f"RDP (dp-accounting {version('dp-accounting')})",
             "sites": sites,
             **({"noise": _SECURE_NOISE[self.common.secure_noise]} if secure else {}),
-            "of": _OF + (_SIMULATED if simulated else ""),
+            "of": (_OF_SUMS if spread else _OF) + (_SIMULATED if simulated else ""),
         }
 
     def _spent(self, releases: int) -> dict[str, Any]:

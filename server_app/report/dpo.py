@@ -151,6 +151,8 @@ def _epsilon(guarantee: dict[str, Any]) -> Iterator[Block]:
     columns = ["site", "noisy messages", "epsilon", "epsilon of a change"]
     yield Table("Spent in this run, by site", columns, rows)
     yield Text([f"What the numbers cover: {guarantee['of']}."])
+    if noise := guarantee.get("noise"):
+        yield Text([f"Noise of weights that are summed in secret: {noise}."])
 
 
 def _allowed(run: ReportedRun, site_file: SiteFile | None) -> Iterator[Block]:

@@ -12,6 +12,7 @@ holds metrics only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
@@ -120,19 +121,25 @@ class RoundLoop(Strategy):
         self._packed = {}
         names = self.method.phases(before)
         if self.method.common.secure_aggregation != "none":
-            numbers = sum(array.size for array in self.method.model(before).values())
-            self._secure = SecureRound(round_, self.method.common, numbers)
-            names = secured_phases(names)
+            self._secure, names = self._new_secure_round(before), secured_phases(names)
         if self.method.capabilities.late_join:
             self._let_latecomers_in(grid, round_)
-        for step, name in enumerate(names):
-            measures = self.method.common.measures_in(round_)
-            self._run_phase(grid, timeout, Phase(name, round_, step, measures))
-        self._secure = None
+        try:
+            for step, name in enumerate(names):
+                measures = self.method.common.measures_in(round_)
+                self._run_phase(grid, timeout, Phase(name, round_, step, measures))
+        finally:
+            self._secure = None
         state = self.state = replace(self.current(), round=round_)
         for hook in self.hooks:
             hook.round_ended(state)
         return state
+
+    def _new_secure_round(self, before: RoundState) -> SecureRound:
+        drawn = self._drawn(before.round + 1)
+        specs = self.method.expected(TRAIN, drawn[0], before).values()
+        numbers = sum(math.prod(length or 1 for length in spec.shape) for spec in specs)
+        return SecureRound(before.round + 1, self.method.common, numbers, len(drawn))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

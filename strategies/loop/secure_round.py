@@ -8,9 +8,10 @@ began is begun anew, with new keys. Bonawitz et al. 2017, all sites as neighbour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,16 @@ from models.contract.messages import (
     TRAIN,
 )
 from models.contract.settings import CommonSettings
-from models.privacy.secure_sum import KEY, Words, masked, needed_sites, quantisation, why_too_coarse
+from models.privacy.secure_sum import (
+    KEY,
+    Quantisation,
+    Words,
+    masked,
+    needed_sites,
+    noise_of,
+    quantisation,
+    why_too_coarse,
+)
 from strategies.loop.averaging import SummedReplies
 from strategies.loop.state import ArraySpec, SiteReply
 from strategies.wire.records import NDArray
@@ -46,6 +56,8 @@ from strategies.wire.secure_keys import (
 
 _KEYS = ("mask-key", "seal-key")
 _VARIANCE = "running_var"
+_DEVIATIONS = 6.0  # of the length of noise
+_MARGIN = 1.001
 
 
 def secured_phases(names: Sequence[str]) -> list[str]:
@@ -60,13 +72,15 @@ class SecureRound:
     Attributes:
         round: the round.
         common: the run's settings.
-        numbers: of the model's arrays.
+        numbers: of the arrays of a reply.
+        asked: sites that the round asks.
         threshold: sites that must stay to the end; 0 before all keys have come.
         replies: those of the phase that trained, without arrays, by site.
     """
 
-    def __init__(self, round_: int, common: CommonSettings, numbers: int) -> None:
+    def __init__(self, round_: int, common: CommonSettings, numbers: int, asked: int) -> None:
         self.round = round_
+        self.asked = asked
         self.common = common
         self.numbers = numbers
         self.threshold = 0
@@ -149,7 +163,14 @@ class SecureRound:
             self._take_masked(replies)
 
     def _take_keys(self, replies: Mapping[str, SiteReply]) -> None:
-        self.threshold = needed_sites(self.common, len(replies))
+        try:
+            self.threshold = needed_sites(self.common, len(replies))
+        except SettingError as error:
+            raise SiteError(
+                f"round {self.round}: {len(replies)} of {self.asked} sites have sent keys for "
+                f"secure aggregation, and {error.args[0].partition(':')[0]}: mend the sites and "
+                "resume"
+            ) from None
         way = quantisation(self.common, len(replies), self.threshold)
         if reason := why_too_coarse(self.common, self.numbers, way):
             raise SettingError(reason)
@@ -200,9 +221,12 @@ class SecureRound:
         sums = masked(self._sums, *self._masks_left(replies))
         way = quantisation(self.common, len(self._keys), self.threshold)
         share = self._most / sum(self._examples[site] for site in self.replies)
+        updates = {
+            name: way.total(words, len(self.replies)) * share for name, words in sums.items()
+        }
+        self._refuse_unlikely(updates, way)
         mean = {}
-        for name, words in sums.items():
-            update = way.total(words, len(self.replies)) * share
+        for name, update in updates.items():
             became = before[name].astype(np.float64) + update
             # Rounding may leave a variance of zero just below it
             at_least = 0.0 if name.endswith(_VARIANCE) else -np.inf
@@ -212,23 +236,43 @@ class SecureRound:
     def _masks_left(self, replies: Mapping[str, SiteReply]) -> tuple[list[bytes], list[bytes]]:
         """Return the keys of masks to add to the sum, and of those to take off."""
         plus: list[bytes] = []
-        minus = [self._secret(site, replies, lambda secret: secret) for site in self.replies]
+        minus = [self._secret(site, replies) for site in self.replies]
         for gone in sorted(self._sealed.keys() - self.replies.keys()):
+            private = self._secret(gone, replies)
             for site in self.replies:
-                public = self._keys[site][0]
-                key = self._secret(gone, replies, partial(mask_key, public=public))
+                with self._naming(gone):
+                    key = mask_key(private, self._keys[site][0])
                 # What the site has added because of the one that is gone comes off, and back
                 (minus if site < gone else plus).append(key)
+        if any(len(key) != KEY for key in minus):
+            raise SiteError(f"round {self.round}: a site's mask has no key: resume the run")
         return plus, minus
+
+    def _refuse_unlikely(self, updates: Mapping[str, NDArray], way: Quantisation) -> None:
+        """Refuse a mean that no clipped updates have: masks that do not fit leave random numbers.
+
+        Raises:
+            SiteError: it is longer than 'clip-norm' and the noise allow.
+        """
+        sites, number = len(self.replies), math.sqrt(self.numbers)
+        share = self._most / sum(self._examples[site] for site in self.replies)
+        noise = noise_of(self.common, self.threshold) * self.common.clip_norm * math.sqrt(sites)
+        rounding = sites * way.step * number
+        longest = self.common.clip_norm + share * (rounding + (number + _DEVIATIONS) * noise)
+        length = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+        if length > _MARGIN * longest:
+            raise SiteError(
+                f"round {self.round}: the masks did not go out of the sum, whose mean is "
+                f"{length:.3g} long and can be {longest:.3g}: a site's keys or weights are at "
+                "fault; resume the run, which begins the round anew, or leave a site out"
+            )
 
     @property
     def _most(self) -> int:
         return max(self._examples.values())
 
-    def _secret(
-        self, site: str, replies: Mapping[str, SiteReply], key_of: Callable[[bytes], bytes]
-    ) -> bytes:
-        """Return the key of a mask, by the secret of ``site`` of which there are shares."""
+    def _secret(self, site: str, replies: Mapping[str, SiteReply]) -> bytes:
+        """Return the secret of ``site`` of which the sites have given shares."""
         shares = []
         for reply in replies.values():
             record = reply.content.config_records[SECURE]
@@ -236,11 +280,13 @@ class SecureRound:
                 zip(texts(record, "of"), tokens(record, "shares", LONGEST_SHARE), strict=True)
             )
             shares.append(of[site])
+        with self._naming(site):
+            return joined(shares[: self.threshold])
+
+    @contextmanager
+    def _naming(self, site: str) -> Iterator[None]:
         try:
-            key = key_of(joined(shares[: self.threshold]))
-            if len(key) != KEY:
-                raise SiteError("they give a secret of another length")
-            return key
+            yield
         except SiteError as error:
             raise SiteError(
                 f"round {self.round}: the masks of site {site} cannot be taken off ({error}): "

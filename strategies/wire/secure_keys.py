@@ -35,6 +35,7 @@ from flwr.supercore.primitives.asymmetric import (
 from models.contract.errors import SiteError
 
 SECURE = "secure"  # the record's name, in messages and replies
+SENT = ("round", "mask-key", "seal-key", "to", "sealed", "of", "shares")  # keys of replies
 LONGEST_KEY = 1024  # bytes of a public key as text
 LONGEST_SEALED = 4096  # bytes of two shares, sealed
 LONGEST_SHARE = 1024  # bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.privacy.secure_aggregation import SECRETS, SecureSite
+from client_app.privacy.secure_aggregation import SECRETS, SUMS, SecureSite
 from models.contract.errors import CheckpointError, RefusedError, SiteError
 from models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from models.contract.settings import CommonSettings
@@ -98,8 +99,36 @@ def test_of_a_site_one_kind_of_share_leaves(ready: Round) -> None:
     again = ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)
     assert dict(told) == dict(again)
     assert told["of"] == NAMES
-    with pytest.raises(RefusedError, match=r"another list of sites .* a single site's weights"):
+    with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* single sites'"):
         ready.site("a", answered=["a", "b", "d"], **asked).answer(SECURE_UNMASK)
+    secrets = json.loads((ready.folder / "a" / SECRETS).read_text())
+    assert secrets["masking"] == secrets["own_mask"] == "", "no longer needed"
+
+
+def test_a_round_that_is_begun_anew_opens_no_other_sum(ready: Round) -> None:
+    for name in NAMES:
+        ready.masked(name, [0.5, 0.5])
+    ready.site("a", answered=["a", "b", "c"], **ready.sealed_for("a")).answer(SECURE_UNMASK)
+    ready.make_keys()
+    ready.share()
+    with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* same sites answer"):
+        ready.masked("a", [0.5, 0.5], sites=["a", "b", "d"])
+    ready.masked("a", [0.5, 0.5])
+    asked = ready.sealed_for("a")
+    with pytest.raises(RefusedError, match="the sum of a, b, c was opened in this round before"):
+        ready.site("a", answered=NAMES, **asked).answer(SECURE_UNMASK)
+    told = ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)  # the mend
+    assert told["of"] == NAMES
+    (ready.folder / "a" / SUMS).write_text("[]")
+    with pytest.raises(CheckpointError, match=r"secure-sums.json is damaged .* bring it back"):
+        ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)
+
+
+def test_sums_of_the_newest_rounds_are_remembered(tmp_path: Path) -> None:
+    site = SecureSite("a", 1, COMMON, tmp_path, {})
+    for number in range(1, 6):
+        dataclasses.replace(site, round=number)._note_sum(["a", "b", "c"])
+    assert list(json.loads((tmp_path / SUMS).read_text())) == ["3", "4", "5"]
 
 
 def test_sums_of_few_sites_are_not_helped_with(ready: Round) -> None:
@@ -122,7 +151,10 @@ def test_sums_of_few_sites_are_not_helped_with(ready: Round) -> None:
         ({"sites": 3}, "no list of texts 'sites'"),
         ({"mask-keys": [b"x" * 2000] * 4}, "no list 'mask-keys' of at most 1024 bytes"),
         ({"mask-keys": [b"x"] * 4}, "two sites have the same key"),
-        ({"seal-keys": [b"w", b"x", b"y", b"z"]}, "a key that came is none"),
+        (
+            {"seal-keys": [b"w", b"x", b"y", b"z"]},
+            "the keys under this site's name are not its own",
+        ),
     ],
 )
 def test_keys_that_cannot_be_of_four_sites_are_refused(

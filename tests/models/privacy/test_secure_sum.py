@@ -99,10 +99,10 @@ def test_as_many_bits_as_the_sum_has_room_for() -> None:
 
 def test_noise_widens_what_can_be_told() -> None:
     assert quantisation(settings(), 4, 3).limit == 2.0
-    assert quantisation(settings(noise_multiplier=0.5), 4, 3).limit == 2.0 + 6 * 0.5 * 2.0
+    assert quantisation(settings(noise_multiplier=0.5), 4, 3).limit == 2.0 + 9 * 0.5 * 2.0
     spread = settings(noise_multiplier=0.5, secure_noise="spread")
     assert noise_of(spread, 4) == 0.25
-    assert quantisation(spread, 5, 4).limit == 2.0 + 6 * 0.25 * 2.0
+    assert quantisation(spread, 5, 4).limit == 2.0 + 9 * 0.25 * 2.0
 
 
 def test_rounding_that_is_no_small_part_of_the_clip_is_told() -> None:
