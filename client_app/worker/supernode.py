@@ -1,7 +1,8 @@
 """Flower's SuperNode, which looks for messages and replies often while there are some.
 
 Flower's own waits are 3 s for a message and 0.5 s for a reply, and no setting changes them. They
-are replaced in the very version that was read; another keeps its own, and that is said once.
+are replaced in the very version that was read; another keeps its own, and that is said once. There
+too a message that no process will answer is given up (``unanswered``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import importlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from threading import Thread
 from types import ModuleType
 
 from client_app.worker.pace import LONG, SHORT, Pace
+from client_app.worker.unanswered import watching
 
 READ = "1.39.0"  # the Flower version whose waits are known
 _WAITS = "flwr.supernode.start_client_internal"
 _IDLE = 3.0  # Flower's wait for a message, seconds
+_LOOK = 1.0  # seconds from one look for messages that nobody answers to the next
 
 
 class ShortWaits:
@@ -30,14 +34,22 @@ class ShortWaits:
 
     def __init__(self) -> None:
         self.pace = Pace(short=LONG / 2, long=2 * LONG)
+        self.look: Callable[[], object] | None = None
+        self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
         """Sleep less than ``seconds``."""
         if seconds < _IDLE:
             self.pace.quicken()
+            self._look_sometimes()
             time.sleep(SHORT)
         else:
             time.sleep(min(seconds, self.pace.next()))
+
+    def _look_sometimes(self) -> None:
+        if self.look and time.monotonic() - self._looked > _LOOK:
+            self._looked = time.monotonic()
+            self.look()
 
     def __getattr__(self, name: str) -> object:
         """Return whatever else the module has."""
@@ -54,12 +66,15 @@ def shorten_waits(version: str, module: ModuleType) -> str:
     Returns:
         Why it keeps its own waits; empty if it does not.
     """
-    if version != READ or getattr(module, "time", None) is not time:
+    known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
+    if version != READ or not known:
         return (
             f"fedsilo knows the waits of Flower {READ} and this is {version}: the SuperNode keeps "
             "Flower's own, a message takes up to 3 s longer"
         )
-    module.time = ShortWaits()  # type: ignore[attr-defined]  # the name that its functions look up
+    waits = ShortWaits()
+    module.time = waits  # type: ignore[attr-defined]  # the name that its functions look up
+    module._push_messages = watching(module._push_messages, waits)  # type: ignore[attr-defined]
     return ""
 
 

@@ -172,8 +172,11 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
         (
             {"noise-multiplier": 2.0},
             {
-                **{"clip_norm": 1.0, "noise_multiplier": 2.0, "method": "fedavg"},
-                **{"secure_aggregation": "secagg", "secure_noise": "spread"},
+                "clip_norm": 1.0,
+                "noise_multiplier": 2.0,
+                "method": "fedavg",
+                "secure_aggregation": "secagg",
+                "secure_noise": "spread",
             },
             "of at least 2 of this site, and the run's 'secure-noise' is 'spread'",
         ),

@@ -33,6 +33,7 @@ def test_the_flower_that_is_installed_is_the_one_whose_waits_were_read() -> None
 def test_flowers_waits_are_shortened_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("waits")
     module.time = time  # type: ignore[attr-defined]
+    module._push_messages = lambda state: None  # type: ignore[attr-defined]
     exec("def idle(): time.sleep(3)\ndef reply(): time.sleep(0.5)", module.__dict__)
     slept: list[float] = []
     assert shorten_waits(READ, module) == ""
