@@ -535,6 +535,14 @@ ALSO = (
     "holds a run of another config",
     "no test images: set",
     "no validation images, by which the epoch is chosen",
+    # tests/test_secure_end_to_end.py
+    "a sum has room for numbers of a known size",
+    "it must be from",
+    "of a sum only the mean is known",
+    "there is no noise to spread",
+    "to bits moves a site's update by",
+    "needs at least three sites",
+    "needs more of the sites' arrays than a sum",
 )
 
 

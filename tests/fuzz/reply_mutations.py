@@ -313,6 +313,12 @@ _METRIC_WAYS = (_metric_value, _metric_value, _metric_value, _metric_keys, _metr
 _RECORD_WAYS = (_records,)
 
 
+def _has_texts(value: Any) -> bool:
+    """Tell whether a value is bytes, or a list of texts or of bytes, and not empty."""
+    texts = isinstance(value, list) and all(isinstance(part, str | bytes) for part in value)
+    return bool(value) and (texts or isinstance(value, bytes))
+
+
 def _listed(rng: Random, value: Any) -> Any:
     """Return a list of texts or bytes, or bytes, with one thing in it changed."""
     at = rng.randrange(len(value))
@@ -334,7 +340,7 @@ def mutate_config(rng: Random, content: Content, done: list[str]) -> Content:
         value = record[key]
         if isinstance(value, str) and value[:1] in ("{", "[") and rng.random() < 0.7:
             made: Any = json.dumps(mutate_tree(rng, json.loads(value), done))
-        elif isinstance(value, list | bytes) and value and rng.random() < 0.7:
+        elif _has_texts(value) and rng.random() < 0.7:
             made = _listed(rng, value)
         else:
             made = hostile_value(rng)
