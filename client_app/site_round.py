@@ -29,7 +29,7 @@ from client_app.training.going_on import train_on
 from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import PREFIX, train_paced
 from client_app.training.repeatability import noted_operations
-from models.contract.errors import SettingError, SiteError
+from models.contract.errors import FedsiloError, SiteError
 from models.contract.messages import (
     ARRAYS,
     EVALUATE,
@@ -123,7 +123,7 @@ class SiteRound:
     def _naming_round(self) -> Iterator[None]:
         try:
             yield
-        except (SiteError, SettingError) as error:
+        except FedsiloError as error:
             place = f"site {self.method.silo.name}, round {self._instruction.round}"
             raise type(error)(f"{place}: secure aggregation: {error}") from None
 

@@ -8,7 +8,8 @@ same keys, and of a round that is begun anew helps to open no other sum than bef
 would be a site's own. The secrets of a round lie beside the site's state and are gone with the next
 round, and with the evaluation that ends a run; whose sums were opened stays known.
 
-It guards against a server that follows the protocol and reads what it gets (docs/privacy.md).
+It guards against a server that follows the protocol and reads what it gets
+(docs/secure-aggregation.md).
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class SecureSite:
             )
         partners = texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
-        if not set(self._opened_before() or partners) <= set(partners):
+        if not set(self._opened_before()) <= set(partners):
             raise self._other_sum()
         return secrets, partners
 

@@ -195,7 +195,7 @@ class SecureRound:
         for name in names:
             total: Any = None
             for reply in ordered.values():
-                array = reply.array(name).astype(np.uint32)
+                array = reply.array(name)
                 total = array if total is None else total + array  # modulo 2^32
             self._sums[name] = total
         self.replies = {
@@ -224,7 +224,7 @@ class SecureRound:
         updates = {
             name: way.total(words, len(self.replies)) * share for name, words in sums.items()
         }
-        self._refuse_unlikely(updates, way)
+        self._refuse_unlikely(updates, way, share)
         mean = {}
         for name, update in updates.items():
             became = before[name].astype(np.float64) + update
@@ -236,9 +236,10 @@ class SecureRound:
     def _masks_left(self, replies: Mapping[str, SiteReply]) -> tuple[list[bytes], list[bytes]]:
         """Return the keys of masks to add to the sum, and of those to take off."""
         plus: list[bytes] = []
-        minus = [self._secret(site, replies) for site in self.replies]
+        shares = [_shares(reply) for reply in replies.values()]
+        minus = [self._secret(site, shares) for site in self.replies]
         for gone in sorted(self._sealed.keys() - self.replies.keys()):
-            private = self._secret(gone, replies)
+            private = self._secret(gone, shares)
             for site in self.replies:
                 with self._naming(gone):
                     key = mask_key(private, self._keys[site][0])
@@ -248,14 +249,15 @@ class SecureRound:
             raise SiteError(f"round {self.round}: a site's mask has no key: resume the run")
         return plus, minus
 
-    def _refuse_unlikely(self, updates: Mapping[str, NDArray], way: Quantisation) -> None:
+    def _refuse_unlikely(
+        self, updates: Mapping[str, NDArray], way: Quantisation, share: float
+    ) -> None:
         """Refuse a mean that no clipped updates have: masks that do not fit leave random numbers.
 
         Raises:
             SiteError: it is longer than 'clip-norm' and the noise allow.
         """
         sites, number = len(self.replies), math.sqrt(self.numbers)
-        share = self._most / sum(self._examples[site] for site in self.replies)
         noise = noise_of(self.common, self.threshold) * self.common.clip_norm * math.sqrt(sites)
         rounding = sites * way.step * number
         longest = self.common.clip_norm + share * (rounding + (number + _DEVIATIONS) * noise)
@@ -271,17 +273,10 @@ class SecureRound:
     def _most(self) -> int:
         return max(self._examples.values())
 
-    def _secret(self, site: str, replies: Mapping[str, SiteReply]) -> bytes:
-        """Return the secret of ``site`` of which the sites have given shares."""
-        shares = []
-        for reply in replies.values():
-            record = reply.content.config_records[SECURE]
-            of = dict(
-                zip(texts(record, "of"), tokens(record, "shares", LONGEST_SHARE), strict=True)
-            )
-            shares.append(of[site])
+    def _secret(self, site: str, shares: Sequence[Mapping[str, bytes]]) -> bytes:
+        """Return the secret of ``site``, of which each site has given a share."""
         with self._naming(site):
-            return joined(shares[: self.threshold])
+            return joined([given[site] for given in shares[: self.threshold]])
 
     @contextmanager
     def _naming(self, site: str) -> Iterator[None]:
@@ -309,3 +304,9 @@ class SecureRound:
     def _check_number(listed: Sequence[bytes], wanted: int) -> None:
         if len(listed) != wanted:
             raise SiteError(f"record '{SECURE}' has {len(listed)} entries, not {wanted}")
+
+
+def _shares(reply: SiteReply) -> dict[str, bytes]:
+    """Return the shares that a site has given, by the site whose secret they are of."""
+    record = reply.content.config_records[SECURE]
+    return dict(zip(texts(record, "of"), tokens(record, "shares", LONGEST_SHARE), strict=True))
