@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import hypothesis
 import pytest
@@ -31,7 +34,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
     """Give every test the same numbers from torch's own generator, each time and in any order."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +64,27 @@ def inline_run(tmp_path: Path) -> InlineRun:
         return run_inline(resolve(named), nodes, draw)
 
     return run
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a command's runs in this process: another one takes seconds to import everything.
+
+    One after another: Flower keeps a process's run id in one place.
+    """
+    from server_app.compare import over_seeds, trials
+    from server_app.run.inline_engine import run_inline
+
+    alone = Lock()
+
+    def run(job: over_seeds.Job) -> None:
+        resume = job.directory.path.is_dir()
+        common = dataclasses.replace(job.settings.common, resume=resume)
+        with alone:
+            run_inline(dataclasses.replace(job.settings, common=common), job.sites, draw=False)
+
+    monkeypatch.setattr(over_seeds.Job, "run", run)
+    monkeypatch.setattr(trials, "_pool", lambda *_: ThreadPoolExecutor(1))
 
 
 @pytest.fixture(scope="session")

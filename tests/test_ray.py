@@ -156,6 +156,7 @@ def test_flwr_run_takes_a_toml_file_and_a_failing_site_stops_the_run_with_its_re
     assert not (tmp_path / "toml" / "summary.json").exists()
 
 
+@pytest.mark.soak  # its line is found in what Flower prints by a test below
 def test_an_error_inside_the_flower_run_is_fedsilos_one_line_and_exit_code(
     tmp_path: Path,
 ) -> None:

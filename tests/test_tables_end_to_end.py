@@ -135,7 +135,7 @@ def test_a_run_on_tables_writes_figures_that_can_be(
     assert sizes["cleveland"] == {"train": train, "val": val, "test": 104}
 
 
-@pytest.mark.parametrize("nodes", [4, 2])
+@pytest.mark.parametrize("nodes", in_soak([4, 2], but=[2]))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_seed_gives_the_same_bytes_on_tables(
     variant: str, nodes: int, inline_run: InlineRun, finished: Finished

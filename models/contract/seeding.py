@@ -37,5 +37,9 @@ def seeded(seed: int, *key: int | str, device: torch.device | None = None) -> It
     cuda = device is not None and device.type == "cuda"
     devices = [device] if cuda else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive_seed(seed, *key))
+        drawn = derive_seed(seed, *key)
+        # Not torch.manual_seed: for each kind of GPU that is not in use it keeps a stack trace
+        torch.default_generator.manual_seed(drawn)
+        if cuda:
+            torch.cuda.manual_seed_all(drawn)
         yield

@@ -7,6 +7,7 @@ make more memory be taken than it has itself. Pickles, archives and text are no 
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Mapping
@@ -112,7 +113,16 @@ def unpack(packed: Array) -> NDArray:
 
 
 def _header(data: bytes) -> Header:
-    file = io.BytesIO(data[: npy.MAGIC_LEN + 4 + _LONGEST_HEADER])
+    length = npy.MAGIC_LEN + 4 + _LONGEST_HEADER
+    if data[npy.MAGIC_LEN - 2 : npy.MAGIC_LEN] == bytes((1, 0)):  # numpy's own: its length follows
+        own = int.from_bytes(data[npy.MAGIC_LEN : npy.MAGIC_LEN + 2], "little")
+        length = min(length, npy.MAGIC_LEN + 2 + own)
+    return _parsed(data[:length])
+
+
+@functools.lru_cache(maxsize=1024)  # of few shapes, each round again; of 4 KB at most
+def _parsed(start: bytes) -> Header:
+    file = io.BytesIO(start)
     try:
         version = npy.read_magic(file)
         read = _READERS[version]

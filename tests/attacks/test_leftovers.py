@@ -83,6 +83,7 @@ def begin(tmp_path: Path, temporary: Path) -> Iterator[Begin]:
     end_trees([psutil.Process(process.pid) for process in started if process.poll() is None])
 
 
+@pytest.mark.soak
 def test_a_killed_ray_run_leaves_no_process_and_no_folder(
     tiny: Tiny, begin: Begin, tmp_path: Path
 ) -> None:

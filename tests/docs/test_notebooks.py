@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,15 +18,33 @@ def _opened(path: Path) -> dict[str, object]:
     return notebook
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+def _code(path: Path) -> list[dict[str, Any]]:
     cells = _opened(path)["cells"]
     assert isinstance(cells, list)
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    code = _code(path)
     assert code
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run_one_after_another(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, object] = {"__name__": "cells"}
+    for cell in _code(path):
+        exec(compile(cell["source"], str(path), "exec"), names)
+    assert (tmp_path / "first-run.html").is_file()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="no nbclient: install the extra 'test'")

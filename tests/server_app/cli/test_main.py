@@ -125,6 +125,7 @@ def test_a_run_prints_a_line_per_round_and_the_table(
     assert main(["plot", str(tmp_path / "run")]) == 0
 
 
+@pytest.mark.usefixtures("in_process")
 def test_compare_runs_resumes_and_reuses(
     tiny: Tiny, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -196,6 +196,7 @@ def _tables(folder: Path, **labels: str) -> None:
         (folder / f"{site}.csv").write_text("\n".join(["age,sick", *rows]) + "\n")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_two_experiments_are_cross_validated_on_the_same_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +246,7 @@ def test_images_have_no_folds_and_are_refused(
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("in_process")
 def test_tables_that_were_changed_are_cross_validated_anew(tmp_path: Path) -> None:
     file, data, kept = tmp_path / "s.yaml", tmp_path / "data", tmp_path / "crossvalidation"
     file.write_text(SIMULATION)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from threading import Lock
 
 import pytest
 
@@ -15,24 +14,8 @@ from server_app.cli.main import main
 from server_app.compare.over_seeds import Job
 from server_app.config.settings import resolve
 from server_app.records.run_directory import RunDirectory, config_document
-from server_app.run.inline_engine import run_inline
 
 SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc"]
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what is missing in this process: another one takes seconds to import everything.
-
-    One after another: Flower keeps a process's run id in one place.
-    """
-    alone = Lock()
-
-    def run(job: Job) -> None:
-        with alone:
-            run_inline(job.settings, job.sites, draw=False)
-
-    monkeypatch.setattr(Job, "run", run)
 
 
 def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
@@ -80,6 +63,7 @@ def _table(folder: Path, **labels: str) -> list[str]:
     return [*arguments, "--out", str(folder / "out"), "--csv", str(folder / "t.csv")]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_run_on_tables_that_were_changed_since_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +81,7 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
     assert (tmp_path / "t.csv").read_bytes() == before
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_finished_run_whose_data_have_gone_from_their_folder_is_not_believed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +93,7 @@ def test_a_finished_run_whose_data_have_gone_from_their_folder_is_not_believed(
     assert "the data cannot be read now" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("in_process")
 def test_another_schema_over_the_same_rows_is_other_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +105,7 @@ def test_another_schema_over_the_same_rows_is_other_data(
     assert "the data of one, two are others there" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_comparison_by_validation_figures_that_no_site_has_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

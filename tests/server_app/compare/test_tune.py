@@ -164,6 +164,7 @@ def _tune(experiment: str, file: Path, out: Path, *more: str) -> int:
     return main([*command, *more])
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_search_reads_no_test_row_and_is_not_run_twice(
     simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
     assert (folder / "chosen.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("in_process")
 def test_images_are_searched_on_their_own_validation_part(
     simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +222,7 @@ def test_a_setting_that_the_grid_decides_cannot_be_set(
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_point_of_the_grid_that_cannot_be_is_named(
     simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_point_of_the_grid_that_cannot_be_is_named(
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("in_process")
 def test_tables_that_were_changed_are_searched_anew(simulation: Simulation, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -256,6 +260,7 @@ def test_tables_that_were_changed_are_searched_anew(simulation: Simulation, tmp_
     assert len(after) == 8
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_budget_of_the_command_stands_instead_of_the_files_and_is_written_down(
     simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
