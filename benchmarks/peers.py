@@ -1,10 +1,11 @@
 """The same FedAvg by fedsilo and by what one would pick instead: time, processor, memory.
 
-    python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--rounds 5] [--width 16]
+    python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--rounds 5] [--csv FILE]
 
 Nine MNIST silos, one network, the same local steps, one thread a client: a bare loop and fedsilo's
 inline engine one client after the other; fedsilo by Ray, plain Flower and NVFlare's simulator two
-at once. Each is a process of its own. Final models are measured once, on all clients' test images.
+at once. Each is a process of its own. Final models are measured once, on all clients' test images;
+fedsilo draws start and order by its seed, the others as ``peer_job.py`` does.
 ``--nvflare`` is the Python of an environment in which NVFlare is installed and fedsilo's packages
 can be imported after NVFlare's own; without it that row is left out.
 """
@@ -18,15 +19,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 
+import pandas as pd
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from datasets.io.atomic_files import write_atomically
+from models.contract.settings_schema import Value
+
 HERE = Path(__file__).resolve().parent
 _LOOK = 1.0  # seconds between looks at the processes
+_VALUES: Mapping[str, Value] = {
+    "method": "fedavg",
+    "dataset": "mnist",
+    "silos": 9,
+    "batch-size": 64,
+    "local-epochs": 1,
+    "dropout": 0.0,
+    "mc-passes": 0,
+    "evaluate-every": 0,
+    "device": "cpu",
+    "threads": 1,
+}
 
 
 class Watch(Thread):
@@ -108,27 +126,27 @@ def main() -> None:
     parser.add_argument("--nvflare", default="", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
+    rows = pd.DataFrame(_rows(options))
     table = Table(title=f"{options.rounds} rounds, width {options.width}", title_justify="left")
-    names = ("rounds s", "s a round", "rounds / bare", "whole s", "CPU s", "peak MiB", "accuracy")
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right")
+    for name in map(str, rows):
+        table.add_column(name, justify="left" if name == "rival" else "right")
+    for row in rows.itertuples(index=False):
+        table.add_row(*map(str, row))
+    Console(width=120).print(table)
+    if options.csv:
+        write_atomically(options.csv, rows.to_csv(index=False))
+
+
+def _rows(options: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Run all rivals, and yield each one's row."""
     with tempfile.TemporaryDirectory() as folder:
-        values = {
-            "method": "fedavg",
-            "dataset": "mnist",
-            "silos": 9,
+        values: dict[str, Value] = {
+            **_VALUES,
             "width": options.width,
             "data-dir": str(options.data_dir.resolve()),
             "rounds": options.rounds,
-            "batch-size": 64,
-            "local-epochs": 1,
-            "dropout": 0.0,
-            "mc-passes": 0,
-            "evaluate-every": 0,
-            "device": "cpu",
-            "threads": 1,
             "out": folder,
         }
         settings, bare = Path(folder) / "settings.json", 0.0
@@ -136,17 +154,16 @@ def main() -> None:
         for name, command in rivals(options.nvflare, settings).items():
             found = measured(command)
             bare = bare or found["rounds"]
-            table.add_row(
-                name,
-                f"{found['rounds']:.1f}",
-                f"{found['rounds'] / options.rounds:.2f}",
-                f"{found['rounds'] / bare:.3f}",
-                f"{found['whole']:.1f}",
-                f"{found['cpu']:.1f}",
-                f"{found['peak']:.0f}",
-                f"{found['accuracy']:.3f}",
-            )
-    Console(width=120).print(table)
+            yield {
+                "rival": name,
+                "rounds s": f"{found['rounds']:.1f}",
+                "s a round": f"{found['rounds'] / options.rounds:.2f}",
+                "rounds / bare": f"{found['rounds'] / bare:.3f}",
+                "whole s": f"{found['whole']:.1f}",
+                "CPU s": f"{found['cpu']:.1f}",
+                "peak MiB": f"{found['peak']:.0f}",
+                "accuracy": f"{found['accuracy']:.3f}",
+            }
 
 
 if __name__ == "__main__":

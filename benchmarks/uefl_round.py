@@ -4,7 +4,7 @@ Both are run by the inline engine on the same silos, with the same threads; what
 message is what its own clock says (traffic.csv). The two methods take turns, so that a machine that
 others use too slows both alike.
 
-    python benchmarks/uefl_round.py --data-dir DIR [--experiment NAME] [--turns 3]
+    python benchmarks/uefl_round.py --data-dir DIR [--experiment NAME] [--turns 3] [--csv FILE]
 
 The quotients: a UEFL training round over FedAvg's, and what the end of an iteration adds (the check
 of uncertainty; the centroids, by which books are laid) over a training round of UEFL.
@@ -19,9 +19,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from datasets.io.atomic_files import write_atomically
 from models.contract.messages import TRAIN
 from models.contract.settings_schema import Value
 from server_app.config.experiments import find_experiment
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--experiment", default="uefl-table3-cifar10-uefl-cpu")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     experiment = find_experiment(app_folder() / "simulation.yaml", options.experiment).values
     measured: dict[str, list[dict[str, float]]] = {"fedavg": [], "uefl": []}
@@ -79,16 +82,28 @@ def main() -> None:
                 values = values_of(method, experiment, options.data_dir.resolve())
                 named = {**values, "run-name": f"{method}-{turn}"}
                 found.append(seconds_by_phase(named, Path(out)))
+    turns = enumerate(zip(*measured.values(), strict=True), start=1)
+    rows = pd.DataFrame(_row(turn, *both) for turn, both in turns)
     table = Table(title=f"{options.experiment}, seconds of all sites a round", title_justify="left")
-    columns = ("turn", "FedAvg", "UEFL", "UEFL / FedAvg", "check / round", "centroids / round")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for turn, (fedavg, uefl) in enumerate(zip(*measured.values(), strict=True), start=1):
-        base, trained = fedavg[TRAIN], uefl[TRAIN]
-        ratios = (trained / base, uefl[UNCERTAINTY] / trained, uefl[CENTROIDS] / trained)
-        told = [f"{ratio:.2f}" for ratio in ratios]
-        table.add_row(str(turn), f"{base:.1f}", f"{trained:.1f}", *told)
+    for name in map(str, rows):
+        table.add_column(name, justify="right")
+    for row in rows.itertuples(index=False):
+        table.add_row(*map(str, row))
     Console(width=100).print(table)
+    if options.csv:
+        write_atomically(options.csv, rows.to_csv(index=False))
+
+
+def _row(turn: int, fedavg: Mapping[str, float], uefl: Mapping[str, float]) -> dict[str, str]:
+    base, trained = fedavg[TRAIN], uefl[TRAIN]
+    return {
+        "turn": str(turn),
+        "FedAvg": f"{base:.1f}",
+        "UEFL": f"{trained:.1f}",
+        "UEFL / FedAvg": f"{trained / base:.2f}",
+        "check / round": f"{uefl[UNCERTAINTY] / trained:.2f}",
+        "centroids / round": f"{uefl[CENTROIDS] / trained:.2f}",
+    }
 
 
 if __name__ == "__main__":
