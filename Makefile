@@ -22,7 +22,7 @@ test-soak: setup  ## what `make test` tries at one place, at all others: deaths,
 
 KILLS ?= 200
 test-kill: setup  ## commands killed at drawn moments, given again: the same bytes; an hour for 200
-	FEDSILO_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kill
+	FEDSILO_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kill tests/deploy/test_kills.py
 
 # KIND=reply-fedavg takes the kinds whose names begin so, FIRST=5000 the seeds from there
 fuzz: setup  ## TRIALS=1000 of each kind of malformed input; a failure is printed with its seed (docs/reliability.md)

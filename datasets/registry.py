@@ -9,9 +9,9 @@ from datasets.io.digests import json_digest
 from datasets.io.licence import Licence
 from datasets.io.locations import Places, find_places
 from datasets.partition.cuts import (
-    KEYS,
     check_partition,
     cut_document,
+    cut_keys,
     cut_names,
     is_cut,
     load_cut,
@@ -69,7 +69,7 @@ def check_data_settings(settings: CommonSettings) -> None:
     """
     chosen = data_set(settings.dataset)
     check_partition(chosen, settings)
-    read = chosen.settings | (KEYS if is_cut(settings) else frozenset())
+    read = chosen.settings | cut_keys(settings.partition)
     foreign = frozenset().union(*(data_set(name).settings for name in DATA_SETS)) - read
     values, usual = as_mapping(settings), defaults(CommonSettings)
     for key in sorted(foreign):

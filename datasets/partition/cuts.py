@@ -25,7 +25,7 @@ from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import as_mapping, defaults, keys_with
 
-KEYS = frozenset(keys_with(CommonSettings, "silo"))  # read under a cut by any data set
+_KEYS = frozenset(keys_with(CommonSettings, "silo"))
 DIRICHLET, LABELS = "dirichlet", "labels"
 _OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
 _FEWEST = 2  # training samples: batch norm has no spread of one
@@ -35,6 +35,13 @@ _MAKER = 1  # raise it when the same rows make other arrays, so that no old cach
 def is_cut(settings: CommonSettings) -> bool:
     """Tell whether silos are cut anew, and not those of the data set."""
     return settings.partition != "own"
+
+
+def cut_keys(partition: str) -> frozenset[str]:
+    """Return the settings that are read under a partition, whatever the data set reads itself."""
+    if partition == "own":
+        return frozenset()
+    return _KEYS | {"fold-seed"} if partition in (DIRICHLET, LABELS) else _KEYS
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
@@ -99,7 +106,7 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
         name: {part: own[part].tolist() for part in SPLITS}
         for name, own in zip(names, rows, strict=True)
     }
-    decisive = sorted(["partition", *_OF, "fold-seed", *KEYS])
+    decisive = sorted(["partition", *_OF, "fold-seed", *_KEYS])
     decided_by = {key: as_mapping(settings)[key] for key in decisive}
     return {"decided-by": decided_by, "sha256": json_digest(silos), "silos": silos}
 
@@ -125,11 +132,17 @@ def _rows(
     if short:
         raise DataError(
             f"{data.name}, partition '{settings.partition}' leaves {len(short)} of {len(names)} "
-            f"silos without {_FEWEST} training samples, '{short[0]}' first: "
-            + ("raise 'concentration', " if settings.partition == DIRICHLET else "")
-            + "lower 'silos', or set another 'fold-seed'"
+            f"silos without {_FEWEST} training samples, '{short[0]}' first: {_mend(settings)}"
         )
     return cut
+
+
+def _mend(settings: CommonSettings) -> str:
+    if 0 < settings.silo_train_size < _FEWEST:
+        return f"raise 'silo-train-size' to at least {_FEWEST}"
+    if settings.partition == DIRICHLET:
+        return "raise 'concentration', lower 'silos', or set another 'fold-seed'"
+    return "lower 'silos', or set another 'fold-seed'"
 
 
 def _some(rows: Rows, count: int, draw: np.random.Generator) -> Rows:

@@ -163,7 +163,7 @@ class LabelCut:
         Raises:
             DataError: the pool has too few samples of some label.
         """
-        validation, trained = self._checked(train_size or self._most())
+        validation, trained = self._checked(train_size or self._most(), train_size > 0)
         rows = self._by_label("train")
         # From the end, which no silo trains on
         last = [r[len(r) - len(self.sets) * v :] for r, v in zip(rows, validation, strict=True)]
@@ -234,25 +234,39 @@ class LabelCut:
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         return bisect_left(sizes, True, key=short)
 
-    def _fits(self, size: int, validation: list[int], trained: list[list[int]]) -> bool:
-        need = size if self._has("val") else size - size // VALIDATION_SHARE
-        whole = self._has("val") or sum(validation) == size // VALIDATION_SHARE
-        return whole and all(sum(parts) == need for parts in trained)
+    def _need(self, size: int) -> int:
+        """Return how many of ``size`` samples train."""
+        return size if self._has("val") else size - size // VALIDATION_SHARE
 
-    def _checked(self, size: int) -> tuple[list[int], list[list[int]]]:
-        """Return ``_sizes``, each label trained on where it is held."""
+    def _fits(self, size: int, validation: list[int], trained: list[list[int]]) -> bool:
+        whole = self._has("val") or sum(validation) == size // VALIDATION_SHARE
+        return whole and all(sum(parts) == self._need(size) for parts in trained)
+
+    def _checked(self, size: int, asked: bool) -> tuple[list[int], list[list[int]]]:
+        """Return ``_sizes``, each label trained on where it is held.
+
+        Where no size is ``asked`` for it is the largest, and a larger one is no way out.
+        """
+        fewer = "lower 'silos', or choose another 'partition'"
         if not self._has("val") and size < VALIDATION_SHARE:
             raise DataError(
                 f"{self.where}: a silo of {size} training images has no validation part, a tenth: "
-                "raise 'silo-train-size', or lower 'silos'"
+                + (f"raise 'silo-train-size' to at least {VALIDATION_SHARE}" if asked else fewer)
             )
         validation, trained = self._sizes(size)
         for name, held, parts in zip(self.names, self.sets, trained, strict=True):
             if not min(parts):
-                none = held[parts.index(0)]
+                none, least = held[parts.index(0)], size
+                while self._need(least) < len(held):
+                    least += 1
                 raise DataError(
                     f"{self.where}: no training image is left of label {none} for {name}, of "
-                    f"{self._counts('train')[none]}: lower 'silos', or raise 'silo-train-size'"
+                    f"{self._counts('train')[none]}: "
+                    + (
+                        f"raise 'silo-train-size' to at least {least}"
+                        if asked and least > size
+                        else fewer
+                    )
                 )
         if not self._fits(size, validation, trained):
             fewest = min(sum(validation) + sum(parts) for parts in trained)

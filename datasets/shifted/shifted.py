@@ -102,8 +102,13 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
     for share in shares:
         if 0 < share.size < share.least:
             raise DataError(
-                f"a silo of {share.size} {share.part} images has no validation part: raise "
-                f"'silo-{share.part}-size' to at least {share.least}, or lower 'silos'"
+                f"a silo of {share.size} {share.part} images has no validation part: "
+                # A size that is not asked for is what the pool has for so many silos
+                + (
+                    f"raise 'silo-train-size' to at least {share.least}"
+                    if settings.silo_train_size
+                    else "lower 'silos', or take more data"
+                )
             )
     if short := [share for share in shares if not share.fits(settings.silos)]:
         raise DataError(_too_few(source.name, settings.silos, short))

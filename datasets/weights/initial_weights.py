@@ -166,7 +166,8 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
         raise SettingError(
             f"setting 'initial-weights': {where} is of another architecture than the run's ViT: "
             f"{len(missing)} of {len(blocks)} arrays of the blocks are not in it "
-            f"({', '.join(missing[:3])}); set 'backbone' to that of the weights"
+            f"({', '.join(missing[:3])}); set 'backbone' and 'backbone-...' to those of the "
+            "weights, or name other weights"
         )
     if broken := [name for name, array in fitting.items() if not array.isfinite().all()]:
         raise SettingError(f"setting 'initial-weights': '{broken[0]}' in {where} is not finite")

@@ -92,7 +92,9 @@ class CommonSettings:
         "resnet22: compute inner values again when going back, to save memory",
         roles="network",
     )
-    learning_rate: float = setting(1e-3, "step size of the optimiser", roles="step", above=0.0)
+    learning_rate: float = setting(
+        1e-3, "step size of the optimiser", roles="step", above=0.0, maximum=1e30
+    )
     optimiser: str = setting(
         "adam", "optimiser of local training", roles="step", choices=("adam", "adamw", "sgd")
     )
@@ -195,7 +197,7 @@ class CommonSettings:
         3, "first layers, which take b-prompts", roles=("network", "vit"), minimum=1
     )
     basic_learning_rate: float = setting(
-        2.5e-4, "step size of b- and g-prompts", roles=("step", "vit"), above=0.0
+        2.5e-4, "step size of b- and g-prompts", roles=("step", "vit"), above=0.0, maximum=1e30
     )
 
     image_size: int = setting(

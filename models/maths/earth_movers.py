@@ -276,7 +276,10 @@ def refuse_large(tokens: int) -> None:
 
 def _refuse_masses(costs: Tensor, supply: Tensor, demand: Tensor) -> None:
     if not all(part.isfinite().all() for part in (costs, supply, demand)):
-        raise SiteError("transport costs or masses hold values that are not finite")
+        raise SiteError(
+            "transport costs or masses hold values that are not finite: what is compared has "
+            "diverged; lower 'learning-rate'"
+        )
     for name, masses in (("supply", supply), ("demand", demand)):
         if (masses < 0).any():
             raise SiteError(f"the {name} of a transport has negative masses")

@@ -242,7 +242,7 @@ def _refuse_other_architectures(vit: Any, settings: CommonSettings, size: tuple[
     if any(side % length for side, length in zip(size, patch, strict=True)):
         raise SettingError(
             f"{named}, whose patches of {patch[0]} pixels do not divide images of {size[0]}: set "
-            "'image-size' to a multiple"
+            "'backbone-patch' to what divides them, or 'image-size' to a multiple"
         )
 
 

@@ -151,5 +151,5 @@ def check_image(height: int, width: int) -> None:
     if min(height, width) < SMALLEST_IMAGE:
         raise SettingError(
             f"network 'resnet22' takes images of at least {SMALLEST_IMAGE} pixels a side, and "
-            f"these are {height}x{width}: raise 'image-size', or choose network 'conv'"
+            f"these are {height}x{width}: choose network 'conv'"
         )

@@ -18,8 +18,8 @@ from server_app.run.meeting import Meeting, meet_inline
 from server_app.run.planning import RunSources, planned
 
 _REFUSED = (
-    "see to it at that site, where 'fedsilo doctor site' says more, or lower 'min-sites' and run "
-    "without it"
+    "see to it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer "
+    "and run without it"
 )
 _LONGEST = 600  # characters of a site's refusal
 

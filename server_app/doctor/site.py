@@ -120,7 +120,7 @@ def _node_config(setup: SiteSetup) -> str:
     if not setup.name:
         raise Refused("the node config names no 'site'", "--node-config 'site=\"NAME\"'")
     if fault := site_name_fault(setup.name):
-        raise Refused(fault, "choose another 'site'")
+        raise Refused(fault, "choose another 'site' in the node config")
     for key in setup.node_config:
         if key not in _NODE_KEYS:
             raise unknown_key(key, _NODE_KEYS)

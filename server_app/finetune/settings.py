@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from datasets.io.locations import find_places
-from datasets.partition.cuts import KEYS
+from datasets.partition.cuts import cut_keys
 from datasets.registry import check_data_settings, data_set
 from datasets.weights.initial_weights import refuse_seen_start
 from datasets.weights.provenance import PARTITION, refuse_other_provenance
@@ -131,7 +131,7 @@ def _starting_values(
     values |= _RECIPE | {"dataset": dataset, "network": RUN_NETWORK.get(network, network) or "auto"}
     if values["network"] == "vit":  # all of it is trained, from --weights or from the seed
         values |= {"train-backbone": True, "backbone-weights": "random"}
-    cut_anew = partition != "own" and of_data >= KEYS
+    cut_anew = partition != "own" and of_data >= cut_keys(str(partition))
     if "val-folds" in of_data and not values.get("val-folds") and not cut_anew:
         values["val-folds"] = _VALIDATION_FOLDS
     return values
@@ -153,7 +153,7 @@ def _of_data(dataset: str, partition: Value, task: str) -> frozenset[str]:
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "silos" not in own_keys:
         return (_OF_DATA | own_keys) - PARTITION
-    return _OF_DATA | own_keys | (KEYS if partition != "own" else frozenset())
+    return _OF_DATA | own_keys | cut_keys(str(partition))
 
 
 def used(settings: CommonSettings) -> dict[str, Value]:

@@ -111,7 +111,10 @@ def metric_fault(key: str, value: object, classes: int) -> str:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        return f"metric '{key}' is {number}, not a finite number"
+        return (
+            f"metric '{key}' is {number}, not a finite number: if training has diverged, lower "
+            "'learning-rate'"
+        )
     allowed = metric_range(key, classes)
     return "" if allowed.holds(number) else f"metric '{key}' is {number:g}, not {allowed}"
 
@@ -132,5 +135,8 @@ def array_fault(name: str, array: NDArray) -> str:
     if last in _NEVER_BELOW and (array < 0).any():
         return f"array '{name}' has a number below 0, which no {_NEVER_BELOW[last]} is"
     if array.size and float(np.abs(array).max()) > largest:
-        return f"array '{name}' has a number beyond {largest:g}"
+        return (
+            f"array '{name}' has a number beyond {largest:g}: if training has diverged, lower "
+            "'learning-rate'"
+        )
     return ""

@@ -136,7 +136,7 @@ def refuse_too_few(phase: Phase, answered: int, failed: Mapping[str, str], min_s
     )
     raise TooFewSitesError(
         f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "
-        "('min-sites'): mend the site and resume or start again, or lower 'min-sites'",
+        "('min-sites'): mend the site and resume or start again, or set 'min-sites' to fewer",
         reasons,
         phase.codes.values(),
     )

@@ -268,9 +268,13 @@ def _solve(problem: Any) -> None:
     Raises:
         SettingError: there is no optimum.
     """
-    problem.solve(solver="SCS", eps_abs=1e-9, eps_rel=1e-9, max_iters=200_000)
-    if problem.status != "optimal":
+    try:
+        problem.solve(solver="SCS", eps_abs=1e-9, eps_rel=1e-9, max_iters=200_000)
+        ended = problem.status
+    except _cvxpy().error.SolverError:  # a budget of next to nothing: no number can hold 1 / budget
+        ended = "failed"
+    if ended != "optimal":
         raise SettingError(
-            f"topology 'matcha': the solver ended with '{problem.status}', choose another "
-            "'matcha.budget' or topology"
+            f"topology 'matcha': the solver ended with '{ended}', choose another 'matcha.budget' "
+            "or topology"
         )

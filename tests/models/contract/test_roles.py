@@ -97,8 +97,8 @@ def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> N
 
 
 def test_silos_of_a_pool_are_cut_by_number_and_size() -> None:
-    assert {"silos", "silo-train-size", "silo-test-size"} == cuts.KEYS
-    assert ShiftedImages.settings == cuts.KEYS | {"pixel-scale"}
+    assert {"silos", "silo-train-size", "silo-test-size"} == cuts.cut_keys("labels") - {"fold-seed"}
+    assert ShiftedImages.settings == cuts.cut_keys("unseen") | {"pixel-scale"}
 
 
 def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:

@@ -1,0 +1,107 @@
+"""Every text of the source that tells to change a setting is tried by a test, or says why not."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).resolve()
+_ROOT = _HERE.parents[2]
+_ROOMS = ("models", "datasets", "strategies", "client_app", "server_app")
+_NAMES_A_SETTING = re.compile(
+    r"\b(?:(?<!data )(?<!silo )(?<!prediction )set|lower|raise|remove|leave|choose|take(?! part))\b"
+    r"[^:;]{0,40}?'\{?[a-z][a-z0-9.{}-]*\}?'"
+)
+_SHORTEST = 14  # characters, without what an error fills in
+# Tried in other files than those beside this one: a part of the text -> the file
+ELSEWHERE = {
+    "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
+    "there is no noise to spread": "tests/test_secure_end_to_end.py",
+    "bits moves a site's update by": "tests/test_secure_end_to_end.py",
+    "needs at least three sites": "tests/test_secure_end_to_end.py",
+    "needs more of the sites' arrays than a sum": "tests/test_secure_end_to_end.py",
+    "samples to compare by": "tests/server_app/compare/test_over_seeds.py",
+}
+# A part of the text -> why no test can follow it
+EXEMPT: dict[str, str] = {}
+
+
+def sentences() -> dict[str, str]:
+    """Return every text that tells to change a setting, gaps as ``{x}``, and where it stands."""
+    found = {}
+    for room in _ROOMS:
+        for path in sorted((_ROOT / room).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            parts = {
+                id(part)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.JoinedStr)
+                for part in ast.walk(node)
+                if part is not node
+            }
+            for node in ast.walk(tree):
+                text = "" if id(node) in parts else _text(node)
+                if "\n" not in text and _NAMES_A_SETTING.search(text):
+                    found[text] = f"{path.relative_to(_ROOT)}:{getattr(node, 'lineno', 0)}"
+    return found
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(v.value if isinstance(v, ast.Constant) else "{x}" for v in node.values)
+    return ""
+
+
+def _bare(text: str) -> str:
+    """Return a text without what an error fills in: quoted words and numbers."""
+    return re.sub(r"'[^'\s]*'|\d+", "", text)
+
+
+def _tried() -> list[str]:
+    """Return what the tests beside this one try: their ``CASES``, and parts that they name."""
+    told: list[str] = []
+    for path in sorted(set(_HERE.parent.glob("test_*.py")) - {_HERE}):
+        spec = importlib.util.spec_from_file_location(f"mends_{path.stem}", path)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        told += [case.told for case in getattr(module, "CASES", ())]
+        told += getattr(module, "TRIED", ())
+    return told
+
+
+def test_every_text_that_names_a_mend_is_tried() -> None:
+    told = [_bare(part) for part in [*_tried(), *ELSEWHERE, *EXEMPT]]
+    assert [part for part in told if len(part) < _SHORTEST] == [], "of any text at all"
+    untried = [
+        f"{where}: {text}"
+        for text, where in sentences().items()
+        if not any(part in _bare(text) for part in told)
+    ]
+    assert untried == []
+
+
+@pytest.mark.parametrize("part", [*ELSEWHERE, *EXEMPT])
+def test_what_is_tried_elsewhere_or_not_at_all_is_a_text_that_there_is(part: str) -> None:
+    assert any(_bare(part) in _bare(text) for text in sentences())
+    assert (_ROOT / ELSEWHERE.get(part, "tests")).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("it is 3: lower 'rounds'", True),
+        ("choose another '{x}'", True),
+        ("data set 'digits' has no masks", False),
+        ("2 of 3 sites can take part and 3 are needed ('min-sites')", False),
+    ],
+)
+def test_a_text_that_names_a_mend_is_known(text: str, names: bool) -> None:
+    assert bool(_NAMES_A_SETTING.search(text)) == names

@@ -1,0 +1,71 @@
+"""Real hospitals and a server in one process: each with a node config and a disk of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from client_app.app import app
+from models.contract.settings_schema import Value
+from server_app.config.settings import resolve
+from server_app.records.run_directory import RunDirectory
+from server_app.run.inline_engine import InlineGrid, flower_identity
+from server_app.run.runner import run
+
+SITES = ("cleveland", "hungary", "switzerland", "va")  # of 'heart-synthetic'
+_USUAL: Mapping[str, Value] = {
+    "method": "fedavg",
+    "dataset": "heart-synthetic",
+    "network": "logistic",
+    "standardise": "site",
+    "mc-passes": 0,
+    "rounds": 1,
+    "local-steps": 2,
+    "device": "cpu",
+    "join-timeout": 0.1,
+}
+
+
+@dataclass
+class Federation:
+    """Hospitals of made-up heart patients, which keep what they keep from run to run.
+
+    Attributes:
+        home: where server and hospitals have their folders.
+        nodes: what a hospital's node config says beside its name and 'state-dir', by site.
+    """
+
+    home: Path
+    nodes: dict[str, dict[str, Value]] = field(default_factory=dict)
+    _new: Iterator[int] = field(default_factory=count)
+
+    def run(
+        self, values: Mapping[str, Value], sites: tuple[str, ...] = SITES, out: str = ""
+    ) -> RunDirectory:
+        """Run ``values`` with the hospitals ``sites``; what is not named is new: server and name.
+
+        Raises:
+            FedsiloError: the run failed.
+        """
+        new = f"new-{next(self._new)}"
+        named = {"out": str(self.home / (out or new)), "run-name": new}
+        settings = resolve({**_USUAL, **named, **values})
+        with flower_identity():
+            return run(
+                InlineGrid(app, settings.as_mapping(), [self._node(site) for site in sites]),
+                settings,
+                draw=False,
+            )
+
+    def kept(self, site: str, name: str, run_name: str) -> Path:
+        """Return a file that a hospital keeps of a run."""
+        return self._disk(site) / run_name / site / name
+
+    def _disk(self, site: str) -> Path:
+        return self.home / "hospitals" / site
+
+    def _node(self, site: str) -> dict[str, Value]:
+        own = {"site": site, "state-dir": str(self._disk(site))}
+        return own | self.nodes.get(site, {})
