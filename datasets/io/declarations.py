@@ -31,6 +31,9 @@ _MOST_DIGITS = 300
 _LONGEST_KEY = 60  # characters of a key in an error
 _UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
+# libyaml's reads ten times as fast; a PyYAML that was built without it has its own alone
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 # PyYAML raises all of these besides its own: of explicit tags, wrong dates, deep nesting
 _YAML_FAULTS = (
     *(yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError),
@@ -63,11 +66,12 @@ def parse_yaml(text: str) -> Any:
     if len(text) > _LONGEST_TEXT:
         raise YamlError("", f" has {len(text)} characters, more than {_LONGEST_TEXT}")
     try:
-        loader = yaml.SafeLoader(text)
+        _refuse_deep(text)
+        loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
             return None
-        _check_extent(root, {}, 0)
+        _check_extent(root, {})
         for node in _mappings(root, set()):
             _check_keys(loader, node)
         _check_texts(root, set())
@@ -81,17 +85,27 @@ def parse_yaml(text: str) -> Any:
     raise YamlError("", f" is no valid YAML{where}", detail)
 
 
-def _check_extent(node: yaml.Node, sizes: dict[int, int | None], depth: int) -> int:
+def _refuse_deep(text: str) -> None:
+    """Refuse deep nesting before nodes are made: libyaml's would overflow the stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent) and depth > _DEEPEST:
+            raise YamlError("", f" is nested deeper than {_DEEPEST} levels (line {_line(event)})")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+
+
+def _check_extent(node: yaml.Node, sizes: dict[int, int | None]) -> int:
     """Return how many values are below and in ``node``; ``sizes`` has None for open ones."""
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:
             raise YamlError("", f" refers to itself (line {_line(node)})")
         return size
-    if depth > _DEEPEST:
-        raise YamlError("", f" is nested deeper than {_DEEPEST} levels (line {_line(node)})")
     sizes[id(node)] = None
-    total = 1 + sum(_check_extent(child, sizes, depth + 1) for child in _children(node))
+    total = 1 + sum(_check_extent(child, sizes) for child in _children(node))
     if total > _LARGEST:
         raise YamlError("", f" holds more than {_LARGEST} values")
     sizes[id(node)] = total
@@ -141,8 +155,8 @@ def _check_keys(loader: yaml.SafeLoader, node: yaml.MappingNode) -> None:
         keys.add(key)
 
 
-def _line(node: yaml.Node) -> int:
-    line: int = node.start_mark.line
+def _line(node: yaml.Node | yaml.NodeEvent) -> int:
+    line: int = node.start_mark.line  # type: ignore[union-attr]  # whatever was read has one
     return line + 1
 
 

@@ -59,7 +59,8 @@ class SiteReply:
 
     def metrics(self) -> dict[str, float]:
         """Return all metrics."""
-        return {key: self.metric(key) for key in self.content.metric_records[METRICS]}
+        told = self.content.metric_records[METRICS]  # Flower gathers the records at each look
+        return {key: float(str(value)) for key, value in told.items()}
 
     def kept_state(self) -> bool:
         """Tell whether the site has stored private state for this phase."""
