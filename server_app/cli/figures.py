@@ -172,7 +172,16 @@ def embeddings(
 def gradcam(
     run_dirs: RunDirsArgument,
     site: Annotated[str, typer.Option(help="the images' site")],
-    rows: Annotated[str, typer.Option(help="rows of the split, from 0, as 0,3,7")],
+    rows: Annotated[str, typer.Option(help="rows of the split, from 0, as 0,3,7")] = "",
+    scenarios: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=20,
+            help="instead of --rows: so many images of each class that all runs, none, the first "
+            "alone, or the second and not the first are right about",
+        ),
+    ] = None,
     split: SplitOption = "test",
     picture: Annotated[
         Path | None, typer.Option(help=_PICTURE.format("gradcam-SITE.png of the first run"))
@@ -188,7 +197,10 @@ def gradcam(
     from server_app.figures import gradcam as grad_cam
     from server_app.figures.learning_curves import write_picture
 
-    sheet = grad_cam.gradcam(run_dirs, site, parse_rows(rows), split, label, data_dir, state_dir)
+    if bool(rows) == (scenarios is not None):
+        raise SettingError("name images by --rows or by --scenarios, one of the two")
+    wanted = grad_cam.Scenarios(scenarios) if scenarios else parse_rows(rows)
+    sheet = grad_cam.gradcam(run_dirs, site, wanted, split, label, data_dir, state_dir)
     path = picture or run_dirs[0] / f"gradcam-{site}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     print(path)

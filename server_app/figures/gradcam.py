@@ -5,14 +5,19 @@ It runs where the images lie, as ``fedsilo explain`` does; nothing is sent.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_app.explain.gradcam import explain_by_grad_cam
+import torch
+from torch import Tensor
+
+from client_app.explain.gradcam import explain_by_grad_cam, last_maps
 from client_app.explain.image_explanation import ImageExplanation, draw_image, draw_map
 from client_app.methods.base import SiteMethod, refuse_row
+from client_app.training.evaluation import over_batches
 from datasets.silo.silos import Silo
 from models.contract.errors import SettingError
 from models.figures.palette import BLACK, WRONG
@@ -36,17 +41,60 @@ class Column:
 
 @dataclass(frozen=True)
 class GradCamSheet:
-    """What runs made of the same images: a title, a column per run, and the images' classes."""
+    """What runs made of the same images.
+
+    Attributes:
+        title: of the sheet.
+        columns: one per run.
+        truths: the images' classes.
+        reasons: why each image is shown, empty where its row was named.
+    """
 
     title: str
     columns: list[Column]
     truths: list[int]
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """Images chosen by who is right about them: ``each`` of every scenario and class.
+
+    The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
+    the first alone is right ("ours against the federated ones"), the second is right and the first
+    is not ("Fed-Align against ours"). Of the images that fit the first in the split's order are
+    taken: nobody picks them.
+    """
+
+    each: int
+
+    def chosen(self, truths: Tensor, answers: Sequence[Tensor]) -> list[tuple[int, str]]:
+        """Return rows with their scenario, by scenario and class.
+
+        Args:
+            truths: (n), the classes.
+            answers: (n) of each run, what it says.
+        """
+        right = torch.stack([answer == truths for answer in answers])
+        first, others = right[0], right[1:]
+        fits = {
+            "all are right": right.all(dim=0),
+            "all are wrong": ~right.any(dim=0),
+            "the first alone is right": first & ~others.any(dim=0),
+            "the second is right, the first is not": ~first & others[0],
+        }
+        return [
+            (int(row), name)
+            for name, fit in fits.items()
+            for label in sorted(set(truths.tolist()))
+            for row in (fit & (truths == label)).nonzero().flatten()[: self.each]
+        ]
 
 
 def gradcam(
     run_dirs: Sequence[Path],
     site: str,
-    rows: Sequence[int],
+    rows: Sequence[int] | Scenarios,
     split: str = "test",
     label: str | None = None,
     data_dir: Path | None = None,
@@ -57,7 +105,7 @@ def gradcam(
     Args:
         run_dirs: finished runs on the same data.
         site: the images' site; its data must be here.
-        rows: of the split, from 0.
+        rows: of the split, from 0; or by which scenarios they are chosen.
         split: train, val or test.
         label: the name of the class; None: in each image what each network says.
         data_dir: the data directory; None: the run's own.
@@ -65,22 +113,44 @@ def gradcam(
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is
-            no such row or class.
+            no such row or class, no image of any scenario, or one run to choose by.
     """
     refuse_shared_state(state_dir, run_dirs, 1)
+    if isinstance(rows, Scenarios) and len(run_dirs) < 2:
+        raise SettingError("--scenarios tells runs apart by who is right: name two runs or more")
     # Before anything is computed: have all the runs ended?
     titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
-    columns: list[Column] = []
-    first: Silo | None = None
-    for run_dir, title in zip(run_dirs, titles, strict=True):
+    runs: list[tuple[SiteMethod, SiteNetwork]] = []
+    for run_dir in run_dirs:
         with naming(run_dir):
             method, network = opened(run_dir, site, data_dir, state_dir)
-            first = first or method.silo
-            _refuse_other_images(first, method.silo, split)
-            columns.append(Column(title, _explanations(method, network, split, rows, label)))
-    labels = method.silo.splits()[split].labels
+            runs.append((method, network))
+            _refuse_other_images(runs[0][0].silo, method.silo, split)
+            last_maps(network)
+    chosen = _chosen(runs, rows, split) if isinstance(rows, Scenarios) else [(r, "") for r in rows]
+    columns: list[Column] = []
+    for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
+        with naming(run_dir):
+            shown = _explanations(method, network, split, [row for row, _ in chosen], label)
+            columns.append(Column(title, shown))
+    labels = runs[0][0].silo.splits()[split].labels
     subject = f"Grad-CAM of class {label}" if label else "Grad-CAM of what each network says"
-    return GradCamSheet(f"{site}: {subject}", columns, [int(labels[row]) for row in rows])
+    truths, reasons = [int(labels[row]) for row, _ in chosen], [reason for _, reason in chosen]
+    return GradCamSheet(f"{site}: {subject}", columns, truths, reasons)
+
+
+def _chosen(
+    runs: Sequence[tuple[SiteMethod, SiteNetwork]], scenarios: Scenarios, split: str
+) -> list[tuple[int, str]]:
+    held = runs[0][0].silo.splits()[split]
+    answers = []
+    for method, network in runs:
+        exact = dataclasses.replace(method.compute, bf16=False)
+        answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1).cpu())
+    chosen = scenarios.chosen(held.labels, answers)
+    if not chosen:
+        raise SettingError(f"site {runs[0][0].silo.name} has no {split} images that fit a scenario")
+    return chosen
 
 
 def _explanations(
@@ -115,7 +185,8 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
     for index, (truth, (first, *others)) in enumerate(zip(sheet.truths, panels, strict=True)):
         shown = columns[0].explanations[index]
         draw_image(first, shown.image)
-        _caption(first, shown.title)
+        reason = sheet.reasons[index] if sheet.reasons else ""
+        _caption(first, "\n".join(filter(None, [shown.title, reason])))
         for axes, column in zip(others, columns, strict=True):
             explanation = column.explanations[index]
             draw_map(axes, explanation.image, explanation.saliency)

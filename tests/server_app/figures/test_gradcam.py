@@ -11,7 +11,7 @@ from client_app.explain.gradcam import cam_map
 from client_app.explain.image_explanation import ImageExplanation
 from models.figures.palette import BLACK, WRONG
 from server_app.cli.main import main
-from server_app.figures.gradcam import Column, GradCamSheet, draw_sheet
+from server_app.figures.gradcam import Column, GradCamSheet, Scenarios, draw_sheet, gradcam
 
 
 def explained(probabilities: list[float], label: int, cam: torch.Tensor) -> ImageExplanation:
@@ -54,6 +54,47 @@ def test_the_command_draws_shared_and_own_models(
     assert len({picture.read_bytes() for picture in pictures}) == 3
 
 
+def test_images_are_chosen_by_who_is_right_about_them() -> None:
+    truths = torch.tensor([0, 0, 1, 1, 1, 0, 1])
+    first = torch.tensor([0, 1, 1, 0, 1, 0, 0])
+    second = torch.tensor([0, 0, 1, 0, 0, 1, 1])
+    third = torch.tensor([0, 0, 1, 0, 0, 1, 0])
+    assert Scenarios(1).chosen(truths, [first, second, third]) == [
+        (0, "all are right"),
+        (2, "all are right"),
+        (3, "all are wrong"),
+        (5, "the first alone is right"),
+        (4, "the first alone is right"),
+        (1, "the second is right, the first is not"),
+        (6, "the second is right, the first is not"),
+    ]
+    twice = Scenarios(2).chosen(torch.zeros(3), [torch.zeros(3), torch.zeros(3)])
+    assert twice == [(0, "all are right"), (1, "all are right")]
+
+
+def test_the_command_draws_images_of_the_four_scenarios(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "four.png"
+    told = ("--scenarios", "1", "--split", "train", "--picture", str(picture))
+    assert _gradcam(finished, ["fedavg", "local"], *told) == 0
+    assert capsys.readouterr().out == f"{picture}\n"
+    sheet = gradcam([finished / "fedavg", finished / "local"], "s2a", Scenarios(1), "train")
+    assert len(sheet.reasons) == len(sheet.truths) == len(sheet.columns[0].explanations) > 1
+    for place, (truth, reason) in enumerate(zip(sheet.truths, sheet.reasons, strict=True)):
+        right = [column.explanations[place].answer() == truth for column in sheet.columns]
+        assert (
+            right
+            == {
+                "all are right": [True, True],
+                "all are wrong": [False, False],
+                "the first alone is right": [True, False],
+                "the second is right, the first is not": [False, True],
+            }[reason]
+        )
+    assert draw_sheet(sheet).axes[0].get_xlabel().endswith(sheet.reasons[0])
+
+
 def test_an_image_of_a_convolutional_network_is_explained(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +116,9 @@ def test_an_image_of_a_convolutional_network_is_explained(
         (["ensemble"], ["--rows", "0"], "ensemble: this model mixes 3 networks"),
         (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0: there is no"),
         (["fedavg"], ["--rows", "x"], "--rows is 'x'; it must be rows counted from 0"),
+        (["fedavg"], ["--scenarios", "1"], "name two runs or more"),
+        (["fedavg"], ["--scenarios", "1", "--rows", "0"], "by --rows or by --scenarios, one of"),
+        (["fedavg"], [], "name images by --rows or by --scenarios"),
         (["fedavg"], ["--rows", "0", "--class", "cat"], "--class is 'cat'; the classes are 0, 1,"),
         (["fedavg", "local"], ["--rows", "0", "--state-dir", "x"], "--state-dir x is the state of"),
         (["fedavg", "table"], ["--rows", "0"], "there is no silo 's2a'"),
