@@ -19,6 +19,7 @@ from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid, flower_identity
 from server_app.run.runner import run
 from strategies.methods.registry import strategy_class
+from tests.support.soak import in_soak
 
 Z = 0.5
 PRIVATE: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": Z}
@@ -26,6 +27,8 @@ PRIVATE: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": Z}
 OWN: dict[str, dict[str, Value]] = {"fedaligncl": {"fedaligncl.noise-variance": 0.0}}
 TAKES = {name: strategy_class(name).capabilities for name in METHODS}
 TAKING = sorted(name for name, takes in TAKES.items() if takes.privacy)
+# Averages, exchanges with neighbours, experts, codebooks: the others are in `make test-soak`
+EACH_WAY = ("cross", "fedaligncl", "fedavg", "fedavg-ft", "fedefm", "picsr", "ring", "uefl")
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
     "rounds": 2,
@@ -70,7 +73,7 @@ def told(directory: RunDirectory) -> dict[str, int]:
     return {site: spent["releases"] for site, spent in sites.items()}
 
 
-@pytest.mark.parametrize("method", TAKING)
+@pytest.mark.parametrize("method", in_soak(TAKING, but=EACH_WAY))
 def test_every_method_runs_with_clipping_and_noise(
     method: str, tiny: Tiny, inline_run: InlineRun
 ) -> None:
@@ -91,8 +94,10 @@ def test_every_method_runs_with_clipping_and_noise(
     assert found["epsilon-of-a-change"] == epsilon_of_a_change(Z, releases, 1e-5)
 
 
-@pytest.mark.parametrize("standardise", ["declared", "site"])
-@pytest.mark.parametrize("method", [m for m in TAKING if TAKES[m].tables])
+@pytest.mark.parametrize("standardise", in_soak(["declared", "site"], but=["declared"]))
+@pytest.mark.parametrize(
+    "method", in_soak([m for m in TAKING if TAKES[m].tables], but=("fedavg", "picsr", "uefl"))
+)
 def test_every_method_of_tables_runs_with_clipping_and_noise(
     method: str, standardise: str, inline_run: InlineRun
 ) -> None:

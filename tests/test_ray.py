@@ -126,6 +126,7 @@ def _flwr_run(environment: dict[str, str], *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.soak  # 'fedsilo simulate' starts the same, above
 def test_flwr_run_takes_key_value_pairs_and_two_supernodes_by_default(
     tiny: Tiny, superlink: dict[str, str], tmp_path: Path
 ) -> None:

@@ -56,13 +56,13 @@ _LEAVE |= {"reply-timeout", "join-timeout", "away-timeout", "rounds", "track", "
 def kinds() -> list[Kind]:
     """Return the kinds."""
     return [
-        Kind("config-toml", _toml, 60),
-        Kind("config-set", _changes, 60),
-        Kind("config-simulation", _simulation, 25),
-        Kind("config-run", lambda folder: _run_config, 60),
-        Kind("config-site-file", lambda folder: _site_file, 60),
-        Kind("config-operator", lambda folder: _operator, 60),
-        Kind("settings", _runs, 8),
+        Kind("config-toml", _toml, 30),
+        Kind("config-set", _changes, 30),
+        Kind("config-simulation", _simulation, 15),
+        Kind("config-run", lambda folder: _run_config, 30),
+        Kind("config-site-file", lambda folder: _site_file, 30),
+        Kind("config-operator", lambda folder: _operator, 30),
+        Kind("settings", _runs, 5),
     ]
 
 
