@@ -10,6 +10,7 @@ methods are not. ``--until-step`` counts only up to the first step of the first 
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import threading
@@ -66,6 +67,8 @@ def main() -> None:
     from server_app.config.settings import resolve
     from server_app.run.inline_engine import run_inline
 
+    for name in ("torch._dynamo", "torchmetrics.functional.classification"):
+        importlib.import_module(name)  # not while each call is looked at
     tracer = Tracer()
     step = torch.optim.Adam.step
 

@@ -48,7 +48,7 @@ Key = tuple[int, str, int, int]
 
 def kinds() -> list[Kind]:
     """Return a kind for each method of the table, two of other messages, and two of hellos."""
-    replies = [Kind(f"reply-{name}", lambda f, m=name: _replies(f, m), 5) for name in METHODS]
+    replies = [Kind(f"reply-{name}", lambda f, m=name: _replies(f, m), 4) for name in METHODS]
     replies.append(Kind("reply-images", lambda f: _replies(f, "fedavg", images=True), 5))
     replies.append(Kind("reply-secure", lambda f: _replies(f, "fedavg", secure=True), 5))
     hellos = [Kind(f"hello-{name}", lambda f, n=name: _hellos(f, n), 15) for name in _HELLOS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -30,6 +31,7 @@ ELSEWHERE = {
 EXEMPT: dict[str, str] = {}
 
 
+@functools.cache
 def sentences() -> dict[str, str]:
     """Return every text that tells to change a setting, gaps as ``{x}``, and where it stands."""
     found = {}

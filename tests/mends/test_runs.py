@@ -23,7 +23,7 @@ TRIED = (
 CASES = [
     Case(
         "does not take data set 'heart-synthetic', which is a table",
-        HEART | {"method": "fedavg", "network": "conv"},
+        HEART | {"method": "fedavg", "network": "conv", "rounds": 1},
         {"'network' to logistic": {"network": "logistic"}, "or mlp": {"network": "mlp"}},
     ),
     Case(

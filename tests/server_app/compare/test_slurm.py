@@ -68,6 +68,7 @@ def test_a_job_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
         run_missing(pool, _falling, [1], lambda *_: None)
 
 
+@pytest.mark.soak
 def test_a_runs_own_error_is_one_line(tmp_path: Path) -> None:
     with (
         pytest.raises(FedsiloError, match=r"^site a, round 1: training diverged$"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +25,10 @@ from server_app.predict.model import open_model
 from server_app.predict.prediction import predict
 from server_app.predict.request import PredictRequest
 from tests.server_app.predict.test_data_sets import SHIFTED, run_of
+from tests.support.soak import in_soak
 from tests.support.tiny import TINY_METHOD, VIT
+
+Written = Callable[[str], Path]
 
 PHANTOM: dict[str, Value] = {"sample-share": 0.002, "image-size": 32}
 # What is exported: data set, and the settings that make its network
@@ -42,6 +46,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Value]]] = {
     "uefl": ("digits", SHIFTED | {"method": "uefl", "rounds": 2} | TINY_METHOD["uefl"]),
     "distrans": ("digits", SHIFTED | {"method": "distrans"}),
 }
+# One of each kind of input and of mixing; the others are in `make test-soak`
+SOME = ("conv", "mlp", "picsr")
 ELSEWHERE = """\
 import json, sys
 for room in ("client_app", "datasets", "models", "server_app", "strategies", "flwr", "timm"):
@@ -60,28 +66,45 @@ print(json.dumps(most))
 """
 
 
+class _Runs(dict[str, Path]):
+    """Runs of networks, each made when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        dataset, values = NETWORKS[name]
+        named = {**values, "run-name": name, "dropout": 0.2}
+        self[name] = run_of(dataset, self._folder, "", **named).path
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Return the run directory of each network."""
-    folder = tmp_path_factory.mktemp("networks")
-    return {
-        name: run_of(dataset, folder, "", **{**values, "run-name": name, "dropout": 0.2}).path
-        for name, (dataset, values) in NETWORKS.items()
-    }
+    return _Runs(tmp_path_factory.mktemp("networks"))
 
 
 @pytest.fixture(scope="module")
-def written(runs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an exported program of each network."""
+def written(runs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Return where a network's exported program lies."""
     folder = tmp_path_factory.mktemp("written")
-    for name, run in runs.items():
-        site = next(iter(json.loads((run / "silos.json").read_text())))
-        export(run, "pt2", site, folder / name)
-    return folder
+
+    @functools.cache
+    def export_of(name: str) -> Path:
+        site = next(iter(json.loads((runs[name] / "silos.json").read_text())))
+        export(runs[name], "pt2", site, folder / name)
+        return folder / name
+
+    return export_of
 
 
-def test_each_program_answers_as_fedsilo_where_there_is_none(written: Path, tmp_path: Path) -> None:
-    folders = [str(written / name) for name in NETWORKS]
+@pytest.mark.parametrize("names", in_soak([list(SOME), list(NETWORKS)], but=[list(SOME)]))
+def test_each_program_answers_as_fedsilo_where_there_is_none(
+    names: Sequence[str], written: Written, tmp_path: Path
+) -> None:
+    folders = [str(written(name)) for name in names]
     done = subprocess.run(
         [sys.executable, "-I", "-W", "ignore", "-c", ELSEWHERE, *folders],
         capture_output=True,
@@ -96,16 +119,16 @@ def test_each_program_answers_as_fedsilo_where_there_is_none(written: Path, tmp_
     assert all(one["test vectors"]["largest difference"] <= 1e-4 for one in told)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", in_soak(NETWORKS, but=SOME))
 def test_the_vectors_answers_are_predictions_without_dropout(
-    name: str, runs: Mapping[str, Path], written: Path
+    name: str, runs: Mapping[str, Path], written: Written
 ) -> None:
     """The program on the site's own test rows, as they are read: what predict says of them."""
-    run, about = runs[name], json.loads((written / name / "program.json").read_text())
+    run, about = runs[name], json.loads((written(name) / "program.json").read_text())
     site = next(iter(json.loads((run / "silos.json").read_text())))
     model = open_model(run, site)
     assert about["weights"] == model.weights_digest()
-    vectors = load_file(written / name / "test-vectors.safetensors")
+    vectors = load_file(written(name) / "test-vectors.safetensors")
     assert vectors["inputs"].shape == (VECTORS, *model.silo.task.input_shape)
     module = model.module()
     with torch.no_grad():
@@ -114,13 +137,13 @@ def test_the_vectors_answers_are_predictions_without_dropout(
     assert about["outputs"]["classes"] == list(model.classes)
 
 
-def test_a_program_takes_rows_as_they_are_read(runs: Mapping[str, Path], written: Path) -> None:
+def test_a_program_takes_rows_as_they_are_read(runs: Mapping[str, Path], written: Written) -> None:
     """Unstandardised features in, and out comes what predict says; dropout of no pass."""
     from datasets.registry import load_silo
 
     model = open_model(runs["mlp"], "va")
     raw = load_silo("va", model.common).test.inputs
-    program = torch.export.load(written / "mlp" / "model.pt2").module()
+    program = torch.export.load(written("mlp") / "model.pt2").module()
     with torch.no_grad():
         answers = program(raw)
         own = torch.softmax(model.network.eval()(model.silo.test.inputs), dim=1)
@@ -128,7 +151,7 @@ def test_a_program_takes_rows_as_they_are_read(runs: Mapping[str, Path], written
     assert len(answers) == len(predict(PredictRequest(runs["mlp"], "va", split="test")).own)
 
 
-@pytest.mark.parametrize("name", ["conv", "vgg16-bn", "vit", "resnet22", "mlp", "picsr", "uefl"])
+@pytest.mark.parametrize("name", in_soak(["vgg16-bn", "vit", "resnet22", "uefl", *SOME], but=SOME))
 def test_an_onnx_program_answers_the_same(
     name: str, runs: Mapping[str, Path], tmp_path: Path
 ) -> None:

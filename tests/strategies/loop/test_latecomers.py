@@ -23,6 +23,7 @@ from models.contract.settings_schema import Value
 from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
 from strategies.loop.participants import Participants, meet_latecomers, meet_sites
+from tests.support.soak import in_soak
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
 hello_app = ClientApp()
@@ -376,7 +377,7 @@ def files(directory: RunDirectory) -> dict[str, bytes]:
 
 
 # Two hellos, round 1 of two messages, the latecomer's hello, and rounds 2 and 3 of three
-@pytest.mark.parametrize("lives", [6, 8, 10, 12])
+@pytest.mark.parametrize("lives", in_soak([6, 8, 10, 12], but=[8]))
 def test_a_run_with_a_latecomer_resumes_to_the_same_bytes(
     lives: int,
     late_run: Callable[..., RunDirectory],

@@ -300,6 +300,7 @@ run_inline(resolve(json.loads(sys.argv[1])), 3, False)
 """
 
 
+@pytest.mark.soak  # resumed runs open the same files, in test_end_to_end
 def test_a_new_process_goes_on_from_the_sites_own_prompts_and_moments(
     inline_run: InlineRun, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
