@@ -1,4 +1,4 @@
-"""``fetch`` and ``datasets``: what runs start from, on what terms, and what of it is here."""
+"""``fetch``, ``datasets``, ``manifest``: what runs start from, its terms, what of it is here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from models.contract.errors import DataError
+from models.contract.one_line import one_line
 from server_app.cli.options import DATA, example
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``fetch`` and ``datasets``."""
+    """Add ``fetch``, ``datasets`` and ``manifest``."""
     app.command(
         "fetch",
         help="download a data set's files, with checksums",
@@ -26,6 +27,12 @@ def add_commands(app: typer.Typer) -> None:
         epilog=example("datasets --data-dir data"),
         rich_help_panel=DATA,
     )(_datasets)
+    app.command(
+        "manifest",
+        help="write the manifest of a public image data set's folder: inbreast, cbis-ddsm, ranzcr",
+        epilog=example("manifest cbis-ddsm data/cbis-ddsm"),
+        rich_help_panel=DATA,
+    )(_manifest)
 
 
 def _fetch(
@@ -75,3 +82,21 @@ def _datasets(
     for row in rows:
         table.add_row(*(row[key] for key in ("name", "kind", "licence", "terms", "size", "here")))
     make_console().print(table)
+
+
+def _manifest(
+    recipe: Annotated[str, typer.Argument(metavar="recipe")],
+    folder: Annotated[Path, typer.Argument(help="the data set as its source gives it out")],
+) -> None:
+    from datasets.images.recipes import MANIFEST, RECIPES, write_manifest
+
+    counted = write_manifest(recipe, folder)
+    made = RECIPES[recipe]
+    print(f"{folder / MANIFEST}: {counted.total()} images")
+    for label, count in sorted(counted.items()):
+        print(f"  {one_line(label, 60)}: {count}")
+    print(f"licence: {made.licence} ({made.source})")
+    classes = made.classes or {label: [label] for label in sorted(counted)}
+    print(f"for {made.dataset}.yaml, in the data directory:")
+    print(f"sites: {{{recipe}: {folder.name}/{MANIFEST}}}")
+    print(f"classes: {json.dumps(classes)}")

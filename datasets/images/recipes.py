@@ -1,0 +1,186 @@
+"""Manifests of public image data sets, made of the tables that their own folders hold.
+
+A recipe reads a folder as its source gives it out and says for every image its file, its label in
+the source's own words, its patient and, where the source has one, its part. Which labels are a
+class is the declaration's word, and nothing is copied or converted. Layouts are those that the
+sources describe; none of these data sets was at hand when this was written.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets.io.atomic_files import write_atomically
+from datasets.io.text_files import read_rows, read_text
+from models.contract.errors import DataError
+
+MANIFEST = "manifest.csv"
+_COLUMNS = ("path", "label", "patient", "split")
+_CBIS = "{}_case_description_{}_set.csv"
+_KINDS = ("calc", "mass")
+# From bad to good: of an image with several findings the first counts
+_PATHOLOGY = ("MALIGNANT", "BENIGN", "BENIGN_WITHOUT_CALLBACK")
+_LINES = ("ETT", "NGT", "CVC", "Swan Ganz Catheter Present")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image: its file, label and patient, and its part, empty where the source has none."""
+
+    path: Path
+    label: str
+    patient: str
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a public data set becomes a manifest.
+
+    Attributes:
+        source: where it is to be had.
+        licence: as its source states it.
+        dataset: the 'dataset' that reads the manifest.
+        images: reads a folder.
+        classes: a usual choice for the declaration, class -> labels; empty: each label is one.
+    """
+
+    source: str
+    licence: str
+    dataset: str
+    images: Callable[[Path], Iterator[Image]]
+    classes: Mapping[str, Sequence[str]]
+
+
+def write_manifest(name: str, folder: Path) -> Counter[str]:
+    """Write ``folder/manifest.csv`` by a recipe; return how many images each label has.
+
+    Raises:
+        DataError: there is no such recipe, a table or an image of the source is missing, or there
+            is a manifest already. Nothing is written then.
+    """
+    if name not in RECIPES:
+        raise DataError(f"there is no recipe '{name}'; there are {', '.join(RECIPES)}")
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder: name that into which '{name}' was unpacked")
+    if (folder / MANIFEST).exists():
+        raise DataError(f"{folder / MANIFEST} is there already: remove it to have it made anew")
+    images = sorted(RECIPES[name].images(folder), key=lambda image: image.path)
+    if not images:
+        raise DataError(f"{folder} names no image: is it the whole of '{name}'?")
+    rows = [
+        [image.path.relative_to(folder).as_posix(), image.label, image.patient, image.split]
+        for image in images
+    ]
+    width = len(_COLUMNS) if all(image.split for image in images) else len(_COLUMNS) - 1
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(row[:width] for row in [_COLUMNS, *rows])
+    write_atomically(folder / MANIFEST, text.getvalue())
+    return Counter(image.label for image in images)
+
+
+def _rows(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[tuple[str, ...]]:
+    """Yield a place and the values of ``columns`` of each line of a source's table."""
+    if not path.is_file():
+        raise DataError(f"{path} is missing: it is the table that says what the images are")
+    for number, row in read_rows(path, columns, delimiter=delimiter):
+        yield (f"{path}, line {number}", *(row[column] for column in columns))
+
+
+def _inbreast(folder: Path) -> Iterator[Image]:
+    """INbreast (Moreira et al. 2012): the label is BI-RADS, the patient stands in the file's name.
+
+    A file is ``AllDICOMs/<file name>_<patient>_MG_<side>_<view>_ANON.dcm``.
+    """
+    files = {path.name.split("_")[0]: path for path in (folder / "AllDICOMs").glob("*_*.dcm")}
+    for where, name, assessed in _rows(folder / "INbreast.csv", ("File Name", "Bi-Rads"), ";"):
+        if name not in files:
+            raise DataError(f"{where}: no file 'AllDICOMs/{name}_...dcm': bring it, or the rest")
+        yield Image(files[name], assessed, files[name].name.split("_")[1])
+
+
+def _cbis_ddsm(folder: Path) -> Iterator[Image]:
+    """CBIS-DDSM (Lee et al. 2017): a line for each finding; an image has the worst one's label."""
+    tables = [
+        (folder / _CBIS.format(kind, part), part) for kind in _KINDS for part in ("train", "test")
+    ]
+    if missing := [path.name for path, _ in tables if not path.is_file()]:
+        raise DataError(
+            f"{folder} holds no '{missing[0]}': download the case descriptions beside the images"
+        )
+    wanted, found = ("patient_id", "image file path", "pathology"), dict[Path, Image]()
+    for table, part in tables:
+        for where, patient, told, pathology in _rows(table, wanted):
+            if pathology not in _PATHOLOGY:
+                raise DataError(f"{where}: the pathology is none of {', '.join(_PATHOLOGY)}")
+            path = _series(folder, told.split("/")[0], where)
+            other = found.get(path)
+            if other and other.split != part:
+                raise DataError(f"{where}: its image stands in training and test part")
+            worst = min([pathology, *([other.label] if other else [])], key=_PATHOLOGY.index)
+            found[path] = Image(path, worst, patient, part)
+    yield from found.values()
+
+
+def _series(folder: Path, name: str, where: str) -> Path:
+    """Return the one DICOM file of a series; downloaders name what lies between differently."""
+    files = sorted((folder / name).rglob("*.dcm")) if name not in ("", ".", "..") else []
+    if len(files) != 1:
+        raise DataError(
+            f"{where}: {len(files)} DICOM files below '{name}', and a whole mammogram is one: "
+            "download the series of full mammograms there"
+        )
+    return files[0]
+
+
+def _ranzcr(folder: Path) -> Iterator[Image]:
+    """RANZCR CLiP: the label is which lines and tubes an image shows, as ``CVC+ETT``, or ``none``.
+
+    A kind has columns ``<kind> - Abnormal``, ``- Borderline`` and ``- Normal`` of 0 and 1 (of
+    'NGT' also ``- Incompletely Imaged``); Swan-Ganz catheters have one.
+    """
+    table = folder / "train.csv"
+    if not table.is_file():
+        raise DataError(f"{table} is missing: it is the table that says what the images are")
+    header = read_text(table).split("\n", 1)[0].strip().split(",")
+    columns = [name for name in header if name.split(" - ")[0] in _LINES]
+    needed = ("StudyInstanceUID", "PatientID", *columns)
+    if {name.split(" - ")[0] for name in columns} != set(_LINES):
+        raise DataError(f"{table} lacks columns of {', '.join(_LINES)}: it is not the source's own")
+    for where, uid, patient, *shown in _rows(table, needed):
+        path = folder / "train" / f"{uid}.jpg"
+        if not path.is_file():
+            raise DataError(f"{where}: no file 'train/{uid}.jpg': bring it, or the rest")
+        pairs = zip(columns, shown, strict=True)
+        kinds = {name.split(" - ")[0].split(" Catheter")[0] for name, cell in pairs if cell == "1"}
+        yield Image(path, "+".join(sorted(kinds)) or "none", patient)
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "inbreast": Recipe(
+        "https://doi.org/10.1016/j.acra.2011.09.014",
+        "to be asked for from its authors",
+        "mammography",
+        _inbreast,
+        {"not-malignant": ["1", "2", "3"], "malignant": ["4a", "4b", "4c", "5", "6"]},
+    ),
+    "cbis-ddsm": Recipe(
+        "https://doi.org/10.7937/K9/TCIA.2016.7O02S9CY",
+        "CC BY 3.0",
+        "mammography",
+        _cbis_ddsm,
+        {"not-malignant": ["BENIGN", "BENIGN_WITHOUT_CALLBACK"], "malignant": ["MALIGNANT"]},
+    ),
+    "ranzcr": Recipe(
+        "https://www.kaggle.com/competitions/ranzcr-clip-catheter-line-classification",
+        "the competition's rules: research and education, not commercial",
+        "endovascular",
+        _ranzcr,
+        {},
+    ),
+}
