@@ -6,6 +6,7 @@ close them around one patient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 Values = npt.NDArray[np.float64]
 
-_BATCH = 256  # images
+_NUMBERS = 2**20  # pixels at once: 8 MB of each copy, however large an image is
 _TENTHS = tuple(round(0.1 * step, 1) for step in range(1, 10))
 _TWENTIETHS = tuple(round(0.05 * step, 2) for step in range(1, 9))
 _COLOURS = ("red", "green", "blue")
@@ -90,22 +91,47 @@ def picture_measures(
 def unit_pixels(batch: Tensor) -> Tensor:
     """Return 8-bit images, or radiographs of 16 bits less 32768, from 0 to 1."""
     if batch.dtype == torch.uint8:
-        return batch.double() / 255
+        return batch.double().div_(255)
     if batch.dtype == torch.int16:
-        return (batch.double() + 32768) / 65535
+        return batch.double().add_(32768).div_(65535)
     return batch.double()
 
 
 def _picture_figures(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
     """Return mean, standard deviation and channels' means of each image."""
     parts = [np.empty((0, 2 + len(_COLOURS)))]
-    for start in range(0, len(inputs), _BATCH):
-        pixels = to_unit(inputs[start : start + _BATCH])
-        whole = pixels.flatten(1)
-        means = pixels.flatten(2).mean(dim=2)
-        figures = torch.zeros(len(pixels), 2 + len(_COLOURS), dtype=torch.float64)
-        figures[:, 0], figures[:, 1] = whole.mean(dim=1), whole.std(dim=1, correction=0)
+    at_once = _NUMBERS // max(1, math.prod(inputs.shape[1:]))
+    for start in range(0, len(inputs), max(1, at_once)):
+        if at_once:
+            pixels = to_unit(inputs[start : start + at_once])
+            means, whole = pixels.flatten(2).mean(dim=2), pixels.flatten(1)
+            mean, deviation = whole.mean(dim=1), whole.std(dim=1, correction=0)
+        else:
+            mean, deviation, means = _figures_by_rows(inputs[start : start + 1], to_unit)
+        figures = torch.zeros(len(means), 2 + len(_COLOURS), dtype=torch.float64)
+        figures[:, 0], figures[:, 1] = mean, deviation
         channels = min(means.shape[1], len(_COLOURS))
         figures[:, 2 : 2 + channels] = means[:, :channels]
         parts.append(figures.numpy())
     return np.concatenate(parts)
+
+
+def _figures_by_rows(
+    image: Tensor, to_unit: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, standard deviation and channels' means of one large image (1, channels, h, w).
+
+    Some rows at a time, whose figures are joined by Chan et al. 1979.
+    """
+    rows = max(1, _NUMBERS // (image.shape[1] * image.shape[3]))
+    count, mean, squares = 0, torch.zeros(1, dtype=torch.float64), torch.zeros(1)
+    sums = torch.zeros(1, image.shape[1], dtype=torch.float64)
+    for start in range(0, image.shape[2], rows):
+        pixels = to_unit(image[:, :, start : start + rows])
+        sums += pixels.flatten(2).sum(dim=2)
+        whole = pixels.flatten(1)
+        apart, more = whole.mean(dim=1) - mean, whole.shape[1]
+        squares = squares + whole.var(dim=1, correction=0) * more
+        squares = squares + apart**2 * (count * more / (count + more))
+        count, mean = count + more, mean + apart * (more / (count + more))
+    return mean, (squares / count).sqrt(), sums / (image.shape[2] * image.shape[3])

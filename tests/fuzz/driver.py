@@ -51,6 +51,7 @@ class Trial:
         shown: texts that were printed, logged or told.
         faults: what the trial itself finds wrong.
         refused: whether the input was refused.
+        megabytes: more memory that the input openly asks for.
     """
 
     rng: Random
@@ -59,6 +60,7 @@ class Trial:
     shown: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     refused: bool = False
+    megabytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def _attempt(run: Callable[[Trial], None], trial: Trial) -> tuple[str, float]:
             traceback.print_exc()
     took, grown = time.monotonic() - began, (_peak() - before) / 1e6
     shutil.rmtree(trial.folder, ignore_errors=True)
-    if not what and grown > MEGABYTES:
+    if not what and grown > MEGABYTES + trial.megabytes:
         what = f"memory: {grown:.0f} MB more"
     faults = [*trial.faults, *(fault for text in trial.shown for fault in text_faults(text))]
     return what or "; ".join(faults[:3]), took

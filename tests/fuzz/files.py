@@ -6,6 +6,7 @@ mutated cache comes what was there before, or it is refused.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,11 @@ _MADE_UP: dict[str, dict[str, Value]] = {
     "digits": {key: TINY[key] for key in _DIGITS},
     "heart-synthetic": {},
 }
+
+_SIDE = re.compile(r"image-size['\"]?\s*:\s*([\d_]{1,6})")
+_USUAL = {"images.yaml": 224, "endovascular.yaml": 224, "mammography.yaml": 2048}
+_LARGEST = 4096  # pixels of a side; what is larger is refused
+_IMAGES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm", ".bmp", ".webp"}
 
 
 def kinds() -> list[Kind]:
@@ -62,6 +68,7 @@ def _files(folder: Path, name: str) -> Callable[[Trial], None]:
         shutil.copytree(folder, data)
         names = lists if lists and one.rng.random() < 0.4 else files
         mutate_file(one.rng, data / one.rng.choice(names), one.done)
+        one.megabytes = _asked_for(data)
         more: dict[str, Value] = {}
         if "broken-images" in data_set(name).settings and one.rng.random() < 0.5:
             more["broken_images"] = "skip"
@@ -76,6 +83,18 @@ def _files(folder: Path, name: str) -> Callable[[Trial], None]:
             one.faults += [f"outside the cache: {stray!r}" for stray in strays]
 
     return trial
+
+
+def _asked_for(data: Path) -> float:
+    """Return the megabytes of all images at the largest size that a declaration asks for.
+
+    They are made in memory, written, and read where they were written.
+    """
+    declared = {path.name: path.read_text(errors="replace") for path in data.glob("*.yaml")}
+    sides = [int(side) for text in declared.values() for side in _SIDE.findall(text)]
+    sides = sides or [_USUAL[name] for name in declared if name in _USUAL]
+    images = sum(path.suffix in _IMAGES for path in data.rglob("*"))
+    return max((2 * 3 * images * s**2 / 1e6 for s in sides if s <= _LARGEST), default=0.0)
 
 
 def _cached(folder: Path, name: str) -> Callable[[Trial], None]:

@@ -331,6 +331,14 @@ def _listed(rng: Random, value: Any) -> Any:
     return rng.choice([value[:at] + changed + value[at + 1 :], value[:at], value * 2, bytes(at)])
 
 
+def _mutated_json(rng: Random, text: str, done: list[str]) -> str:
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):  # what was changed before is no JSON any more
+        return hostile_text(rng)
+    return json.dumps(mutate_tree(rng, tree, done))
+
+
 def mutate_config(rng: Random, content: Content, done: list[str]) -> Content:
     """Return a hello or a survey's answer with one or two of its values changed."""
     changed = copied(content)
@@ -339,7 +347,7 @@ def mutate_config(rng: Random, content: Content, done: list[str]) -> Content:
         key = rng.choice(sorted(record))
         value = record[key]
         if isinstance(value, str) and value[:1] in ("{", "[") and rng.random() < 0.7:
-            made: Any = json.dumps(mutate_tree(rng, json.loads(value), done))
+            made: Any = _mutated_json(rng, value, done)
         elif _has_texts(value) and rng.random() < 0.7:
             made = _listed(rng, value)
         else:

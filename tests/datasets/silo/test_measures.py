@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from datasets.silo import measures
 from datasets.silo.measures import Measure, picture_measures, unit_pixels
 
 NAN = float("nan")
@@ -52,3 +53,15 @@ def test_colours_are_counted_channel_by_channel_over_batches() -> None:
     assert named["green"][299] == 1
     assert named["green"][:299].max() == named["red"].max() == 0
     assert named["brightness"][299] == pytest.approx(1 / 3)
+
+
+def test_a_large_image_is_measured_by_rows_as_a_whole_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pictures = {"train": torch.randint(0, 256, (3, 3, 37, 20), dtype=torch.uint8)}
+    whole = picture_measures(pictures, unit_pixels)
+    monkeypatch.setattr(measures, "_NUMBERS", 3 * 20 * 5)  # seven times five rows, and two
+    by_rows = picture_measures(pictures, unit_pixels)
+    assert [one.name for one in by_rows] == [one.name for one in whole]
+    for one, other in zip(by_rows, whole, strict=True):
+        assert one.values["train"] == pytest.approx(other.values["train"], rel=1e-12)
