@@ -21,6 +21,7 @@ from datasets.io.locations import Places, data_folder, find_places
 from datasets.io.text_files import read_rows, same_text
 from datasets.silo.silos import SPLITS, no_such_silo
 from models.contract.errors import DataError
+from models.contract.one_line import one_line
 from models.contract.settings import CommonSettings
 
 KEYS = ("sites", "classes", "image-size", "test-share")
@@ -212,8 +213,9 @@ class _Manifest:
                 return place
         known = ", ".join(f"'{label}'" for labels in self.classes.values() for label in labels)
         raise DataError(
-            f"{self.where}, line {number}, column 'label': this label is none of {known}; correct "
-            f"it, or declare it under 'classes' in {self.declaration}"
+            f"{self.where}, line {number}, column 'label': this label is none of "
+            f"{one_line(known, 200)}; correct it, or declare it under 'classes' in "
+            f"{self.declaration}"
         )
 
     def _file(self, number: int, path: str) -> str:

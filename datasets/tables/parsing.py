@@ -19,6 +19,7 @@ from datasets.io.text_files import csv_lines, same_text
 from datasets.silo.measures import LeftOutRows
 from models.contract.errors import DataError
 from models.contract.feature_statistics import FeatureStatistics
+from models.contract.one_line import one_line
 
 _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 
@@ -326,4 +327,4 @@ class _RowReader:
 
 
 def _listed(texts: Iterable[Any]) -> str:
-    return ", ".join(f"'{text}'" for text in texts)
+    return one_line(", ".join(f"'{text}'" for text in texts), 300)

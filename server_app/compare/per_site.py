@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from models.contract.errors import RunDirectoryError, SettingError
+from models.contract.one_line import one_line
 from models.figures.palette import GREY, colours
 from server_app.compare.over_setting import SweptRun, finished_runs, read_run, refuse_other_settings
 from server_app.compare.tables import deviation, mean
@@ -117,6 +118,7 @@ def _cells(
 
     Raises:
         SettingError: the round was not measured.
+        RunDirectoryError: metrics.csv names a site that silos.json does not.
     """
     rows = [row for row in run.metrics if row["split"] == split]
     measured = sorted({int(row["round"]) for row in rows if not row["metric"].startswith(_OWN)})
@@ -130,6 +132,12 @@ def _cells(
     for row in rows:
         own = row["metric"].startswith(_OWN)
         if int(row["round"]) == round_ and (asked.own or not own):
+            if row["site"] not in groups:
+                site = one_line(row["site"], 60)
+                raise RunDirectoryError(
+                    f"{run.path / 'metrics.csv'} has figures of site '{site}', which silos.json "
+                    "does not name: the run directory was altered"
+                )
             name = {True: f"{line}, own", False: line}[own]
             metric = row["metric"].removeprefix(_OWN)
             yield metric, name, row["site"], groups[row["site"]], float(row["value"])

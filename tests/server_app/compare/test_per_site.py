@@ -121,6 +121,12 @@ def test_runs_that_do_not_belong_together_are_refused(
         site_bars(folders, AskedBars())
 
 
+def test_figures_of_a_site_that_the_run_does_not_know_are_refused(written: Write) -> None:
+    run = written("a-seed0", [*rows(0.8), (2, "-1e999", "test", "accuracy", 0.5)])
+    with pytest.raises(RunDirectoryError, match=r"of site '-1e999', which silos\.json does"):
+        site_bars([run], AskedBars())
+
+
 def test_bars_stand_side_by_side_below_the_names_of_their_distributions(written: Write) -> None:
     lacking = [row for row in rows(0.5) if row[1] != "s1b"]
     folders = [written("a-seed0", rows(0.8)), written("b-seed0", lacking)]
