@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LONGEST = 300  # characters: the line that quotes it stays below 400
+_NAME = 80  # characters of one of several names
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:
@@ -42,10 +43,10 @@ def shown(value: object, longest: int = 100) -> str:
 
 
 def listed(names: Iterable[object], most: int = 30) -> str:
-    """Return names joined by commas; of more than ``most`` how many more there are."""
+    """Return names joined by commas, each cut; of more than ``most`` how many more there are."""
     all_ = list(names)
     rest = f" and {len(all_) - most} more" if len(all_) > most else ""
-    return ", ".join(map(str, all_[:most])) + rest
+    return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest
 
 
 def _text(value: object) -> str:

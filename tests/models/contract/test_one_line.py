@@ -49,3 +49,4 @@ def test_what_python_cannot_write_is_told_by_its_kind() -> None:
 def test_of_many_names_the_first_are_listed() -> None:
     assert listed(["b", "a"]) == "b, a"
     assert listed(range(40), 3) == "0, 1, 2 and 37 more"
+    assert listed(["b", "y" * 500]) == "b, " + "y" * 79 + "…"
