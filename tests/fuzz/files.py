@@ -90,7 +90,8 @@ def _asked_for(data: Path) -> float:
 
     They are made in memory, written, and read where they were written.
     """
-    declared = {path.name: path.read_text(errors="replace") for path in data.glob("*.yaml")}
+    files = [path for path in data.glob("*.yaml") if path.is_file()]  # no folder, no pipe
+    declared = {path.name: path.read_text(errors="replace") for path in files}
     sides = [int(side) for text in declared.values() for side in _SIDE.findall(text)]
     sides = sides or [_USUAL[name] for name in declared if name in _USUAL]
     images = sum(path.suffix in _IMAGES for path in data.rglob("*"))
