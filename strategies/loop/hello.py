@@ -29,6 +29,7 @@ _TEXT = 200  # characters of a name
 _CLASSES = 10_000
 _MOST = 10**9  # samples of a class
 _LENGTH, _NUMBERS = 2**20, 2**28  # of one dimension of an input, and of all together
+_DIMENSIONS = (1, 3)  # a row; channels, height and width
 _SUM = 1e18  # no sum of measurements is larger, and its square is still a finite number
 _ROUNDING, _TINY = 1e-9, 1e-300  # relative, of sums over rows; and of squares too small to be told
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -99,8 +100,8 @@ def _is_plain(text: str) -> bool:
 def _shape_faults(facts: SiteFacts) -> Iterator[str]:
     """Yield what is wrong with the measures of the data."""
     shape = facts.input_shape
-    lengths = all(0 < length <= _LENGTH for length in shape[:4])
-    if not 1 <= len(shape) <= 4 or not lengths or math.prod(shape) > _NUMBERS:
+    lengths = all(0 < length <= _LENGTH for length in shape[:3])
+    if len(shape) not in _DIMENSIONS or not lengths or math.prod(shape) > _NUMBERS:
         yield f"an input's shape is {one_line(shape, 60)}, which none can have"
     if not 2 <= facts.classes <= _CLASSES:
         yield f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
