@@ -93,12 +93,14 @@ class Command:
     Attributes:
         first: its arguments.
         again: those after the kill, by the folder.
+        once: it writes over nothing that is there, so that what is there must be whole.
         decided: globs of the files whose bytes the seed decides.
     """
 
     first: Callable[[Path], list[str]]
     decided: tuple[str, ...]
     again: Callable[[Path], list[str]] | None = None
+    once: bool = False
 
 
 def _simulate(method: str, engine: str) -> Command:
@@ -147,7 +149,7 @@ COMMANDS: dict[str, Command] = {
             *("finetune", "--task", "classification", "--weights", "scratch"),
             *("--dataset", "angiogram-phantom", "--seeds", "1", "--epochs", "1"),
             *("--set", "sample-share=0.03", "--set", "val-folds=2", "--set", "image-size=32"),
-            *("--set", "width=4", "--set", "batch-size=8", "--set", "mc-passes=0"),
+            *("--set", "width=4", "--set", "batch-size=8"),
             *("--device", "cpu", "--out", str(out / "finetuned")),
         ],
         ("finetuned/*.csv",),
@@ -158,6 +160,7 @@ COMMANDS: dict[str, Command] = {
             *("--split", "test", "--out", str(out / "predictions.csv")),
         ],
         ("predictions.csv",),
+        once=True,
     ),
 }
 
@@ -259,7 +262,8 @@ def test_a_killed_command_given_again_ends_alike(
         time.sleep(0.1)
     told = f"trial {trial}: {name}, killed after {after:.2f} of {seconds:.2f} s"
     assert _left(mark) == [], f"{told}: processes are left"
-    _run((command.again or command.first)(out), mark)
+    if not (command.once and any(out.glob(command.decided[0]))):
+        _run((command.again or command.first)(out), mark)
     found, there = _found(command, out)
     assert found.keys() == expected.keys(), told
     assert [key for key in expected if found[key] != expected[key]] == [], told
