@@ -25,7 +25,7 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
     Args:
         source: what to bring; its files' MD5 are the publisher's.
         data_dir: the data directory; the source's own folder is made in it.
-        base_url: another place with the same file names, ending in '/'.
+        base_url: another place with the same file names.
 
     Raises:
         DataError: a download failed, a checksum differs, or an archive cannot be unpacked.
@@ -53,7 +53,7 @@ def _unpacked(archive: Path, folder: Path) -> str:
 
 def _download(base_url: str, file: RemoteFile, target: Path) -> int:
     """Bring a file to ``target``, whole or not at all; return its bytes."""
-    url = base_url + file.name
+    url = f"{base_url.rstrip('/')}/{file.name}"
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
