@@ -71,6 +71,14 @@ def test_a_full_disk_is_named_and_what_was_stored_stays(
     assert got(state, 2) == (1, 0)
 
 
+def test_what_a_killed_attempt_left_half_written_goes_with_the_next_state(state: SiteState) -> None:
+    put(state, 1)
+    (state.folder / ".round-000002-00.safetensors.9dgiq4rv").write_bytes(b"half")
+    put(state, 2)
+    left = sorted(path.name for path in state.folder.iterdir())
+    assert left == ["round-000001-00.safetensors", "round-000002-00.safetensors"]
+
+
 def test_a_state_comes_back_bit_for_bit(state: SiteState) -> None:
     weights = {"a.b": torch.randn(3, 4).T, "c": torch.zeros(0, 2)}
     state.store(at(1), weights)
