@@ -80,8 +80,7 @@ class SiteState:
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
         """Store the state that ``instruction`` led to, and drop those of older rounds.
 
-        Later states are of an attempt that the server lost: they are dropped too, and so is what
-        an attempt that was killed as it wrote has left.
+        Later states are of an attempt that the server lost: they are dropped too.
 
         Raises:
             CheckpointError: it cannot be written; what was stored before is still there.
@@ -104,8 +103,6 @@ class SiteState:
         for key in self._keys():
             if key > now or key[0] not in kept:
                 self._path(*key).unlink(missing_ok=True)
-        for unfinished in self.folder.glob(".round-*"):  # of an attempt that was killed as it wrote
-            unfinished.unlink(missing_ok=True)
 
     def _path(self, round_: int, step: int) -> Path:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"

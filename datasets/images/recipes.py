@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datasets.io.atomic_files import write_atomically
-from datasets.io.text_files import read_rows, read_text
+from datasets.io.text_files import read_rows
 from models.contract.errors import DataError
+from models.contract.settings_schema import unknown_name
 
 MANIFEST = "manifest.csv"
 _COLUMNS = ("path", "label", "patient", "split")
@@ -61,11 +62,12 @@ def write_manifest(name: str, folder: Path) -> Counter[str]:
     """Write ``folder/manifest.csv`` by a recipe; return how many images each label has.
 
     Raises:
-        DataError: there is no such recipe, a table or an image of the source is missing, or there
+        SettingError: there is no such recipe.
+        DataError: a table or an image of the source is missing, or there
             is a manifest already. Nothing is written then.
     """
     if name not in RECIPES:
-        raise DataError(f"there is no recipe '{name}'; there are {', '.join(RECIPES)}")
+        raise unknown_name("recipe", name, RECIPES)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: name that into which '{name}' was unpacked")
     if (folder / MANIFEST).exists():
@@ -84,12 +86,14 @@ def write_manifest(name: str, folder: Path) -> Counter[str]:
     return Counter(image.label for image in images)
 
 
-def _rows(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[tuple[str, ...]]:
-    """Yield a place and the values of ``columns`` of each line of a source's table."""
+def _rows(
+    path: Path, needed: Sequence[str], delimiter: str = ","
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the place and the values by column of each line of a source's table."""
     if not path.is_file():
         raise DataError(f"{path} is missing: it is the table that says what the images are")
-    for number, row in read_rows(path, columns, delimiter=delimiter):
-        yield (f"{path}, line {number}", *(row[column] for column in columns))
+    for number, row in read_rows(path, needed, delimiter=delimiter):
+        yield f"{path}, line {number}", row
 
 
 def _inbreast(folder: Path) -> Iterator[Image]:
@@ -98,10 +102,11 @@ def _inbreast(folder: Path) -> Iterator[Image]:
     A file is ``AllDICOMs/<file name>_<patient>_MG_<side>_<view>_ANON.dcm``.
     """
     files = {path.name.split("_")[0]: path for path in (folder / "AllDICOMs").glob("*_*.dcm")}
-    for where, name, assessed in _rows(folder / "INbreast.csv", ("File Name", "Bi-Rads"), ";"):
+    for where, row in _rows(folder / "INbreast.csv", ("File Name", "Bi-Rads"), ";"):
+        name = row["File Name"]
         if name not in files:
             raise DataError(f"{where}: no file 'AllDICOMs/{name}_...dcm': bring it, or the rest")
-        yield Image(files[name], assessed, files[name].name.split("_")[1])
+        yield Image(files[name], row["Bi-Rads"], files[name].name.split("_")[1])
 
 
 def _cbis_ddsm(folder: Path) -> Iterator[Image]:
@@ -113,17 +118,19 @@ def _cbis_ddsm(folder: Path) -> Iterator[Image]:
         raise DataError(
             f"{folder} holds no '{missing[0]}': download the case descriptions beside the images"
         )
-    wanted, found = ("patient_id", "image file path", "pathology"), dict[Path, Image]()
+    wanted, found = ("patient_id", "image file path", "pathology"), dict[str, Image]()
     for table, part in tables:
-        for where, patient, told, pathology in _rows(table, wanted):
+        for where, row in _rows(table, wanted):
+            patient, told, pathology = (row[column] for column in wanted)
             if pathology not in _PATHOLOGY:
                 raise DataError(f"{where}: the pathology is none of {', '.join(_PATHOLOGY)}")
-            path = _series(folder, told.split("/")[0], where)
-            other = found.get(path)
+            series = told.split("/")[0]
+            other = found.get(series)
             if other and other.split != part:
                 raise DataError(f"{where}: its image stands in training and test part")
             worst = min([pathology, *([other.label] if other else [])], key=_PATHOLOGY.index)
-            found[path] = Image(path, worst, patient, part)
+            path = other.path if other else _series(folder, series, where)
+            found[series] = Image(path, worst, patient, part)
     yield from found.values()
 
 
@@ -145,20 +152,17 @@ def _ranzcr(folder: Path) -> Iterator[Image]:
     'NGT' also ``- Incompletely Imaged``); Swan-Ganz catheters have one.
     """
     table = folder / "train.csv"
-    if not table.is_file():
-        raise DataError(f"{table} is missing: it is the table that says what the images are")
-    header = read_text(table).split("\n", 1)[0].strip().split(",")
-    columns = [name for name in header if name.split(" - ")[0] in _LINES]
-    needed = ("StudyInstanceUID", "PatientID", *columns)
-    if {name.split(" - ")[0] for name in columns} != set(_LINES):
-        raise DataError(f"{table} lacks columns of {', '.join(_LINES)}: it is not the source's own")
-    for where, uid, patient, *shown in _rows(table, needed):
+    for where, row in _rows(table, ("StudyInstanceUID", "PatientID")):
+        told = {name: name.split(" - ")[0] for name in row if name.split(" - ")[0] in _LINES}
+        if set(told.values()) != set(_LINES):
+            lines = ", ".join(_LINES)
+            raise DataError(f"{table} lacks columns of {lines}: it is not the source's own")
+        uid = row["StudyInstanceUID"]
         path = folder / "train" / f"{uid}.jpg"
         if not path.is_file():
             raise DataError(f"{where}: no file 'train/{uid}.jpg': bring it, or the rest")
-        pairs = zip(columns, shown, strict=True)
-        kinds = {name.split(" - ")[0].split(" Catheter")[0] for name, cell in pairs if cell == "1"}
-        yield Image(path, "+".join(sorted(kinds)) or "none", patient)
+        kinds = {line.split(" Catheter")[0] for name, line in told.items() if row[name] == "1"}
+        yield Image(path, "+".join(sorted(kinds)) or "none", row["PatientID"])
 
 
 RECIPES: Mapping[str, Recipe] = {

@@ -6,7 +6,6 @@ import gzip
 import shutil
 import stat
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from datasets.io.atomic_files import scratch_folder
 from models.contract.errors import DataError
 
 _MOST_BYTES = 2**32  # 8 times GTSRB
@@ -45,15 +45,15 @@ def unpack(archive: Path, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as work,
+            scratch_folder(folder, "unpacked") as work,
             _members(archive) as members,
         ):
             for member in members:
-                _extract(member, Path(work))
+                _extract(member, work)
             for member in members:
                 target = folder / member.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                (Path(work) / member.name).replace(target)
+                (work / member.name).replace(target)
             return len(members)
     except _DAMAGES as error:
         raise _damaged(archive, error) from None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from datasets.io.archives import is_unpacked, unpack
+from datasets.io.atomic_files import becoming
 from datasets.io.digests import md5_of_file
 from datasets.io.locations import PublicFiles, RemoteFile
 from models.contract.errors import DataError
@@ -55,22 +54,14 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> int:
     """Bring a file to ``target``, whole or not at all; return its bytes."""
     url = f"{base_url.rstrip('/')}/{file.name}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as written:
-            checksum = _copied(url, written)
-            size = written.tell()
-            os.fsync(handle)
+    with becoming(target) as written:
+        checksum = _copied(url, written)
         if checksum != file.md5:
             raise DataError(
                 f"{file.name} from {base_url} has MD5 {checksum}, not {file.md5}: nothing was "
                 "written; try again or name another --base-url"
             )
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return size
+        return written.tell()
 
 
 def _copied(url: str, written: BinaryIO) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from datasets.io.atomic_files import scratch_folder
 from server_app.config.operator_files import REGISTRY, registered_keys
 from server_app.deploy.deployment import FEDERATION, Deployment, key_fingerprint
 from server_app.deploy.flower import flwr
@@ -146,8 +146,8 @@ def commit_seconds(folder: Path) -> list[float]:
     """Return the seconds of single commits to a scratch database in ``folder``."""
     seconds = []
     with (
-        tempfile.TemporaryDirectory(dir=folder, prefix=".doctor-") as scratch,
-        closing(sqlite3.connect(Path(scratch) / "scratch.db")) as connection,
+        scratch_folder(folder, "doctor") as scratch,
+        closing(sqlite3.connect(scratch / "scratch.db")) as connection,
     ):
         connection.execute("create table rows (content text)")
         connection.commit()

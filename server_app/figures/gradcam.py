@@ -146,7 +146,7 @@ def _chosen(
     answers = []
     for method, network in runs:
         exact = dataclasses.replace(method.compute, bf16=False)
-        answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1).cpu())
+        answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
     chosen = scenarios.chosen(held.labels, answers)
     if not chosen:
         raise SettingError(f"site {runs[0][0].silo.name} has no {split} images that fit a scenario")

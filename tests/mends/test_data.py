@@ -44,11 +44,6 @@ CASES = [
         {"set 'test-folds' to 0": {"test-folds": 0}},
     ),
     Case(
-        "train images has no validation part",
-        {"dataset": "digits", "silos": 3, "silo-train-size": 5, "silo-test-size": 5},
-        {"raise 'silo-train-size' to at least 10": {"silo-train-size": 10}},
-    ),
-    Case(
         "train images need",
         {"dataset": "digits", "silos": 9, "silo-train-size": 1000, "silo-test-size": 10},
         {

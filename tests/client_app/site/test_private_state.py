@@ -73,7 +73,7 @@ def test_a_full_disk_is_named_and_what_was_stored_stays(
 
 def test_what_a_killed_attempt_left_half_written_goes_with_the_next_state(state: SiteState) -> None:
     put(state, 1)
-    (state.folder / ".round-000002-00.safetensors.9dgiq4rv").write_bytes(b"half")
+    (state.folder / ".round-000002-00.safetensors.part").write_bytes(b"half")
     put(state, 2)
     left = sorted(path.name for path in state.folder.iterdir())
     assert left == ["round-000001-00.safetensors", "round-000002-00.safetensors"]
