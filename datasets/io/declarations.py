@@ -25,6 +25,7 @@ from models.contract.one_line import one_line
 from models.contract.settings_schema import build, key_of
 
 _DEEPEST = 32  # lists and mappings within one another
+_LONGEST = 300  # characters of a name, a path, a sentence; errors quote them
 _LARGEST = 1_000_000  # values, each as often as aliases repeat it
 _LONGEST_TEXT = 2**19  # characters of a whole text: PyYAML takes seconds for more
 _MOST_DIGITS = 300
@@ -131,12 +132,16 @@ def _mappings(node: yaml.Node, seen: set[int]) -> Iterator[yaml.MappingNode]:
 
 
 def _check_texts(node: yaml.Node, seen: set[int]) -> None:
-    """Refuse texts that no name, path or line can hold: control characters, half a character."""
+    """Refuse texts that no name, path or line can hold: control characters, too many of others."""
     if id(node) in seen:
         return
     seen.add(id(node))
     if isinstance(node, yaml.ScalarNode) and _UNWRITABLE.search(node.value):
         raise YamlError("", f" holds a character that is no text (line {_line(node)})")
+    if isinstance(node, yaml.ScalarNode) and len(node.value) > _LONGEST:
+        raise YamlError(
+            "", f" holds a text of more than {_LONGEST} characters (line {_line(node)}): shorten it"
+        )
     for child in _children(node):
         _check_texts(child, seen)
 

@@ -39,6 +39,7 @@ class CommonSettings:
         "silos that images are cut into; tables have named sites",
         roles=("partition", "silo"),
         minimum=1,
+        maximum=100_000,
     )
     min_sites: int = setting(
         0, "sites that must answer a round; 0: all that joined", roles="circumstance", minimum=0
@@ -78,6 +79,7 @@ class CommonSettings:
         "optimiser steps of an epoch that spans rounds, of samples/epoch-steps each; 0: a round "
         "is local-epochs or local-steps",
         minimum=0,
+        maximum=100_000,
     )
     pace: int = setting(40, "of those, steps a round: it divides epoch-steps", minimum=1)
     batch_size: int = setting(32, "samples per optimiser step", roles="step", minimum=2)

@@ -38,6 +38,8 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"uefl.gamma": -0.1}, "'uefl.gamma' is -0.1; it must be a number, at least 0"),
         ({"uefl.gamma": float("nan")}, "'uefl.gamma' is nan"),
         ({"dropout": 1.0}, "at least 0 and below 1"),
+        ({"silos": 2**32}, "'silos' is 4294967296; it must be a whole number, at least 1 and at m"),
+        ({"epoch-steps": 2**31}, "at least 0 and at most 100000"),
         (
             {"method": "uefll"},
             f"unknown method 'uefll': known are {', '.join(sorted(METHODS))}; did",
