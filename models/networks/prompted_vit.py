@@ -140,11 +140,20 @@ class PromptedViT(TokenClassifier):
         tokens, attentions = self._forward(inputs, weights=True)
         return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
 
+    def encode_patches(self, patches: Tensor) -> Tensor:
+        """Map patches embedded elsewhere (batch, n, c) to tokens (batch, rows, columns, c)."""
+        tokens, _ = self._through(patches, weights=False)
+        last = tokens[:, self.vit.num_prefix_tokens :]
+        return last.reshape(len(last), *self.grid_size(), -1)
+
     def _forward(self, inputs: Tensor, weights: bool) -> tuple[Tensor, list[Tensor]]:
         """Return all tokens and, with ``weights``, each layer's mean attention of heads."""
+        return self._through(self.vit.patch_embed(inputs * self.scale + self.offset), weights)
+
+    def _through(self, patches: Tensor, weights: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return ``_forward`` of images whose patches are embedded, (batch, n, c)."""
         vit = self.vit
-        images = inputs * self.scale + self.offset
-        x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
+        x = vit.norm_pre(vit.patch_drop(vit._pos_embed(patches)))
         attentions = []
         for block, prompts in zip(vit.blocks, self._layer_prompts(), strict=True):
             mixed, attention = prefix_attention(block.attn, block.norm1(x), prompts, weights)

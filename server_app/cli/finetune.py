@@ -46,11 +46,19 @@ _Network = Annotated[
     str | None,
     typer.Option(
         "--network",
-        help="segmentation: unet, vit, swin; classification: conv, vgg16-bn, resnet22, vit "
-        "(default: the one that takes the run's weights)",
+        help="segmentation: unet, vit, swin, transunet, swinunet; classification: conv, vgg16-bn, "
+        "resnet22, vit (default: the one that takes the run's weights)",
     ),
 ]
 _Epochs = Annotated[int, typer.Option("--epochs", show_default=False, help="(default 20)")]
+_DistilEpochs = Annotated[
+    int,
+    typer.Option(
+        "--distil-epochs",
+        show_default=False,
+        help="passes by which unet, swin or swinunet first learns the tokens of a run's ViT",
+    ),
+]
 _Seeds = Annotated[
     int, typer.Option("--seeds", show_default=False, help="number of seeds (default 3)")
 ]
@@ -106,6 +114,7 @@ def _finetune(
     network: _Network = None,
     epochs: _Epochs = 20,
     seeds: _Seeds = 3,
+    distil_epochs: _DistilEpochs = 0,
     changes: _Changes,
     device: _Device = None,
     data_dir: RunsDataDirOption = None,
@@ -133,6 +142,7 @@ def _finetune(
         from_site=from_site,
         state_dir=state_dir,
         images=images,
+        distil_epochs=distil_epochs,
     )
     console = make_console()
     say = line_printer(console)

@@ -47,13 +47,15 @@ def finetune(request: FinetuneRequest, say: Say) -> FinetuneResult:
 def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
     """Return network, settings and data of all starts; ``sources`` are those not from scratch."""
     _refuse_twins([source.label for source in sources])
-    network = network_of(request.task, request.network, sources)
+    network = network_of(request.task, request.network, sources, distil=request.distil_epochs > 0)
     run_models = [source for source in sources if isinstance(source, RunModel)]
     settings = settings_of(request, network, run_models)
     downstream = (Segmentation if request.task == SEGMENTATION else Classification)(network)
     data = downstream.data(settings, chosen_sites(settings, request.sites))
     compute = choose_compute(settings.device, settings.precision, settings.threads)
-    return Study(downstream, settings, data, compute, request.seeds, request.epochs)
+    return Study(
+        downstream, settings, data, compute, request.seeds, request.epochs, request.distil_epochs
+    )
 
 
 def _refuse_twins(labels: Sequence[str]) -> None:

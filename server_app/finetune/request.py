@@ -31,6 +31,8 @@ class FinetuneRequest:
         from_site: the site whose own model of a run is meant; None: the shared one.
         state_dir: that site's private state; None: the run's.
         images: how many test images are drawn.
+        distil_epochs: passes by which a network learns the tokens of a run's ViT, where it takes
+            none of its arrays; 0: such a run is refused.
     """
 
     task: str
@@ -47,6 +49,7 @@ class FinetuneRequest:
     from_site: str | None = None
     state_dir: Path | None = None
     images: int = 4
+    distil_epochs: int = 0
 
     def check(self) -> None:
         """Refuse what is out of range, and to train for a folder that could not be written.
@@ -61,6 +64,11 @@ class FinetuneRequest:
         ):
             if number < 1:
                 raise SettingError(f"--{name} is {number}; it must be at least 1")
+        if self.distil_epochs < 0:
+            raise SettingError(
+                f"--distil-epochs is {self.distil_epochs}; it must be 0 or more: give 5, or leave "
+                "it out"
+            )
         if twice := {weights for weights in self.weights if self.weights.count(weights) > 1}:
             raise SettingError(f"--weights names {', '.join(sorted(twice))} twice: name each once")
         if self.from_site and not any(

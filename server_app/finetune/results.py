@@ -17,6 +17,7 @@ from datasets.io.atomic_files import write_atomically
 from datasets.io.state_files import save_state
 from server_app.compare.tables import Spread, spread_cell
 from server_app.figures.learning_curves import write_picture
+from server_app.finetune.distil import DistilReport
 from server_app.finetune.overlays import draw_overlays, spread
 from server_app.finetune.settings import used
 from server_app.finetune.tasks import Downstream, Segmentation, predicted_masks
@@ -36,13 +37,13 @@ class StartResult:
     Attributes:
         label: what it started from.
         method: the run's, empty if it was no run.
-        transfer: what the network took, None from scratch.
+        transfer: what the network took or learned, None from scratch.
         trained: by seed.
     """
 
     label: str
     method: str
-    transfer: TransferReport | None
+    transfer: TransferReport | DistilReport | None
     trained: tuple[Trained, ...]
 
     def row(self, metric: str) -> Spread | None:
@@ -146,10 +147,12 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
     metrics = sorted({metric for trained in result.trained for metric in trained.test})
     rows = {metric: row for metric in metrics if (row := result.row(metric))}
+    took = result.transfer
     return {
         "weights": result.label,
         "method": result.method or None,
-        "taken": asdict(result.transfer) if result.transfer else None,
+        "taken": asdict(took) if isinstance(took, TransferReport) else None,
+        "distilled": asdict(took) if isinstance(took, DistilReport) else None,
         "mean": {metric: row.mean for metric, row in rows.items()},
         # One seed has no spread: a 0 would be read as one
         "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},

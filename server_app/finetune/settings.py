@@ -27,7 +27,9 @@ from server_app.finetune.request import CLASSIFICATION, SEGMENTATION, FinetuneRe
 from server_app.finetune.weights import RunModel, Source
 
 # What a network for segmentation is made of: which run's network can give it weights
-RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": ""}
+RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": "", "transunet": "vit", "swinunet": ""}
+_LEARNER = ("unet", "swin", "swinunet")  # which a run's ViT can be distilled into
+_DISTIL = "give --distil-epochs to have it learn that ViT's tokens first, "
 _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 
 _FILES = keys_with(CommonSettings, "files")
@@ -46,34 +48,56 @@ _RECIPE: dict[str, Value] = {
 _VALIDATION_FOLDS = 5
 
 
-def network_of(task: str, wanted: str | None, sources: Sequence[Source]) -> str:
+def network_of(
+    task: str, wanted: str | None, sources: Sequence[Source], *, distil: bool = False
+) -> str:
     """Return the network that is trained, by its name among those of the task.
 
     It is the one ``wanted``, else the one that takes the given weights, else unet or conv.
+    ``distil``: a run's ViT may be distilled into one that does not take it.
 
     Raises:
-        SettingError: there is no such network, or none that takes the weights.
+        SettingError: there is no such network, or none that takes the weights, or nothing to be
+            distilled.
     """
     # By each network of the task: the run's network whose weights it takes
-    takes = RUN_NETWORK if task == SEGMENTATION else {name: name for name in _CLASSIFIERS}
+    of_task = RUN_NETWORK if task == SEGMENTATION else {name: name for name in _CLASSIFIERS}
     network = wanted or ""
-    if network and network not in takes:
-        raise SettingError(f"--network is '{network}'; for {task} it is one of {', '.join(takes)}")
+    if network and network not in of_task:
+        known = ", ".join(of_task)
+        raise SettingError(f"--network is '{network}'; for {task} it is one of {known}")
+    distilled = [source for source in sources if _distils(network, source)]
+    if distil and not distilled:
+        raise SettingError(
+            "--distil-epochs is for a run of a ViT and a --network that does not take it "
+            f"({', '.join(_LEARNER)}): leave it out, or name such a run and network"
+        )
     for source in sources:
-        fitting = [name for name, taken in takes.items() if taken == source.network]
+        fitting = [name for name, taken in of_task.items() if taken == source.network]
+        if distil and source in distilled:
+            continue
         weights = f"the weights of {source.label}, which are of network '{source.network}'"
         if not fitting:
             raise SettingError(
                 f"no network for {task} takes {weights}: name a run of "
-                f"{' or '.join(filter(None, takes.values()))}, or take --weights scratch"
+                f"{' or '.join(sorted({*of_task.values()} - {''}))}, or take --weights scratch"
             )
         if network and network not in fitting:
             raise SettingError(
-                f"network '{network}' does not take {weights}: leave out --network, or take "
-                "--weights scratch"
+                f"network '{network}' does not take {weights}: leave out --network, "
+                f"{_DISTIL if source in distilled else ''}or take --weights scratch"
             )
-        network = fitting[0]
-    return network or next(iter(takes))
+        network = network or fitting[0]
+    return network or next(iter(of_task))
+
+
+def takes(network: str, source: Source) -> bool:
+    """Tell whether a network of the task takes the arrays of ``source`` itself."""
+    return RUN_NETWORK.get(network, network) == source.network
+
+
+def _distils(network: str, source: Source) -> bool:
+    return network in _LEARNER and isinstance(source, RunModel) and source.network == "vit"
 
 
 def settings_of(
@@ -95,7 +119,9 @@ def settings_of(
     changes = dict(parse_assignment(text) for text in request.changes)
     partition = {**first, **changes}.get("partition", "own")
     of_data = _of_data(dataset, partition, request.task)
-    values = _starting_values(first, dataset, network, of_data, partition)
+    # Of a network that only learns from the run's, nothing is the run's
+    of_network = _OF_NETWORK if run_models and takes(network, run_models[0]) else frozenset()
+    values = _starting_values(first, dataset, network, of_network, of_data, partition)
     _refuse_idle(changes, of_data)
     values |= changes
     if request.device is not None:
@@ -121,12 +147,13 @@ def _starting_values(
     first: Mapping[str, Value],
     dataset: str,
     network: str,
+    of_network: frozenset[str],
     of_data: frozenset[str],
     partition: Value,
 ) -> dict[str, Value]:
     """Return the values before any change: what is kept of the first run, then the recipe."""
     of_run = of_data if dataset == first.get("dataset") else frozenset(_FILES)
-    kept = _OF_NETWORK | of_run
+    kept = of_network | of_run
     values: dict[str, Value] = {key: value for key, value in first.items() if key in kept}
     values |= _RECIPE | {"dataset": dataset, "network": RUN_NETWORK.get(network, network) or "auto"}
     if values["network"] == "vit":  # all of it is trained, from --weights or from the seed

@@ -19,7 +19,8 @@ from models.networks.build import build_classifier
 from models.networks.classifier import TokenClassifier
 from models.networks.encoders import float_inputs
 from models.networks.kinds import Task
-from models.networks.segmentation import SegmentationNetwork, build_segmentation, segmentation_loss
+from models.networks.pyramids import Segmenter
+from models.networks.segmentation import build_segmentation, segmentation_loss
 from models.networks.site_network import SiteNetwork
 from server_app.finetune.data import Pooled, pooled_labels, pooled_masks
 from server_app.finetune.request import CLASSIFICATION, SEGMENTATION
@@ -129,7 +130,7 @@ class Segmentation(Downstream):
 
     def trunk(self, network: nn.Module) -> nn.Module:
         """Return the encoder that a run can have trained."""
-        trunk = cast(SegmentationNetwork, network).pyramid.trunk()
+        trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, "the command lets no run's weights to a network without a trunk"
         return trunk
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from client_app.training.compute import Compute
-from client_app.training.loop import LocalTraining, open_optimiser, train_locally
 from models.contract.errors import SiteError
 from models.contract.seeding import derive_seed
 from models.contract.settings import CommonSettings
-from models.networks.site_network import SiteNetwork
+from models.networks.pyramids import Segmenter
 from server_app.finetune.data import Pooled
+from server_app.finetune.distil import DistilReport, distil
+from server_app.finetune.epochs import cosine_epochs
+from server_app.finetune.settings import takes
 from server_app.finetune.tasks import Downstream
 from server_app.finetune.transfer import TransferReport, transfer
-from server_app.finetune.weights import Source
+from server_app.finetune.weights import RunModel, Source
 
 Arrays = dict[str, Tensor]
 
@@ -35,6 +35,7 @@ class Study:
     compute: Compute
     seeds: int
     epochs: int
+    distil_epochs: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Trained:
 
 def start(
     study: Study, source: Source | None, seed: int
-) -> tuple[nn.Module, TransferReport | None]:
+) -> tuple[nn.Module, TransferReport | DistilReport | None]:
     """Return a network that starts from given weights, or from the seed alone, and what it took.
 
     The seed's weights are the same for every start, so that starts differ in what they took.
@@ -73,6 +74,11 @@ def start(
     network = study.downstream.build(settings, study.data.task)
     if source is None:
         return study.compute.place(network), None
+    if isinstance(source, RunModel) and not takes(study.downstream.network, source):
+        network, compute = study.compute.place(network), study.compute
+        learner = cast(Segmenter, network)
+        epochs = study.distil_epochs
+        return network, distil(learner, source, study.data.train, settings, compute, epochs)
     classes = (study.data.classes, study.data.task.classes)
     report = transfer(study.downstream.trunk(network), source, settings, classes)
     network.requires_grad_(True)
@@ -95,7 +101,16 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
     settings, data = _seeded(study.settings, seed), study.data
     curves: list[tuple[int, str, str, float]] = []
     best: tuple[tuple[float, float], int, dict[str, float], Arrays] | None = None
-    for epoch, loss in enumerate(_epochs(study, network, settings), start=1):
+    epochs = cosine_epochs(
+        network,
+        task.objective(network),
+        data.train,
+        settings,
+        compute,
+        epochs=study.epochs,
+        purpose="finetune",
+    )
+    for epoch, loss in enumerate(epochs, start=1):
         val = task.measured(network, data.val, settings, compute)
         if not math.isfinite(val["loss"]):
             raise SiteError(
@@ -112,28 +127,6 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
     test = task.measured(network, data.test, settings, compute)
     seconds = time.monotonic() - began
     return Trained(seed, epoch, val, test, tuple(curves), arrays, seconds)
-
-
-def _epochs(study: Study, network: nn.Module, settings: CommonSettings) -> Iterator[float]:
-    """Train an epoch at a time and yield its mean training loss."""
-    optimiser = open_optimiser(network, settings)
-    half = math.pi / study.epochs
-    cosine = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda epoch: 0.5 * (1 + math.cos(half * epoch))
-    )
-    for epoch in range(study.epochs):
-        yield train_locally(
-            LocalTraining(
-                cast(SiteNetwork, network),  # beside the objective only its parameters are used
-                study.data.train,
-                settings,
-                study.compute,
-                ("finetune", epoch),
-                objective=study.downstream.objective(network),
-                optimiser=optimiser,
-            )
-        )
-        cosine.step()
 
 
 def _copy(network: nn.Module) -> Arrays:

@@ -28,8 +28,9 @@ from tests.support.tiny import VIT, VIT_FIELDS
 # Parts of the errors that the functions below try
 TRIED = (
     "network 'vit' takes grey or colour images, and",
-    "network 'swin' takes images whose sides are multiples",
+    "Swin Transformers take images whose sides are multiples",
     "network 'unet' divides images by 8",
+    "network 'transunet' halves images until a patch",
     "the feature map of the",
     "transport costs or masses hold values that are not finite",
     "its closeness is not to be relied on",
@@ -137,6 +138,17 @@ def test_images_of_a_few_pixels_are_segmented_once_they_are_larger() -> None:
     said = refused(lambda: build_segmentation("unet", settings, Task((1, 7, 7), 2)))
     assert "leaves nothing of 7x7 pixels: set 'image-size'" in said
     assert not refused(lambda: build_segmentation("unet", settings, Task((1, 16, 16), 2)))
+
+
+def test_a_vit_below_convolutions_is_segmented_by_once_its_patches_can_be_halved_to() -> None:
+    def build(patch: int, kind: str = "transunet") -> None:
+        settings = CommonSettings(**{**VIT_FIELDS, "backbone_patch": patch, "width": 4})
+        build_segmentation(kind, settings, Task((1, 48, 48), 2))
+
+    said = refused(lambda: build(6))
+    assert "have 6 pixels: set 'backbone-patch' to 8 or 16, or choose another network" in said
+    assert not any(refused(lambda patch=patch: build(patch)) for patch in (8, 16))
+    assert not refused(lambda: build(6, "vit"))
 
 
 def test_a_swin_is_fine_tuned_once_the_images_fit_or_the_network_is_another(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ from models.contract.errors import SettingError
 from models.contract.settings import CommonSettings
 from models.networks.encoders import ConvEncoder
 from models.networks.kinds import Task
+from models.networks.pyramids import ConvPyramid, TransPyramid, ViTPyramid
 from models.networks.segmentation import (
     NETWORKS,
-    ConvPyramid,
-    ViTPyramid,
+    PyramidNetwork,
     build_segmentation,
     segmentation_loss,
-    swin_shape,
 )
+from models.networks.swin import PatchExpand, SwinUnet, swin_shape
 
 SETTINGS = dataclasses.replace(
     CommonSettings(),
@@ -42,12 +42,16 @@ SETTINGS = dataclasses.replace(
 def test_a_network_gives_logits_of_every_pixel(kind: str, size: tuple[int, int]) -> None:
     network = build_segmentation(kind, SETTINGS, Task((1, *size), 2))
     images = torch.randn(3, 1, *size)
-    maps = network.pyramid(images)
-    assert [m.shape[1] for m in maps] == list(network.pyramid.widths)
-    sides = [m.shape[2] for m in maps]
-    assert sides == sorted(sides, reverse=True)
-    assert sides[0] == size[0]
     assert network(images).shape == (3, 2, *size)
+    coarsest = network.coarsest(images)
+    assert size[0] * coarsest.shape[3] == size[1] * coarsest.shape[2]
+    if isinstance(network, PyramidNetwork):
+        maps = network.pyramid(images)
+        assert [m.shape[1] for m in maps] == list(network.pyramid.widths)
+        sides = [m.shape[2] for m in maps]
+        assert sides == sorted(set(sides), reverse=True)
+        assert sides[0] == size[0]
+        assert coarsest.shape == maps[-1].shape
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -91,7 +95,7 @@ def test_the_u_net_s_coarsest_map_but_for_its_bottom_is_what_the_encoder_gives()
 
 def test_a_vit_gives_its_layers_tokens_in_order_and_keeps_no_hook() -> None:
     network = build_segmentation("vit", SETTINGS, Task((1, 32, 48), 2)).eval()
-    pyramid = cast(ViTPyramid, network.pyramid)
+    pyramid = cast(ViTPyramid, cast(PyramidNetwork, network).pyramid)
     assert pyramid.layers == [1, 2], "of four layers, for three scales and the image's own"
     images = torch.randn(2, 1, 32, 48)
     tokens, last = pyramid._tokens(images)
@@ -111,13 +115,64 @@ def test_a_vit_gives_its_layers_tokens_in_order_and_keeps_no_hook() -> None:
 
 def test_a_trunk_bears_a_run_s_names() -> None:
     task = Task((1, 32, 32), 2)
-    unet = build_segmentation("unet", SETTINGS, task).pyramid.trunk()
-    vit = build_segmentation("vit", SETTINGS, task).pyramid.trunk()
+    unet, vit, below = (
+        build_segmentation(kind, SETTINGS, task).trunk() for kind in ("unet", "vit", "transunet")
+    )
     assert unet is not None
     assert vit is not None
+    assert below is not None
     assert "encoder.stages.0.weight" in unet.state_dict()
     assert {"encoder.vit.pos_embed", "prompts.b"} <= vit.state_dict().keys()
-    assert build_segmentation("swin", SETTINGS, task).pyramid.trunk() is None
+    assert vit.state_dict().keys() - below.state_dict().keys() == {
+        "encoder.vit.patch_embed.proj.weight",
+        "encoder.vit.patch_embed.proj.bias",
+    }
+    assert build_segmentation("swin", SETTINGS, task).trunk() is None
+    assert build_segmentation("swinunet", SETTINGS, task).trunk() is None
+
+
+@pytest.mark.parametrize(
+    ("patch", "widths"), [(2, [4, 16]), (8, [4, 8, 16, 16]), (16, [4, 8, 16, 16, 16])]
+)
+def test_below_a_vit_lie_the_convolutional_encoder_s_maps(patch: int, widths: list[int]) -> None:
+    settings = dataclasses.replace(SETTINGS, backbone_patch=patch)
+    network = build_segmentation("transunet", settings, Task((1, 32, 48), 2)).eval()
+    pyramid = cast(TransPyramid, cast(PyramidNetwork, network).pyramid)
+    images = torch.randn(2, 1, 32, 48)
+    maps = pyramid(images)
+    assert [m.shape[1] for m in maps] == widths
+    assert maps[-1].shape[2:] == (32 // patch, 48 // patch)
+    # The ViT sees what the convolutions make, in the order of its position embeddings
+    embedded = pyramid.embed(pyramid.stages(images))
+    tokens = pyramid.network.encode_patches(embedded.flatten(2).mT)
+    assert torch.equal(maps[-1], pyramid.project(tokens.permute(0, 3, 1, 2)))
+
+
+def test_patches_embedded_elsewhere_pass_as_the_vit_s_own() -> None:
+    network = build_segmentation("vit", SETTINGS, Task((1, 32, 48), 2)).eval()
+    vit = cast(ViTPyramid, cast(PyramidNetwork, network).pyramid).network
+    images = torch.randn(2, 1, 32, 48)
+    own = vit.vit.patch_embed(images * vit.scale + vit.offset)
+    assert torch.equal(vit.encode_patches(own), vit.encode_with_map(images)[1])
+
+
+def test_a_patch_is_expanded_to_its_cells_by_hand() -> None:
+    expand = PatchExpand(1, 2, 2)
+    with torch.no_grad():  # its four cells' two channels: 1 2, 3 4, 5 6, 7 8 of the cell's value
+        expand.linear.weight.copy_(torch.arange(1.0, 9.0)[:, None])
+    expand.norm = torch.nn.Identity()  # type: ignore[assignment]
+    cells = torch.tensor([[[[1.0], [10.0]]]])
+    rows = [[[1, 2], [3, 4], [10, 20], [30, 40]], [[5, 6], [7, 8], [50, 60], [70, 80]]]
+    assert expand(cells).tolist() == [rows]
+
+
+def test_the_finest_map_of_a_swin_unet_s_encoder_reaches_the_way_up_at_its_own_place() -> None:
+    network = build_segmentation("swinunet", SETTINGS, Task((1, 64, 64), 2))
+    assert isinstance(network, SwinUnet)
+    assert [len(part) for part in (network.expand, network.join, network.way_up)] == [2, 2, 2]
+    channels = cast(Any, network.swin).feature_info.channels()
+    assert [join.in_features for join in network.join] == [2 * channels[1], 2 * channels[0]]
+    assert network.coarsest(torch.randn(1, 1, 64, 64)).shape == (1, channels[2], 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +189,8 @@ def test_a_window_divides_every_stage(size: tuple[int, int], stages: int, window
     ("kind", "size", "told"),
     [
         ("swin", (36, 36), "sides are multiples of 8 and at least 16, and these are 36x36"),
-        ("swin", (8, 64), "at least 16, and these are 8x64"),
+        ("swinunet", (8, 64), "at least 16, and these are 8x64"),
+        ("transunet", (36, 36), "whose patches of 8 pixels do not divide images of 36"),
         ("unet", (7, 64), "leaves nothing of 7x64 pixels"),
         ("vit", (36, 36), "whose patches of 8 pixels do not divide images of 36"),
     ],
@@ -142,6 +198,12 @@ def test_a_window_divides_every_stage(size: tuple[int, int], stages: int, window
 def test_images_that_do_not_fit_are_refused(kind: str, size: tuple[int, int], told: str) -> None:
     with pytest.raises(SettingError, match=told):
         build_segmentation(kind, SETTINGS, Task((1, *size), 2))
+
+
+def test_a_vit_whose_patch_is_no_power_of_two_has_no_maps_below_it() -> None:
+    settings = dataclasses.replace(SETTINGS, backbone_patch=6)
+    with pytest.raises(SettingError, match="have 6 pixels: set 'backbone-patch' to 8 or 16"):
+        build_segmentation("transunet", settings, Task((1, 36, 36), 2))
 
 
 def test_the_loss_is_cross_entropy_plus_soft_dice() -> None:

@@ -208,8 +208,43 @@ def test_a_swin_network_is_trained_from_scratch(finetune: Finetune, tmp_path: Pa
     assert told["settings"]["val-folds"] == 5, "where none are set, one in five is held out"
 
 
+@pytest.mark.parametrize("network", ["unet", "swin", "swinunet"])
+def test_a_network_that_takes_no_vit_learns_the_run_s_tokens_first(
+    network: str,
+    finetune: Finetune,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    more = ("--network", network, "--set", "width=4")
+    assert finetune("segmentation", [runs / "vit"], *more) == 1
+    assert "leave out --network, give --distil-epochs to have" in capsys.readouterr().err
+    assert finetune("segmentation", [runs / "vit", "scratch"], *more, "--distil-epochs", "2") == 0
+    assert "vit: its ViT's tokens were distilled into the encoder for 2" in capsys.readouterr().out
+    told = read(tmp_path / "out")
+    learned, scratch = told["lines"]
+    assert told["network"] == network
+    assert told["settings"]["backbone-width"] == 0, "nothing of the run's own network"
+    assert learned["taken"] is scratch["taken"] is scratch["distilled"] is None
+    first, last = learned["distilled"]["losses"]
+    assert last < first
+    assert learned["seeds"][0]["test"]["loss"] != scratch["seeds"][0]["test"]["loss"]
+
+
+def test_a_trans_unet_starts_from_the_run_s_vit_but_for_what_embeds_images(
+    finetune: Finetune, runs: Path, tmp_path: Path
+) -> None:
+    assert finetune("segmentation", [runs / "vit"], "--network", "transunet") == 0
+    (line,) = read(tmp_path / "out")["lines"]
+    assert line["taken"]["share"] == 1
+    arrays, _ = load_state(tmp_path / "out" / "model.safetensors")
+    assert "pyramid.embed.weight" in arrays
+    assert not [name for name in arrays if "patch_embed.proj" in name]
+
+
+@pytest.mark.parametrize("network", ["vit", "transunet"])
 def test_a_vit_s_file_is_taken_as_initial_weights_are(
-    finetune: Finetune, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    network: str, finetune: Finetune, runs: Path, tmp_path: Path
 ) -> None:
     vit, _ = load_state(runs / "vit" / "model.safetensors")
     plain = {n.removeprefix("encoder.vit."): torch.from_numpy(a) for n, a in vit.items()}
@@ -220,7 +255,7 @@ def test_a_vit_s_file_is_taken_as_initial_weights_are(
     idle = ("network", "backbone-weights", "train-backbone")
     changes = [p for k, v in values.items() if k not in idle for p in ("--set", f"{k}={v}")]
     data = ("--dataset", "angiogram-phantom", "--site", "human")
-    assert finetune("segmentation", [file], *data, *changes) == 0
+    assert finetune("segmentation", [file], *data, *changes, "--network", network) == 0
     (line,) = read(tmp_path / "out")["lines"]
     assert line["weights"] == "clip.pt"
     assert line["taken"]["left"] == ["prompts.b", "prompts.t"]
@@ -259,7 +294,10 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
         ("segmentation", ["fedavg"], ["--network", "vit"], "network 'vit' does not take the weig"),
         ("segmentation", ["fedavg"], ["--network", "swin"], "of fedavg, which are of network 'co"),
         ("segmentation", ["vit"], ["--from-site", "s2a", "--network", "unet"], "of network 'vit'"),
-        ("segmentation", ["fedavg"], ["--network", "unt"], "is one of unet, vit, swin"),
+        ("segmentation", ["fedavg"], ["--network", "transunet"], "which are of network 'conv'"),
+        ("segmentation", ["fedavg"], ["--distil-epochs", "2"], "is for a run of a ViT and a --net"),
+        ("segmentation", ["scratch"], ["--distil-epochs", "-1"], "is -1; it must be 0 or more"),
+        ("segmentation", ["fedavg"], ["--network", "unt"], "is one of unet, vit, swin, transunet,"),
         ("classification", ["fedavg"], ["--network", "swin"], "one of conv, vgg16-bn, resnet22,"),
         ("classification", ["vit"], [], "method 'local' has no shared model"),
         ("classification", ["ensemble"], [], "the model of method 'ensemble' holds no encoder"),

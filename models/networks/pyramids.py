@@ -1,0 +1,238 @@
+"""Encoders for segmentation: maps of images at several scales.
+
+``ConvPyramid`` is the convolutional encoder of ``models.networks.encoders``, ``ViTPyramid`` a
+prompted ViT whose layers stand for scales (Hatamizadeh et al. 2022, UNETR), ``TransPyramid`` a ViT
+below a convolutional encoder (Chen et al. 2021, TransUNet).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.errors import SettingError
+from models.networks.encoders import ConvEncoder, ResidualBlock
+
+if TYPE_CHECKING:
+    from models.networks.prompted_vit import PromptedViT
+
+
+_CONV_WIDTHS = (1, 2, 4)  # of ConvEncoder's stages, times its width
+_RARE = 4.0  # by so much a class's first logits lie below the background's: a share of about 2 %
+
+
+class Segmenter(nn.Module):
+    """A network that says what each pixel is.
+
+    It begins by calling almost all background, as it is (Lin et al. 2017, RetinaNet's prior).
+
+    Attributes:
+        classes: how many, the background the first.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
+
+    @abstractmethod
+    def coarsest(self, images: Tensor) -> Tensor:
+        """Map images to the encoder's last map (batch, c, rows, columns)."""
+
+    def trunk(self) -> nn.Module | None:
+        """Return the part whose arrays are named as those of a run's network; None: it has none."""
+        return None
+
+
+class Pyramid(nn.Module):
+    """Makes maps of images at several scales.
+
+    Attributes:
+        widths: channels of each map, from the finest, of the image's size, to the coarsest.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.widths = tuple(widths)
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Map images (batch, channels, h, w) to maps (batch, widths[i], h_i, w_i), finest first."""
+
+    def trunk(self) -> nn.Module | None:
+        """Return the part whose arrays are named as those of a run's network; None: it has none."""
+        return None
+
+
+class ConvPyramid(Pyramid):
+    """``ConvEncoder``: its features before each max-pool, and those after the last."""
+
+    def __init__(self, *, in_channels: int, width: int) -> None:
+        super().__init__((width, 2 * width, 4 * width, 4 * width))
+        self.encoder = ConvEncoder(in_channels=in_channels, width=width)
+        self.bottom = ResidualBlock(4 * width)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return maps of 1/1, 1/2, 1/4 and 1/8 of the image's size."""
+        maps, x = [], images
+        for layer in self.encoder.stages:
+            if isinstance(layer, nn.MaxPool2d):
+                maps.append(x)
+            x = layer(x)
+        return [*maps, self.bottom(x)]
+
+    def trunk(self) -> nn.Module:
+        """Return the encoder under its name in a run's network."""
+        return nn.ModuleDict({"encoder": self.encoder})
+
+
+class ViTPyramid(Pyramid):
+    """A ViT: the image itself, then patch tokens of ever deeper layers, enlarged the less.
+
+    A patch of p pixels gives round(log2 p) scales below the image's own; the coarsest is the grid
+    of patches with the last layer's tokens.
+    """
+
+    def __init__(self, network: PromptedViT, *, in_channels: int, width: int) -> None:
+        patch = max(network.vit.patch_embed.patch_size)
+        steps = max(1, round(math.log2(patch)))
+        super().__init__([width * 2**step for step in range(steps + 1)])
+        self.network = network
+        depth, channels = len(network.vit.blocks), network.vit.embed_dim
+        # The token that enters block i is the one that block i - 1 has made
+        self.layers = [max(1, depth * step // steps) for step in range(1, steps)]
+        self.layers = [min(layer, depth - 1) for layer in self.layers]
+        self.stem = convolution(in_channels, width)
+        self.project = nn.ModuleList(nn.Conv2d(channels, w, 1) for w in self.widths[1:])
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return maps of 1/1, 1/2, ... of the image's size, the last of one cell a patch."""
+        tokens, last = self._tokens(images)
+        deep = [tokens[layer] for layer in self.layers] + [last]
+        maps = [self.stem(images)]
+        for step, (entering, project) in enumerate(zip(deep, self.project, strict=True), start=1):
+            x = project(entering.permute(0, 3, 1, 2))
+            if step <= len(self.layers):
+                x = resized(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
+            maps.append(x)
+        return maps
+
+    def trunk(self) -> nn.Module:
+        """Return the ViT as a run's network."""
+        return self.network
+
+    def _tokens(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+        """Return patch tokens (batch, rows, columns, c) that enter each layer, and the last ones.
+
+        The network calls the parts of its blocks, not the blocks: hence a hook of what enters
+        their first part.
+        """
+        tokens: dict[int, Tensor] = {}
+        grid, prefix = self.network.grid_size(), self.network.vit.num_prefix_tokens
+
+        def keeper(layer: int) -> Any:
+            def keep(module: nn.Module, entering: tuple[Tensor, ...]) -> None:
+                patches = entering[0][:, prefix:]
+                tokens[layer] = patches.reshape(len(patches), *grid, -1)
+
+            return keep
+
+        blocks = self.network.vit.blocks
+        hooks = [
+            blocks[layer].norm1.register_forward_pre_hook(keeper(layer))
+            for layer in set(self.layers)
+        ]
+        try:
+            _, last = self.network.encode_with_map(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return tokens, last
+
+
+class TransPyramid(Pyramid):
+    """TransUNet's encoder: a ViT on the maps of a convolutional one, which gives the finer maps.
+
+    The paper's own are ResNet-50's maps at 1/16 and a ViT of 16 pixels a patch; here a patch of
+    2^s pixels takes ``ConvEncoder``'s maps at 1/2^s, of which it has three, and a convolution as
+    wide as its step brings them further. What embeds images goes from the ViT; its prefix tokens,
+    position embeddings, prompts and layers stay.
+
+    Raises:
+        SettingError: the patch is no power of two.
+    """
+
+    def __init__(self, network: PromptedViT, *, in_channels: int, width: int) -> None:
+        vit = network.vit
+        steps = _halvings(max(vit.patch_embed.patch_size))
+        encoder = ConvEncoder(in_channels=in_channels, width=width)
+        kept = min(steps, len(_CONV_WIDTHS))
+        # A finer map for each halving by max-pool, the pooled ones where they are halved further
+        fine = [*_CONV_WIDTHS[:kept], *(_CONV_WIDTHS[-1:] if steps > kept else ())]
+        super().__init__([*(width * factor for factor in fine), 4 * width])
+        pools = [at for at, one in enumerate(encoder.stages) if isinstance(one, nn.MaxPool2d)]
+        self.stages = encoder.stages[: pools[kept - 1] + 1]
+        step, channels = 2 ** (steps - kept), _CONV_WIDTHS[kept - 1] * width
+        self.embed = nn.Conv2d(channels, vit.embed_dim, step, stride=step)
+        vit.patch_embed.proj = nn.Identity()
+        self.network = network
+        self.project = nn.Conv2d(vit.embed_dim, self.widths[-1], 1)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return maps of 1/1, 1/2, ... of the image's size, the last of one cell a patch."""
+        maps, x = [], images
+        for layer in self.stages:
+            if isinstance(layer, nn.MaxPool2d):
+                maps.append(x)
+            x = layer(x)
+        if len(maps) + 1 < len(self.widths):
+            maps.append(x)
+        tokens = self.network.encode_patches(self.embed(x).flatten(2).transpose(1, 2))
+        return [*maps, self.project(tokens.permute(0, 3, 1, 2))]
+
+    def trunk(self) -> nn.Module:
+        """Return the ViT as a run's network, without what embeds images."""
+        return self.network
+
+
+def _halvings(patch: int) -> int:
+    """Return how often an image is halved until a patch is one cell."""
+    steps = patch.bit_length() - 1
+    if patch != 2**steps or steps == 0:
+        raise SettingError(
+            f"network 'transunet' halves images until a patch is one cell, and the ViT's patches "
+            f"have {patch} pixels: set 'backbone-patch' to 8 or 16, or choose another network"
+        )
+    return steps
+
+
+def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
+    """Return a 3x3 convolution with batch norm and ReLU."""
+    return nn.Sequential(
+        nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(after),
+        nn.ReLU(),
+    )
+
+
+def resized(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps (batch, c, ., .) at ``size``, bilinearly."""
+    if tuple(maps.shape[-2:]) == tuple(size):
+        return maps
+    return nn.functional.interpolate(maps, tuple(size), mode="bilinear", align_corners=False)
+
+
+def pixel_head(channels: int, classes: int) -> nn.Conv2d:
+    """Return the last layer, by which almost all is background at first."""
+    head = nn.Conv2d(channels, classes, 1)
+    rare = torch.zeros(classes).index_fill(0, torch.arange(1, classes), -_RARE)
+    head.bias = nn.Parameter(rare)
+    return head

@@ -1,0 +1,177 @@
+"""Swin Transformers for segmentation: below a U-Net's decoder, and with a way up of their own.
+
+The encoder is timm's (Liu et al. 2021). ``SwinUnet`` (Cao et al. 2021) goes up by Swin blocks too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.errors import SettingError
+from models.networks.pyramids import Pyramid, Segmenter, convolution, pixel_head
+
+_DEPTHS = (2, 2, 6, 2)  # of Swin-T; with 'width' 16 its channels are Swin-T's too
+_PATCH = 4
+_LARGEST_WINDOW = 8
+_BLOCKS = 2  # of each stage on SwinUnet's way up, as published
+
+
+def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
+    """Return timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
+
+    Its channels are about ``6 * width`` at 1/4 of the image's size, twice as many at each next.
+
+    Raises:
+        SettingError: images do not fit.
+    """
+    stages, window = swin_shape(size)
+    import timm
+
+    heads = _heads(width)
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224",
+        features_only=True,
+        img_size=size,
+        in_chans=in_channels,
+        window_size=window,
+        embed_dim=6 * width // heads * heads,
+        depths=_DEPTHS[:stages],
+        num_heads=tuple(heads * 2**stage for stage in range(stages)),
+        out_indices=tuple(range(stages)),
+    )
+
+
+def _heads(width: int) -> int:
+    """Return the heads of the finest stage, of 32 channels each at Swin-T's width."""
+    return max(1, 6 * width // 32)
+
+
+class SwinPyramid(Pyramid):
+    """A Swin Transformer below two convolutions at the image's and half its size."""
+
+    def __init__(self, *, in_channels: int, size: tuple[int, int], width: int) -> None:
+        stages, _ = swin_shape(size)
+        super().__init__([width * 2**step for step in range(stages + 2)])
+        swin = swin_encoder(in_channels=in_channels, size=size, width=width)
+        self.swin: nn.Module = swin
+        self.stem = convolution(in_channels, width)
+        self.halved = convolution(width, 2 * width, stride=2)
+        channels = swin.feature_info.channels()
+        pairs = zip(channels, self.widths[2:], strict=True)
+        self.project = nn.ModuleList(nn.Conv2d(before, after, 1) for before, after in pairs)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return maps of 1/1, 1/2, 1/4, ... of the image's size."""
+        fine = self.stem(images)
+        deep = zip(self.swin(images), self.project, strict=True)
+        return [fine, self.halved(fine), *(project(x.permute(0, 3, 1, 2)) for x, project in deep)]
+
+
+class SwinUnet(Segmenter):
+    """SwinUnet: a Swin Transformer and its mirror, patch expanding in place of patch merging.
+
+    Each scale's map goes over to the way up, is joined to what was expanded and brought back to
+    its channels by a linear layer before two Swin blocks (figure 1 of Cao et al. 2021); at last
+    each cell of 4 pixels a side is expanded to its pixels.
+    """
+
+    def __init__(
+        self, *, in_channels: int, size: tuple[int, int], width: int, classes: int
+    ) -> None:
+        super().__init__(classes)
+        swin = swin_encoder(in_channels=in_channels, size=size, width=width)
+        self.swin: nn.Module = swin
+        channels = swin.feature_info.channels()
+        self.norm = nn.LayerNorm(channels[-1])
+        finer = range(len(channels) - 2, -1, -1)
+        self.expand = nn.ModuleList(PatchExpand(channels[s + 1], 2, channels[s]) for s in finer)
+        self.join = nn.ModuleList(nn.Linear(2 * channels[s], channels[s]) for s in finer)
+        self.way_up = nn.ModuleList(
+            _swin_blocks(channels[s], size, s, _heads(width) * 2**s) for s in finer
+        )
+        self.last_norm = nn.LayerNorm(channels[0])
+        self.last_expand = PatchExpand(channels[0], _PATCH, channels[0])
+        self.head = pixel_head(channels[0], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
+        *finer, x = self.swin(images)
+        x = self.norm(x)
+        ways = zip(self.expand, self.join, self.way_up, reversed(finer), strict=True)
+        for expand, join, blocks, skip in ways:
+            x = blocks(join(torch.cat([expand(x), skip], dim=-1)))
+        pixels = self.last_expand(self.last_norm(x))
+        logits: Tensor = self.head(pixels.permute(0, 3, 1, 2))
+        return logits
+
+    def coarsest(self, images: Tensor) -> Tensor:
+        """Return the last stage's map, normalised."""
+        last: Tensor = self.norm(self.swin(images)[-1])
+        return last.permute(0, 3, 1, 2)
+
+
+class PatchExpand(nn.Module):
+    """Patch expanding (Cao et al. 2021, section 3.5): each cell becomes ``factor`` a side.
+
+    A linear layer makes a cell's channels those of all its new cells, which are laid out and
+    normalised.
+    """
+
+    def __init__(self, before: int, factor: int, after: int) -> None:
+        super().__init__()
+        self.factor = factor
+        self.linear = nn.Linear(before, factor * factor * after, bias=False)
+        self.norm = nn.LayerNorm(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, h, w, before) to (batch, factor h, factor w, after)."""
+        batch, rows, columns, _ = x.shape
+        cells = self.linear(x).reshape(batch, rows, columns, self.factor, self.factor, -1)
+        sides = (rows * self.factor, columns * self.factor)
+        laid_out: Tensor = self.norm(cells.transpose(2, 3).reshape(batch, *sides, -1))
+        return laid_out
+
+
+def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
+    """Return Swin blocks on the grid of an encoder's ``stage``."""
+    from timm.models.swin_transformer import SwinTransformerStage
+
+    rows, columns = (side // _PATCH // 2**stage for side in size)
+    return SwinTransformerStage(
+        dim=channels,
+        out_dim=channels,
+        input_resolution=(rows, columns),
+        depth=_BLOCKS,
+        downsample=False,
+        num_heads=heads,
+        window_size=swin_shape(size)[1],
+    )
+
+
+def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
+    """Return how many stages a Swin Transformer has on images of ``size``, and its window.
+
+    Patches are of 4 pixels and each stage halves their grid, at most to 4 a side; the window is
+    the largest up to 8 that divides the last grid, and so all. 224 pixels give four stages and 7,
+    as published, 64 pixels three stages and 4.
+
+    Raises:
+        SettingError: the image is too small or its sides are no multiples of 8.
+    """
+    sides = [side // _PATCH for side in size]
+    if any(side % (2 * _PATCH) for side in size) or min(sides) < 4:
+        raise SettingError(
+            "Swin Transformers take images whose sides are multiples of 8 and at least 16, and "
+            f"these are {size[0]}x{size[1]}: set 'image-size', or choose another network"
+        )
+    # Halved while both sides can be, and while 4 cells a side are left
+    stages = 1
+    while stages < len(_DEPTHS) and all(s % 2 == 0 and s >= 8 for s in sides):
+        sides = [side // 2 for side in sides]
+        stages += 1
+    common = math.gcd(*sides)
+    return stages, max(w for w in range(1, _LARGEST_WINDOW + 1) if common % w == 0)
