@@ -39,7 +39,8 @@ def read_grey(path: Path, bits: int) -> Grey:
     top = check_depth(depth, int(values.max()), bits)
     if white_is_zero and depth > 8:  # Pillow itself inverts those of 8 bits
         values = top - values
-    picture: Grey = values.astype(np.float32) / np.float32(top)
+    picture: Grey = values.astype(np.float32)
+    picture /= np.float32(top)  # in place: it may have 89 million pixels
     return picture
 
 

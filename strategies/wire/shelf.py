@@ -60,9 +60,10 @@ class Shelf:
             if size <= self._room:
                 self._room -= size
             else:
-                kept[name] = ArrayRecord()  # given arrays it would copy them
+                shelved = ArrayRecord()  # given arrays it would copy them
                 for key, array in record.items():
-                    kept.array_records[name][key] = self._shelved(array)
+                    shelved[key] = self._shelved(array)
+                kept[name] = shelved
         return kept
 
     def _shelved(self, array: Array) -> Array:

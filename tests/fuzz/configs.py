@@ -22,6 +22,8 @@ from models.contract.errors import FedsiloError
 from models.contract.methods import METHODS, method_part, settings_class
 from models.contract.settings import CommonSettings
 from models.contract.settings_schema import Value, defaults, rule_of
+from models.networks.build import build_classifier
+from models.networks.kinds import Task
 from server_app.config.experiments import find_experiment, read_experiments, read_tuning
 from server_app.config.operator_files import read_registry, read_weights, registered_keys
 from server_app.config.settings import RunSettings, grouped, known_defaults, resolve
@@ -48,6 +50,7 @@ south: {node-id: 456, key: "SHA256:bbbb"}
 """
 _WEIGHTS = "north: 200\nsouth: 300\n"
 # Larger ones are honest work for hours, and no fault
+_COPIES = 20  # of a network: two sites' own and visiting ones, gradients, moments, replies
 _WORK = 64
 _LEAVE = frozenset({"out", "run-name", "resume", "meeting", "purpose", "data-dir", "cache-dir"})
 _LEAVE |= {"reply-timeout", "join-timeout", "away-timeout", "rounds", "track", "device", "silos"}
@@ -236,11 +239,20 @@ def _settings(one: Trial) -> None:
     def run() -> None:
         settings = resolve(values | {"out": str(one.folder / "runs"), "run-name": "run"})
         _checked(one, settings)
+        one.megabytes = _COPIES * _network_megabytes(settings.common)
         nodes = 2 if "silos" in values else 4
         directory = run_inline(settings, nodes, draw=False)
         one.faults += run_directory_faults(directory.path)
 
     _told(one, run)
+
+
+def _network_megabytes(common: CommonSettings) -> float:
+    """Return what the network of the digits takes that settings ask for."""
+    if common.network not in ("auto", "conv") or common.dataset != "digits":
+        return 0.0
+    network = build_classifier(common, Task((1, 8, 8), 10))
+    return sum(parameter.numel() for parameter in network.parameters()) * 4e-6
 
 
 def _at_an_end(rng: Random, cls: type, key: str) -> Value:

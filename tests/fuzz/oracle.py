@@ -21,6 +21,7 @@ _MARKUP = "fuzzed"  # hostile markup is ``[bold red]fuzzed[/]``
 _PLAIN = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9._+-]*")
 _LARGEST_WEIGHT, _LARGEST_STATISTIC, _LARGEST = 1e6, 1e12, 1e31
 _STATISTICS = ("running_mean", "running_var", "counts")
+_MOMENTS = "/optimiser/"  # a site's own, squares of gradients among them
 _CHECKPOINTS = "checkpoints"  # beside models these hold a server's moments, squares of changes
 
 
@@ -108,7 +109,7 @@ def _is_number(cell: str) -> bool:
 
 def _model_faults(file: Path) -> Iterator[str]:
     for name, array in load_file(file).items():
-        wide = name.endswith(_STATISTICS) or file.parent.name == _CHECKPOINTS
+        wide = name.endswith(_STATISTICS) or file.parent.name == _CHECKPOINTS or _MOMENTS in name
         largest = _LARGEST_STATISTIC if wide else _LARGEST_WEIGHT
         if array.size and not np.abs(array.astype(np.float64)).max() <= 1.01 * largest:
             yield f"array {name} has a number beyond {largest:g} or none"

@@ -49,6 +49,22 @@ def test_what_fits_stays_in_memory_and_the_rest_does_not() -> None:
         second.array_records["arrays"]["a0"].numpy()
 
 
+def test_the_records_of_a_reply_are_gathered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower gathers them anew at each look: a reply of two thousand would take minutes."""
+    looks, gathered = [], RecordDict.array_records
+
+    def look(content: RecordDict) -> Any:
+        looks.append(content)
+        return gathered.fget(content)  # type: ignore[attr-defined]  # mypy takes it for its value
+
+    monkeypatch.setattr(RecordDict, "array_records", property(look))
+    content = RecordDict({f"r{n}": ArrayRecord({"a": Array(np.zeros(9))}) for n in range(30)})
+    with Shelf(in_memory=0) as shelf:
+        kept = shelf.keep(content)
+        assert len(looks) == 1
+        assert list(kept) == list(content)
+
+
 def test_a_full_disk_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
