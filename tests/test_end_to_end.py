@@ -203,6 +203,40 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
     assert _bytes(inline_run({**values, "resume": began})) == whole
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ring"])
+def test_a_run_killed_as_it_drew_has_all_its_files_once_it_is_resumed(
+    method: str,
+    tiny: Tiny,
+    tmp_path: Path,
+    finished: Callable[[str], RunDirectory],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = tiny(method, rounds=3, out=str(tmp_path), run_name="run")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server_app.run.runner.draw_pictures", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_inline(resolve(values), 3)
+    directory = run_inline(resolve(values | {"resume": True}), 3)
+    names = {path.name for path in directory.path.iterdir()}
+    assert names == {path.name for path in finished(method).path.iterdir()}
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_run(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RunDirectoryError("no picture today")
+
+    monkeypatch.setattr("server_app.run.runner.draw_pictures", fail)
+    with pytest.raises(RunDirectoryError, match="no picture today"):
+        run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3)
+    assert RunDirectory(tmp_path / "run").read_json("summary.json")["rounds"] == 2
+
+
 @pytest.mark.soak
 def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) -> None:
     values = _values(tiny, "uefl", rounds=5)

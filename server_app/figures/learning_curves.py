@@ -71,13 +71,17 @@ def redraw(run_dir: Path) -> Iterator[Path]:
     yield from draw_pictures(directory, method.pictures)
 
 
-def draw_curves(directory: RunDirectory) -> None:
+def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> None:
     """Draw ``curves.png`` from the run's own files: test figures, without such validation ones.
+
+    Args:
+        directory: the run's.
+        summary: what its summary.json is to hold; None: it is there.
 
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    summary = directory.read_json("summary.json")
+    summary = summary or directory.read_json("summary.json")
     silos = directory.read_json("silos.json")
     distribution_of = {site: facts["distribution"] for site, facts in silos.items()}
     rows = directory.read_csv("metrics.csv")

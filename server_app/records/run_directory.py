@@ -34,6 +34,7 @@ from server_app.records.forms import Told, check, read_told, table_fault
 from strategies.loop.participants import Participants
 
 STANDARDISATION = "standardisation.json"
+SILOS, CUT, LOCK = "silos.json", "cut.json", ".lock"
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
@@ -136,7 +137,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
             "'.', '_', '+' and '-'"
         )
     path = runs_folder(out) / run_name
-    if path.exists() and not resume:
+    if path.exists() and not resume and not _left_by_a_start(path):
         raise RunDirectoryError(
             f"run directory {path} exists: choose another 'run-name', set "
             "'resume' to true to go on with it, or remove it"
@@ -146,6 +147,15 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
             f"there is no run directory {path} to resume: check 'out' and 'run-name'"
         )
     return RunDirectory(path)
+
+
+def _left_by_a_start(path: Path) -> bool:
+    """Tell whether a folder holds only what a run has before its config.toml makes it one."""
+    if not path.is_dir():
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    begun = {name for name in names if name.startswith(".") and name.endswith(".part")}
+    return LOCK in names and names <= {LOCK, SILOS, CUT, *begun}
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
@@ -204,7 +214,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
         RunDirectoryError: another process writes to it, or has begun a run in it meanwhile.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
-    with (directory.path / ".lock").open("w") as file:
+    with (directory.path / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

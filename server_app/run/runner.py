@@ -27,6 +27,8 @@ from server_app.records.privacy_account import PrivacyHook
 from server_app.records.progress_hook import ProgressRecord
 from server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
 from server_app.records.run_directory import (
+    CUT,
+    SILOS,
     STANDARDISATION,
     RunDirectory,
     config_document,
@@ -98,10 +100,7 @@ def run(
                     timeout=common.reply_timeout,
                 )
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
-            _write_end(directory, loop, recorders, seconds)
-        if draw:
-            draw_curves(directory)
-            draw_pictures(directory, loop.method.pictures)
+            _write_end(directory, loop, recorders, seconds, draw)
     _show(directory, loop, recorders, console)
     return directory
 
@@ -213,9 +212,9 @@ def _write_beginning(
     launch: Mapping[str, Any],
 ) -> None:
     """Write what is known before the first round; a resumed run keeps what stands there."""
-    directory.write_json("silos.json", silos_document(participants))
+    directory.write_json(SILOS, silos_document(participants))
     if participants.simulated() and (cut := cut_of(settings.common)):
-        directory.write_json("cut.json", cut)
+        directory.write_json(CUT, cut)
     config = directory.path / "config.toml"
     if not config.is_file():
         write_atomically(config, config_document(settings, launch))
@@ -226,8 +225,9 @@ def _write_end(
     loop: RoundLoop,
     recorders: _Recorders,
     seconds: dict[str, float],
+    draw: bool,
 ) -> None:
-    """Write the model, privacy.json and, last, summary.json: its presence means a whole run."""
+    """Write the model, privacy.json, pictures and, last, summary.json: by it a run is whole."""
     state, method = loop.current(), loop.method
     name = method.common.method
     statistics = method.participants.figures()
@@ -266,7 +266,15 @@ def _write_end(
         "unrepeatable-operations": sorted(recorders.traffic.unrepeatable),
         "bytes": totals,
     }
-    directory.write_json("summary.json", {**results, **cost, "privacy": privacy})
+    summary = {**results, **cost, "privacy": privacy}
+    try:
+        if draw:
+            draw_curves(directory, summary)
+            draw_pictures(directory, method.pictures)
+    except Exception:  # a picture that cannot be drawn costs no run
+        directory.write_json("summary.json", summary)
+        raise
+    directory.write_json("summary.json", summary)
 
 
 def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:

@@ -198,6 +198,11 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw a bar per topology over the same links, the run's own in orange."""
     times = document["cycle-times"]
+    if not times:
+        told = "cycle times: not measured,\nthe run was resumed at its end"
+        axes.text(0.5, 0.5, told, ha="center")
+        axes.set_axis_off()
+        return
     colours = [ORANGE if kind == document["kind"] else BLUE for kind in times]
     bars = axes.barh(list(times), list(times.values()), color=colours)
     axes.bar_label(bars, [f"{seconds:.3g} s" for seconds in times.values()], padding=3)

@@ -142,15 +142,16 @@ class Decentralised(Method):
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return the topology with its weights, and the cycle times of it and of others."""
-        if self._seconds.keys() != set(self.participants.sites()):
-            return {}  # resumed after the last round, say: not every silo was timed by this process
+        # Resumed after the last round, say, this process has not timed every silo
+        timed = self._seconds.keys() == set(self.participants.sites())
+        times = {site: total / count for site, (total, count) in self._seconds.items()}
         document = topology_document(
             self.topology,
             open_silo_set(self.common.silo_set) if self.common.silo_set else None,
             self.settings,
             model_bytes=sum(array.nbytes for array in self.model(state).values()),
-            compute_seconds={site: total / count for site, (total, count) in self._seconds.items()},
-            visit_seconds=self.visit_seconds(),
+            compute_seconds=times if timed else None,
+            visit_seconds=self.visit_seconds() if timed else None,
         )
         return {_DOCUMENT: document}
 

@@ -161,12 +161,13 @@ def topology_document(
     silo_set: SiloSet | None,
     settings: LinkSettings,
     model_bytes: int,
-    compute_seconds: Mapping[str, float],
+    compute_seconds: Mapping[str, float] | None,
     visit_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the content of topology.json: the graph, its weights, and what rounds would take.
 
-    ``cycle-times`` has this topology and each other one that can be built over the same links.
+    ``cycle-times`` has this topology and each other one that can be built over the same links, and
+    none where it is not known how long sites compute.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     return {
@@ -176,7 +177,9 @@ def topology_document(
         "mixing": topology.weights.tolist(),
         **_matcha(topology),
         "model-bytes": model_bytes,
-        "compute-seconds": {site: compute_seconds[site] for site in topology.sites},
+        "compute-seconds": {site: compute_seconds[site] for site in topology.sites}
+        if compute_seconds
+        else None,
         "visit-seconds": {site: visit_seconds[site] for site in topology.sites}
         if visit_seconds
         else None,
@@ -184,7 +187,9 @@ def topology_document(
         "cycle-times": {
             kind: cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)
             for kind, other in _alternatives(topology, silo_set).items()
-        },
+        }
+        if compute_seconds
+        else {},
     }
 
 

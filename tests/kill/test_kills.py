@@ -143,6 +143,7 @@ COMMANDS: dict[str, Command] = {
             *("--save-as", str(out / "tiny.safetensors")),
         ],
         ("tiny.safetensors",),
+        once=True,
     ),
     "finetune": Command(
         lambda out: [
@@ -153,6 +154,7 @@ COMMANDS: dict[str, Command] = {
             *("--device", "cpu", "--out", str(out / "finetuned")),
         ],
         ("finetuned/*.csv",),
+        once=True,
     ),
     "predict": Command(
         lambda out: [

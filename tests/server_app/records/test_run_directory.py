@@ -26,6 +26,17 @@ def test_a_run_directory_that_exists_is_refused_unless_resumed(tmp_path: Path) -
     assert open_run_directory(str(tmp_path), "run", resume=True).path == tmp_path / "run"
 
 
+def test_what_a_killed_start_left_is_no_run_yet_and_anything_else_stays(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".lock", "silos.json", ".config.toml.part"):
+        (run / name).touch()
+    assert open_run_directory(str(tmp_path), "run", resume=False).path == run
+    (run / "notes.txt").touch()
+    with pytest.raises(RunDirectoryError, match="exists: choose another 'run-name'"):
+        open_run_directory(str(tmp_path), "run", resume=False)
+
+
 def test_opening_writes_nothing_and_resuming_needs_a_run(tmp_path: Path) -> None:
     open_run_directory(str(tmp_path), "new", resume=False)
     assert list(tmp_path.iterdir()) == []

@@ -47,6 +47,14 @@ def texts(axes: Any) -> dict[str, tuple[float, float]]:
     return {text.get_text(): text.get_position() for text in axes.texts}
 
 
+def test_where_no_times_are_known_the_picture_says_so() -> None:
+    _, bars = panels({**RING, "cycle-times": {}})
+    assert [text.get_text() for text in bars.texts] == [
+        "cycle times: not measured,\nthe run was resumed at its end"
+    ]
+    assert not bars.patches
+
+
 def test_a_ring_stands_in_its_order_with_an_arrow_from_each_to_the_next() -> None:
     graph, _ = panels(RING)
     named = texts(graph)

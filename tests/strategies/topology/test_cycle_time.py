@@ -172,6 +172,15 @@ def test_the_document_has_the_edges_with_their_weights_and_links() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
+def test_without_times_the_document_has_the_graph_alone() -> None:
+    topology = build("ring", "abc", None, 0.5)
+    found = topology_document(topology, None, DEFAULTS, GIGABIT, None)
+    whole = document("ring")
+    assert found["cycle-times"] == {}
+    assert found["compute-seconds"] is None
+    assert {key for key in whole if found[key] != whole[key]} == {"cycle-times", "compute-seconds"}
+
+
 def test_the_document_compares_topologies_over_the_same_links() -> None:
     times = document("ring")["cycle-times"]
     assert list(times) == ["complete", "ring", "star", "matcha"]
