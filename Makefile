@@ -7,6 +7,8 @@ VENV ?= $(HOME)/.cache/fedsilo/venvs/$(KEY)
 BIN := $(VENV)/bin
 export PYTHONPATH := $(CURDIR)
 export PATH := $(BIN):$(PATH)
+# Processes that a test starts find the bytecode of those before, whatever the machine is set to
+export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
 .PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock

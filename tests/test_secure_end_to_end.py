@@ -33,6 +33,7 @@ from server_app.records.run_directory import RunDirectory
 from server_app.run.inline_engine import InlineGrid
 from strategies.wire.records import unpack
 from strategies.wire.secure_keys import SECURE
+from tests.support.soak import in_soak
 
 InlineRun = Callable[..., RunDirectory]
 Tiny = Callable[..., dict[str, Value]]
@@ -277,20 +278,21 @@ def _others(reply: Message) -> None:
     reply.content[SECURE]["to"] = ["s1a", "s2a", "s9z"]
 
 
-@pytest.mark.parametrize(
-    ("phase", "alter", "told"),
-    [
-        (SECURE_KEYS, _other_round, "record 'secure' is of round 7, not 1"),
-        (SECURE_KEYS, _no_record, "record 'secure' has no whole number 'round'"),
-        (SECURE_SHARES, _others, "record 'secure' is of other sites"),
-        (SECURE_SHARES, _other_round, "record 'secure' is of round 7, not 1"),
-        (TRAIN, _short, r"expected uint32 \("),
-        (TRAIN, _floats, "is float32 .* expected uint32"),
-        (SECURE_UNMASK, _few_shares, "record 'secure' has 3 entries, not 4"),
-        (SECURE_UNMASK, _long_share, "no list 'shares' of at most 1024 bytes each"),
-        (SECURE_UNMASK, _other_round, "record 'secure' is of round 7, not 1"),
-    ],
-)
+BAD: list[tuple[str, Callable[[Message], None], str]] = [
+    (SECURE_KEYS, _no_record, "record 'secure' has no whole number 'round'"),
+    (SECURE_KEYS, _other_round, "record 'secure' is of round 7, not 1"),
+    (SECURE_SHARES, _others, "record 'secure' is of other sites"),
+    (SECURE_SHARES, _other_round, "record 'secure' is of round 7, not 1"),
+    (TRAIN, _short, r"expected uint32 \("),
+    (TRAIN, _floats, "is float32 .* expected uint32"),
+    (SECURE_UNMASK, _other_round, "record 'secure' is of round 7, not 1"),
+    (SECURE_UNMASK, _few_shares, "record 'secure' has 3 entries, not 4"),
+    (SECURE_UNMASK, _long_share, "no list 'shares' of at most 1024 bytes each"),
+]
+
+
+# One of each phase; the others are in `make test-soak`
+@pytest.mark.parametrize(("phase", "alter", "told"), in_soak(BAD, but=BAD[::2]))
 def test_a_bad_reply_names_site_round_and_reason_and_the_run_goes_on_without(
     phase: str,
     alter: Callable[[Message], None],
