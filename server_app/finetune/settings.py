@@ -66,29 +66,36 @@ def network_of(
     if network and network not in of_task:
         known = ", ".join(of_task)
         raise SettingError(f"--network is '{network}'; for {task} it is one of {known}")
-    distilled = [source for source in sources if _distils(network, source)]
-    if distil and not distilled:
+    if distil and not any(_distils(network, source) for source in sources):
         raise SettingError(
             "--distil-epochs is for a run of a ViT and a --network that does not take it "
             f"({', '.join(_LEARNER)}): leave it out, or name such a run and network"
         )
     for source in sources:
-        fitting = [name for name, taken in of_task.items() if taken == source.network]
-        if distil and source in distilled:
-            continue
-        weights = f"the weights of {source.label}, which are of network '{source.network}'"
-        if not fitting:
-            raise SettingError(
-                f"no network for {task} takes {weights}: name a run of "
-                f"{' or '.join(sorted({*of_task.values()} - {''}))}, or take --weights scratch"
-            )
-        if network and network not in fitting:
-            raise SettingError(
-                f"network '{network}' does not take {weights}: leave out --network, "
-                f"{_DISTIL if source in distilled else ''}or take --weights scratch"
-            )
-        network = network or fitting[0]
+        if not (distil and _distils(network, source)):
+            network = _taking(task, of_task, network, source)
     return network or next(iter(of_task))
+
+
+def _taking(task: str, of_task: Mapping[str, str], network: str, source: Source) -> str:
+    """Return ``network``, if it is empty the first of the task that takes the weights.
+
+    Raises:
+        SettingError: it does not take them, or none does.
+    """
+    fitting = [name for name, taken in of_task.items() if taken == source.network]
+    weights = f"the weights of {source.label}, which are of network '{source.network}'"
+    if not fitting:
+        raise SettingError(
+            f"no network for {task} takes {weights}: name a run of "
+            f"{' or '.join(sorted({*of_task.values()} - {''}))}, or take --weights scratch"
+        )
+    if network and network not in fitting:
+        raise SettingError(
+            f"network '{network}' does not take {weights}: leave out --network, "
+            f"{_DISTIL if _distils(network, source) else ''}or take --weights scratch"
+        )
+    return network or fitting[0]
 
 
 def takes(network: str, source: Source) -> bool:
@@ -97,6 +104,7 @@ def takes(network: str, source: Source) -> bool:
 
 
 def _distils(network: str, source: Source) -> bool:
+    """Tell whether a network takes nothing of ``source``, a run's ViT, and can learn from it."""
     return network in _LEARNER and isinstance(source, RunModel) and source.network == "vit"
 
 
