@@ -14,20 +14,10 @@ from models.networks.prompted_vit import PromptedViT
 from models.networks.segmentation import build_segmentation
 from server_app.finetune.distil import distil, token_loss, vit_of
 from server_app.finetune.weights import RunModel
+from tests.support.tiny import VIT_FIELDS
 
 CPU = Compute(torch.device("cpu"), bf16=False)
-VIT = CommonSettings(
-    network="vit",
-    train_backbone=True,
-    backbone_weights="random",
-    backbone_width=16,
-    backbone_depth=2,
-    backbone_heads=2,
-    backbone_patch=8,
-    prompt_length=2,
-    basic_layers=1,
-    seed=5,
-)
+VIT = CommonSettings(**{**VIT_FIELDS, "backbone_patch": 8, "train_backbone": True, "seed": 5})
 OWN = CommonSettings(width=4, device="cpu", batch_size=4, optimiser="adamw", seed=1)
 
 
