@@ -136,7 +136,8 @@ def _central_square(image: Image, size: int) -> Pixels:
 
     refuse_wide(image)
     image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at half, a quarter, ...
-    upright = ImageOps.exif_transpose(image).convert("RGB")
+    ImageOps.exif_transpose(image, in_place=True)  # a copy of it may be a hundred megabytes
+    upright = image.convert("RGB")
     width, height = upright.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2

@@ -149,7 +149,8 @@ def _read_8_bits(path: Path) -> Grey:
     with opened_image(path, ("PNG", "JPEG")) as image:
         if image.mode.split(";")[0] in ("I", "F"):  # Pillow would clip them to white
             raise BrokenImageError("has more than 8 bits a pixel, and 8 are declared by 'bits'")
-        upright = ImageOps.exif_transpose(image).convert("L")
+        ImageOps.exif_transpose(image, in_place=True)
+        upright = image.convert("L")
         image.close()  # its pixels take four times as much
     picture: Grey = np.array(upright, dtype=np.float32)
     picture /= np.float32(255)  # in place: it may have 89 million

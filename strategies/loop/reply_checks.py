@@ -26,7 +26,7 @@ from strategies.loop.method import Method
 from strategies.loop.phase import Phase
 from strategies.loop.ranges import array_fault, metric_fault, too_many
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.wire.bundles import bundle_fault
+from strategies.wire.bundles import bundle_fault, records_fault
 from strategies.wire.records import ArrayError, read_header, unpack
 
 _ANY = 2**16  # no method's arrays are longer where any length will do
@@ -160,8 +160,9 @@ def _bad_metrics(content: RecordDict, wanted: Iterable[str], classes: int) -> st
 
 
 def _bad_arrays(content: RecordDict, expected: Mapping[str, ArraySpec]) -> str | None:
-    record = content.array_records.get(ARRAYS, ArrayRecord())
-    if closed := bundle_fault(ARRAYS, record, most_bytes(expected)):
+    records = content.array_records
+    record = records.get(ARRAYS, ArrayRecord())
+    if closed := records_fault(records) or bundle_fault(ARRAYS, record, most_bytes(expected)):
         return closed
     missing = sorted(expected.keys() - record.keys())
     surplus = sorted(record.keys() - expected.keys())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ _LENGTH = 8  # bytes of the header's own length
 _LONGEST_HEADER = 2**22  # bytes: some 40,000 arrays
 _LONGEST_NAME = 512  # characters
 _DIMENSIONS = 32
+_MOST_RECORDS = 16  # of arrays in a message; fedsilo's own have two
 
 Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 
@@ -77,13 +79,23 @@ def unbundle(content: RecordDict, most: int | None = None) -> RecordDict:
         most: bytes that all arrays of a record may have; None: any.
 
     Raises:
-        SiteError: a bundle is cut short, altered, or larger than that.
+        SiteError: a bundle is cut short, altered, or larger than that, or there are many records.
     """
+    records = content.array_records
+    if fault := records_fault(records):
+        raise SiteError(fault)
     unbundled = RecordDict(dict(content.items()))
-    for name, record in content.array_records.items():
+    for name, record in records.items():
         if list(record) == [BUNDLE]:
             unbundled[name] = _opened(name, record[BUNDLE], most)
     return unbundled
+
+
+def records_fault(records: Mapping[str, ArrayRecord]) -> str:
+    """Say why the records of arrays of a message are not opened; empty: they are."""
+    if len(records) > _MOST_RECORDS:
+        return f"{len(records)} records of arrays, more than {_MOST_RECORDS}: was it altered?"
+    return ""
 
 
 def bundle_fault(name: str, record: ArrayRecord, most: int | None = None) -> str:

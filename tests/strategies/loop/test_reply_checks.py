@@ -27,6 +27,14 @@ def test_a_reply_of_metrics_alone_is_fine_where_no_array_is_expected(content: Co
     assert refusal(content(), {}) is None
 
 
+def test_a_reply_of_many_records_is_refused(content: Content) -> None:
+    reply = content({"w": GOOD})
+    for number in range(20):
+        reply[f"arrays{number}"] = reply["arrays"]
+    told = "21 records of arrays, more than 16: was it altered?"
+    assert refusal(reply, SPEC) == told
+
+
 def test_a_reply_without_metrics_is_refused(content: Content) -> None:
     reply = content({"w": GOOD})
     del reply["metrics"]

@@ -121,6 +121,15 @@ def test_a_bundle_is_held_against_what_may_be_in_it() -> None:
     assert not bundle_fault("arrays", content_of(arrays={"a": np.ones(2)})["arrays"], 0)
 
 
+def test_a_message_of_many_records_is_not_opened() -> None:
+    """Each may be as large as the model: a thousand would take a thousand times its memory."""
+    one = bundle(content_of(arrays={"a": np.zeros(3), "b": np.ones(3)}))["arrays"]
+    few, many = (RecordDict({f"r{n}": one for n in range(count)}) for count in (16, 17))
+    assert all(list(record) == ["a", "b"] for record in unbundle(few).array_records.values())
+    with pytest.raises(SiteError, match="17 records of arrays, more than 16: was it altered?"):
+        unbundle(many)
+
+
 def test_what_is_no_array_of_bytes_is_refused() -> None:
     with pytest.raises(SiteError, match="was it altered"):
         unbundle(content_of(arrays={BUNDLE: np.ones(3)}))
