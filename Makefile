@@ -16,8 +16,8 @@ EXPERIMENT ?= uefl-digits
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
 	$(BIN)/python -m server_app.cli simulate $(EXPERIMENT)
 
-test: setup  ## the whole test suite, a process a core; a file's tests stay together
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+test: setup  ## the whole test suite, a process a core; a file's tests stay together, long files first
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-soak: setup  ## what `make test` tries at one place, at all others: deaths, seeds, engines; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m soak

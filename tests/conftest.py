@@ -24,6 +24,19 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
+# Minutes of `make test` together: begun last, one of them would be all that is left to do
+_LONG = (
+    *("deploy/test_small.py", "test_ray.py", "test_end_to_end.py", "export/test_export.py"),
+    *("test_secure_end_to_end.py", "test_tables_end_to_end.py", "test_privacy_end_to_end.py"),
+    *("fuzz/test_replies.py", "finetune/test_command.py", "docs/test_notebooks.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and keep each file's own order."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONG))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep decoded data of the tests out of the user's cache."""

@@ -41,7 +41,8 @@ def test_a_deployed_run_whose_server_or_hospital_was_killed_ends_alike(
     inline_run: Callable[..., RunDirectory],
 ) -> None:
     draw, deployment, name = random.Random(trial), read_deployment(folder), f"kill-{trial}"
-    values = tiny(draw.choice(METHODS), silos=SITES, rounds=3) | {"reply-timeout": 40.0}
+    values = tiny(draw.choice(METHODS), silos=SITES, rounds=3)
+    values |= {"reply-timeout": 40.0, "away-timeout": 40.0}  # at a hello it is five minutes
     member = draw.choice([SERVER, *deployment.sites])
     after = draw.uniform(0, 30)
     process = begin(values, name)

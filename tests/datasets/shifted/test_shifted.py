@@ -327,6 +327,7 @@ def test_frames_of_a_track_are_on_one_side_of_a_silos_validation_cut(tmp_path: P
     assert seen == 120
 
 
+@pytest.mark.soak  # nineteen thousand pictures; those of other tests are a few
 def test_nine_silos_of_the_real_signs_have_the_sizes_of_the_paper(real_data: Path) -> None:
     settings = CommonSettings(dataset="gtsrb", silos=9, data_dir=str(real_data))
     silos = [load_silo(name, settings) for name in silo_names(9)[::4]]
