@@ -7,6 +7,7 @@ becomes grey of 8 bits; its central square is resized, that of its mask to the n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -166,10 +167,12 @@ def _mask_of(picture: Grey, path: Path) -> Mask:
     try:
         with opened_image(path, ("PNG",)) as image:
             values, bands = np.asarray(image), image.getbands()
+            image.close()
     except BrokenImageError as error:
         raise BrokenImageError(f"has a mask that {error}") from None
     if values.ndim == 3:  # an opaque background is none the less background
-        values = values[..., [band != "A" for band in bands]].max(axis=2)
+        drawn = [place for place, band in enumerate(bands) if band != "A"]
+        values = functools.reduce(np.maximum, (values[..., place] for place in drawn))
     if values.shape != picture.shape:
         (height, width), (high, wide) = values.shape, picture.shape
         raise BrokenImageError(f"has a mask of {width}x{height} pixels, and {wide}x{high} itself")
