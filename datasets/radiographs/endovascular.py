@@ -7,7 +7,6 @@ becomes grey of 8 bits; its central square is resized, that of its mask to the n
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -166,16 +165,15 @@ def _mask_of(picture: Grey, path: Path) -> Mask:
     """
     try:
         with opened_image(path, ("PNG",)) as image:
+            if image.size != picture.shape[::-1]:  # before it is decoded
+                sizes = "{}x{} pixels, and its image {}x{}"
+                told = sizes.format(*image.size, *picture.shape[::-1])
+                raise BrokenImageError(f"has {told}")
             values, bands = np.asarray(image), image.getbands()
-            image.close()
     except BrokenImageError as error:
         raise BrokenImageError(f"has a mask that {error}") from None
     if values.ndim == 3:  # an opaque background is none the less background
-        drawn = [place for place, band in enumerate(bands) if band != "A"]
-        values = functools.reduce(np.maximum, (values[..., place] for place in drawn))
-    if values.shape != picture.shape:
-        (height, width), (high, wide) = values.shape, picture.shape
-        raise BrokenImageError(f"has a mask of {width}x{height} pixels, and {wide}x{high} itself")
+        values = values[..., [band != "A" for band in bands]].max(axis=2)
     return values > 0
 
 

@@ -183,7 +183,7 @@ def test_too_few_training_images_with_masks_are_told(places: Places) -> None:
         ),
         (
             lambda path: Image.new("L", (16, 20)).save(path),
-            "has a mask of 16x20 pixels, and 20x16 itself",
+            "has a mask that has 16x20 pixels, and its image 20x16",
         ),
     ],
     ids=["missing", "no-image", "cut-short", "size"],
