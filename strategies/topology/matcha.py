@@ -25,6 +25,7 @@ from models.contract.seeding import generator
 Edge = tuple[int, int]
 Matrix = NDArray[np.float64]
 
+_ACCURACIES = (1e-9, 1e-7)  # the second where a budget just below 1 leaves the first out of reach
 _DIGITS = 6  # the solver is exact to about 1e-8; what is below would differ between machines
 _ENUMERATED = 12  # matchings up to which all their 2^M subsets are gone through
 _DRAWN = 1000  # rounds that stand for all where there are more
@@ -268,13 +269,15 @@ def _solve(problem: Any) -> None:
     Raises:
         SettingError: there is no optimum.
     """
-    try:
-        problem.solve(solver="SCS", eps_abs=1e-9, eps_rel=1e-9, max_iters=200_000)
-        ended = problem.status
-    except _cvxpy().error.SolverError:  # a budget of next to nothing: no number can hold 1 / budget
-        ended = "failed"
-    if ended != "optimal":
-        raise SettingError(
-            f"topology 'matcha': the solver ended with '{ended}', choose another 'matcha.budget' "
-            "or topology"
-        )
+    for accuracy in _ACCURACIES:
+        try:
+            problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
+            ended = problem.status
+        except _cvxpy().error.SolverError:  # a budget of next to nothing: 1 / budget is no number
+            ended = "failed"
+        if ended == "optimal":
+            return
+    raise SettingError(
+        f"topology 'matcha': the solver ended with '{ended}', choose another 'matcha.budget' "
+        "or topology"
+    )

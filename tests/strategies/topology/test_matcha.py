@@ -127,6 +127,30 @@ def test_the_draws_of_a_round_depend_on_seed_and_round_alone() -> None:
     assert len(set(rounds)) > 5
 
 
+class _Program:
+    """Ends as told at each accuracy that it is asked for."""
+
+    def __init__(self, *ends: str) -> None:
+        self.ends, self.asked, self.status = iter(ends), list[float](), ""
+
+    def solve(self, eps_abs: float, **_: object) -> None:
+        self.asked.append(eps_abs)
+        self.status = next(self.ends)
+
+
+def test_a_program_out_of_reach_is_solved_less_accurately_before_it_is_given_up() -> None:
+    once, twice, never = (
+        _Program("optimal"),
+        _Program("optimal_inaccurate", "optimal"),
+        _Program("optimal_inaccurate", "infeasible"),
+    )
+    _solve(once)
+    _solve(twice)
+    with pytest.raises(SettingError, match="ended with 'infeasible', choose another"):
+        _solve(never)
+    assert (once.asked, twice.asked) == ([1e-9], [1e-9, 1e-7])
+
+
 def test_matchings_are_drawn_as_often_as_their_probabilities_say() -> None:
     matcha = Matcha(4, (((0, 1),), ((1, 2),), ((2, 3),)), (0.2, 0.7, 1.0), 0.3, seed=1)
     drawn = np.array([matcha.active(round_) for round_ in range(1, 2001)])
