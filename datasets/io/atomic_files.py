@@ -57,19 +57,25 @@ def _held(path: Path) -> tuple[Path, int]:
     while True:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            if not _locked(handle):
-                temporary.unlink(missing_ok=True)
-                os.close(handle)
-                handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-                return Path(name), handle
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), temporary.stat()):
-                    os.fchmod(handle, 0o600)
-                    return temporary, handle
+            locked = _locked(handle)
+            if locked and _is_at(temporary, handle):
+                os.fchmod(handle, 0o600)
+                return temporary, handle
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # it was another's, who has finished meanwhile
+        os.close(handle)  # it was another's, who has finished meanwhile, or nobody can hold it
+        if not locked:
+            temporary.unlink(missing_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            return Path(name), handle
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Tell whether an open file is still the one of that name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.stat())
+    return False
 
 
 def _locked(handle: int, operation: int = fcntl.LOCK_EX) -> bool:

@@ -132,8 +132,7 @@ class PromptedViT(TokenClassifier):
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``encode`` of images and the patches' tokens (batch, rows, columns, c)."""
         tokens, _ = self._forward(inputs, weights=False)
-        patches = tokens[:, self.vit.num_prefix_tokens :]
-        return tokens[:, :1], patches.reshape(len(patches), *self.grid_size(), -1)
+        return tokens[:, :1], self._on_grid(tokens)
 
     def encode_with_rollout(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``encode`` of images and their rollout maps (batch, patches), summing to 1."""
@@ -142,9 +141,12 @@ class PromptedViT(TokenClassifier):
 
     def encode_patches(self, patches: Tensor) -> Tensor:
         """Map patches embedded elsewhere (batch, n, c) to tokens (batch, rows, columns, c)."""
-        tokens, _ = self._through(patches, weights=False)
-        last = tokens[:, self.vit.num_prefix_tokens :]
-        return last.reshape(len(last), *self.grid_size(), -1)
+        return self._on_grid(self._through(patches, weights=False)[0])
+
+    def _on_grid(self, tokens: Tensor) -> Tensor:
+        """Return the patches' tokens of all, (batch, rows, columns, c)."""
+        patches = tokens[:, self.vit.num_prefix_tokens :]
+        return patches.reshape(len(patches), *self.grid_size(), -1)
 
     def _forward(self, inputs: Tensor, weights: bool) -> tuple[Tensor, list[Tensor]]:
         """Return all tokens and, with ``weights``, each layer's mean attention of heads."""
