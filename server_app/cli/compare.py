@@ -47,6 +47,14 @@ _Trials = Annotated[
         help="points of the grid to try (default: the simulation file's); the same for all methods",
     ),
 ]
+_FoldsOfASeed = Annotated[
+    int | None,
+    typer.Option(
+        "--folds",
+        show_default=False,
+        help="validation folds of each seed's shuffling (default: the simulation file's)",
+    ),
+]
 _SeedsOfAPoint = Annotated[
     int | None,
     typer.Option(
@@ -175,6 +183,7 @@ def _tune(
     out: OutOption = None,
     file: FileOption = None,
     trials: _Trials = None,
+    folds: _FoldsOfASeed = None,
     seeds: _SeedsOfAPoint = None,
     jobs: JobsOption = "0",
     slurm: SlurmOption,
@@ -184,19 +193,20 @@ def _tune(
     from server_app.run.planning import RunSources
     from server_app.run.progress_bars import make_console
 
-    for option, number in (("trials", trials), ("seeds", seeds)):
-        refuse_below(1, option, 1 if number is None else number)
+    for option, number, fewest in (("trials", trials, 1), ("folds", folds, 2), ("seeds", seeds, 1)):
+        refuse_below(fewest, option, fewest if number is None else number)
     console = make_console()
     tuned = tune(
         experiment,
         RunSources(file=file, config=config, changes=tuple(changes), out=out),
         trials=trials,
+        folds=folds,
         seeds=seeds,
         jobs=read_jobs(jobs, slurm),
         tell=progress_printer(console),
     )
     chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in tuned.ranked[0].settings.items())
-    console.print(ranking_table(tuned.ranked))
+    console.print(ranking_table(tuned))
     console.print(tuned.document["why"], highlight=False)
     console.print(f"for simulation.yaml: {{{chosen}}}", highlight=False, markup=False)
     console.print(f"written to {tuned.folder}", highlight=False, soft_wrap=True)

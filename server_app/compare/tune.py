@@ -1,8 +1,9 @@
 """``fedsilo tune``: choose an experiment's settings on validation folds of the training data.
 
 simulation.yaml declares the grid with the experiment and, once for all, the budget: how many points
-are tried, on how many folds, how often. scikit-learn draws the points. No trial on tables reads a
-test row; images have a validation part of their own and no folds, and test figures go unused.
+are tried, on how many folds, how often. scikit-learn draws the points. Where sites are cut into
+folds no trial reads a test row; a data set with a validation part of its own has no folds, and its
+test figures go unused. What decides is the first of the data set's headline metrics.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ SHOWN = 5  # points in the table on the screen
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid and what it reached on the folds of all seeds."""
+    """A point of the grid and what it reached on the folds of all seeds.
+
+    Attributes:
+        settings: the values that were tried.
+        score: mean over sites, folds and seeds of the metric that decides.
+        error: its standard error over folds and seeds.
+        loss: mean validation loss, which decides between equals.
+        sites: each site's own score.
+    """
 
     settings: Mapping[str, Value]
-    accuracy: float
+    score: float
     error: float
     loss: float
     sites: Mapping[str, float]
@@ -45,6 +54,7 @@ class Point:
 class Tuned:
     """What a search found: its points, best first, the content of chosen.json, and its folder."""
 
+    metric: str
     ranked: Sequence[Point]
     document: Mapping[str, Any]
     folder: Path
@@ -55,6 +65,7 @@ def tune(
     sources: RunSources,
     *,
     trials: int | None = None,
+    folds: int | None = None,
     seeds: int | None = None,
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
@@ -65,7 +76,8 @@ def tune(
         experiment: its name; the simulation file declares its grid.
         sources: where settings come from, over the experiment's.
         trials: points of the grid that are tried; None: as the simulation file has it.
-        seeds: of each point; None: likewise. chosen.json tells of both.
+        folds: of each seed's shuffling, at least 2; None: likewise.
+        seeds: of each point; None: likewise. chosen.json tells of all three.
         jobs: runs at once; 0: one for each core; or Slurm's parameters.
         tell: takes a line before the runs begin.
 
@@ -73,7 +85,7 @@ def tune(
         FedsiloError: there is no grid, a setting is wrong, or a run failed.
     """
     file = simulation_file(sources.file)
-    budget = _budget(file, trials, seeds)
+    budget = _budget(file, trials, folds, seeds)
     grid = find_experiment(file, experiment).grid
     points = grid_points(grid, budget, experiment)
     base, _ = planned(experiment, sources)
@@ -89,19 +101,18 @@ def tune(
         f"{sum(map(len, groups))} runs on training data"
     )
     summaries = run_groups(groups, folder / "trials", jobs)
-    ranked = ranking(points, summaries)
-    write_atomically(folder / "trials.csv", _csv(groups, summaries))
-    document = chosen_document(experiment, budget, grid, ranked)
+    metric = data_set(base.common.dataset).headline[0]
+    ranked = ranking(points, summaries, metric)
+    write_atomically(folder / "trials.csv", _csv(groups, summaries, metric))
+    document = chosen_document(experiment, budget, grid, ranked, metric)
     write_atomically(folder / "chosen.json", json.dumps(document, indent=2) + "\n")
-    return Tuned(ranked, document, folder)
+    return Tuned(metric, ranked, document, folder)
 
 
-def _budget(file: Path, trials: int | None, seeds: int | None) -> Tuning:
-    budget = read_tuning(file)
+def _budget(file: Path, trials: int | None, folds: int | None, seeds: int | None) -> Tuning:
+    given = {"trials": trials, "folds": folds, "seeds": seeds}
     return replace(
-        budget,
-        trials=budget.trials if trials is None else trials,
-        seeds=budget.seeds if seeds is None else seeds,
+        read_tuning(file), **{key: value for key, value in given.items() if value is not None}
     )
 
 
@@ -152,32 +163,37 @@ def _trials(
 
 
 def ranking(
-    points: Sequence[Mapping[str, Value]], summaries: Sequence[Sequence[Mapping[str, Any]]]
+    points: Sequence[Mapping[str, Value]],
+    summaries: Sequence[Sequence[Mapping[str, Any]]],
+    metric: str,
 ) -> list[Point]:
-    """Return the points, best first: by mean accuracy over sites, equals by loss.
+    """Return the points, best first: by mean score over sites, equals by loss.
 
     Args:
         points: of the grid.
         summaries: for each point, those of its runs.
+        metric: whose validation figures are the scores, of the data set's headline the first.
     """
     ranked = []
     for settings, runs in zip(points, summaries, strict=True):
         means = [summary["validation"]["mean"] for summary in runs]
-        accuracies = [float(figures["accuracy"]) for figures in means]
+        scores = [float(figures[metric]) for figures in means]
         ranked.append(
             Point(
                 settings,
-                mean(accuracies),
-                deviation(accuracies) / len(accuracies) ** 0.5,
+                mean(scores),
+                deviation(scores) / len(scores) ** 0.5,
                 mean(float(figures["loss"]) for figures in means),
-                _by_site([summary["validation"]["distributions"] for summary in runs]),
+                _by_site([summary["validation"]["distributions"] for summary in runs], metric),
             )
         )
-    return sorted(ranked, key=lambda point: (-round(point.accuracy, 6), point.loss))
+    return sorted(ranked, key=lambda point: (-round(point.score, 6), point.loss))
 
 
-def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    return {site: mean(run[site]["accuracy"] for run in runs if site in run) for site in runs[0]}
+def _by_site(
+    runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str
+) -> dict[str, float]:
+    return {site: mean(run[site][metric] for run in runs if site in run) for site in runs[0]}
 
 
 def _pieces(budget: Tuning) -> str:
@@ -190,44 +206,49 @@ def chosen_document(
     budget: Tuning,
     grid: Mapping[str, Sequence[Value]],
     ranked: Sequence[Point],
+    metric: str,
 ) -> dict[str, Any]:
     """Return chosen.json: what was chosen, why, and what else was tried."""
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
     why = (
-        f"best mean validation accuracy over sites, {best.accuracy:.4f} (standard error "
+        f"best mean validation {metric} over sites, {best.score:.4f} (standard error "
         f"{best.error:.4f}), of {len(ranked)} points on {_pieces(budget)}; no test figure was used"
     )
     if second is not None:
-        why += f"; the next one has {second.accuracy:.4f}"
+        why += f"; the next one has {second.score:.4f}"
     return {
         "experiment": experiment,
         "chosen": dict(best.settings),
         "why": why,
+        "metric": metric,
         "budget": vars(budget),
         "grid": {key: list(values) for key, values in grid.items()},
         "ranking": [vars(point) for point in ranked],
     }
 
 
-def ranking_table(ranked: Sequence[Point]) -> Table:
+def ranking_table(tuned: Tuned) -> Table:
     """Return the best points for a terminal."""
+    ranked = tuned.ranked
     table = Table(title=f"the best {min(SHOWN, len(ranked))} points", title_justify="left")
-    for name in (*ranked[0].settings, "val accuracy", "val loss"):
+    for name in (*ranked[0].settings, f"val {tuned.metric}", "val loss"):
         table.add_column(name, justify="right")
     for point in ranked[:SHOWN]:
-        figures = (f"{point.accuracy:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
+        figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
         table.add_row(*(str(value) for value in point.settings.values()), *figures)
     return table
 
 
 def _csv(
-    groups: Sequence[Sequence[Trial]], summaries: Sequence[Sequence[Mapping[str, Any]]]
+    groups: Sequence[Sequence[Trial]],
+    summaries: Sequence[Sequence[Mapping[str, Any]]],
+    metric: str,
 ) -> str:
     """Return every trial's label and figures as CSV, the figures with all their digits."""
     records = []
     for trials, of_point in zip(groups, summaries, strict=True):
         for trial, summary in zip(trials, of_point, strict=True):
             figures = summary["validation"]["mean"]
-            cells = dict(trial.label) | {key: repr(figures[key]) for key in ("accuracy", "loss")}
+            cells = dict(trial.label) | {key: repr(figures[key]) for key in (metric, "loss")}
             records.append({key: str(value) for key, value in cells.items()})
     return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")

@@ -120,7 +120,7 @@ def test_each_command_has_help_and_no_markup_in_it(
             "set config out file engine supernodes seeds jobs slurm split splits metrics median "
             "tests paired csv markdown",
         ),
-        ("tune", "set config out file trials seeds jobs slurm"),
+        ("tune", "set config out file trials folds seeds jobs slurm"),
         ("crossvalidate", "folds repeats csv markdown set config out file jobs slurm"),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),

@@ -55,17 +55,21 @@ def _validation(loss: float, **accuracies: float) -> dict[str, Any]:
     return {"validation": {"mean": mean, "distributions": sites}}
 
 
-def test_points_are_ranked_by_mean_accuracy_over_sites_and_equals_by_loss() -> None:
+def _sites(summary: dict[str, Any]) -> list[dict[str, float]]:
+    return list(summary["validation"]["distributions"].values())
+
+
+def test_points_are_ranked_by_mean_score_over_sites_and_equals_by_loss() -> None:
     points = [{"seed": seed} for seed in (1, 2, 3)]
     found = [
         [_validation(0.5, a=0.6, b=0.8), _validation(0.5, a=0.7, b=0.9)],  # 0.7, 0.8
         [_validation(0.4, a=0.8, b=0.8), _validation(0.3, a=0.7, b=0.7)],  # 0.8, 0.7
         [_validation(0.1, a=0.5, b=0.5), _validation(0.1, a=0.6, b=0.6)],  # 0.5, 0.6
     ]
-    ranked = ranking(points, found)
+    ranked = ranking(points, found, "accuracy")
     assert [point.settings["seed"] for point in ranked] == [2, 1, 3]
     best = ranked[0]
-    assert best.accuracy == pytest.approx(0.75)
+    assert best.score == pytest.approx(0.75)
     assert best.loss == pytest.approx(0.35)
     assert best.error == pytest.approx(0.05)  # sd 0.0707 over the root of two runs
     assert best.sites == pytest.approx({"a": 0.75, "b": 0.75})
@@ -73,22 +77,35 @@ def test_points_are_ranked_by_mean_accuracy_over_sites_and_equals_by_loss() -> N
 
 
 def test_a_single_run_has_no_error() -> None:
-    (point,) = ranking([{"seed": 1}], [[_validation(0.5, a=0.6)]])
-    assert (point.accuracy, point.error) == (0.6, 0.0)
+    (point,) = ranking([{"seed": 1}], [[_validation(0.5, a=0.6)]], "accuracy")
+    assert (point.score, point.error) == (0.6, 0.0)
+
+
+def test_another_metric_ranks_otherwise() -> None:
+    found = [[_validation(0.5, a=0.9)], [_validation(0.5, a=0.8)]]
+    for (summary,), balanced in zip(found, (0.5, 0.7), strict=True):
+        for figures in (summary["validation"]["mean"], *_sites(summary)):
+            figures["balanced-accuracy"] = balanced
+    points = [{"seed": 1}, {"seed": 2}]
+    assert ranking(points, found, "accuracy")[0].settings == {"seed": 1}
+    best = ranking(points, found, "balanced-accuracy")[0]
+    assert (best.settings, best.score, best.sites) == ({"seed": 2}, 0.7, {"a": 0.7})
 
 
 def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
     found = [[_validation(0.5, a=0.6)], [_validation(0.5, a=0.8)]]
-    ranked = ranking([{"seed": 1}, {"seed": 2}], found)
-    document = chosen_document("x", Tuning(trials=2, folds=3, seeds=1), {"seed": [1, 2]}, ranked)
+    ranked = ranking([{"seed": 1}, {"seed": 2}], found, "accuracy")
+    budget = Tuning(trials=2, folds=3, seeds=1)
+    document = chosen_document("x", budget, {"seed": [1, 2]}, ranked, "accuracy")
     assert (document["experiment"], document["chosen"]) == ("x", {"seed": 2})
     assert document["budget"] == {"trials": 2, "folds": 3, "seeds": 1}
     assert document["grid"] == {"seed": [1, 2]}
     assert [point["settings"] for point in document["ranking"]] == [{"seed": 2}, {"seed": 1}]
-    assert "0.8000" in document["why"]
+    assert document["metric"] == "accuracy"
+    assert "best mean validation accuracy over sites, 0.8000" in document["why"]
     assert "2 points on 3 folds, 1 seeds; no test figure was used" in document["why"]
     assert "the next one has 0.6000" in document["why"]
-    alone = chosen_document("x", Tuning(trials=1), {"seed": [1]}, ranked[1:])
+    alone = chosen_document("x", Tuning(trials=1), {"seed": [1]}, ranked[1:], "accuracy")
     assert "next" not in alone["why"]
     assert json.loads(json.dumps(document)) == document
 
@@ -179,7 +196,7 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
         rows = list(csv.DictReader(table))
     assert [(row["seed"], row["fold"]) for row in rows] == [("0", "0"), ("0", "1")] * 2
     mean = sum(float(r["accuracy"]) for r in rows if r["learning-rate"] == "0.03") / 2
-    assert document["ranking"][0]["accuracy"] == pytest.approx(mean)
+    assert document["ranking"][0]["score"] == pytest.approx(mean)
     trials = {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()}
     assert len(trials) == 4
     for path in trials:
@@ -275,3 +292,18 @@ def test_a_budget_of_the_command_stands_instead_of_the_files_and_is_written_down
     assert "a grid of 2 points" in capsys.readouterr().err
     assert _tune("images", file, tmp_path, "--trials", "0") != 0
     assert "--trials" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_folds_of_the_command_stand_instead_of_the_files(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = simulation(SEARCH)
+    assert _tune("heart", file, tmp_path, "--trials", "1", "--folds", "3") == 0
+    assert "1 points, 3 folds, 1 seeds: 3 runs" in capsys.readouterr().out
+    document = json.loads((tmp_path / "tune-heart" / "chosen.json").read_text())
+    assert document["budget"] == {"trials": 1, "folds": 3, "seeds": 1}
+    assert _tune("heart", file, tmp_path, "--folds", "1") != 0
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--folds" in error
+    assert "at least 2" in error

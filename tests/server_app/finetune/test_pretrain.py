@@ -17,12 +17,13 @@ from datasets.registry import data_set, load_silo, silo_names
 from models.contract.errors import FedsiloError
 from models.networks.encoders import float_inputs
 from server_app.cli.main import main
-from server_app.config.experiments import find_experiment
+from server_app.config.experiments import find_experiment, read_section
 from server_app.config.settings import RunSettings, resolve
-from server_app.finetune.pretrain import augmented, class_weights
+from server_app.finetune.pretrain import Pretraining, augmented, class_weights
 from server_app.records.finished_site import finished_site
 from server_app.run.inline_engine import run_inline
 
+ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENTS = """
 pretraining: {epochs: 2, batch-size: 8, warmup-epochs: 1}
 experiments:
@@ -205,6 +206,11 @@ def test_a_run_whose_silos_hold_images_that_the_weights_have_seen_is_refused(
         ):
             run_inline(settings_of(file, **changes | {"public-share": share}), 6, draw=False)
     assert not (file.parent / "run").exists()
+
+
+def test_the_recipe_of_simulation_yaml_is_valid() -> None:
+    recipe = read_section(ROOT / "simulation.yaml", "pretraining", Pretraining)
+    assert (recipe.epochs, recipe.warmup_epochs) == (120, 5)
 
 
 @pytest.mark.parametrize(
