@@ -19,7 +19,7 @@ from client_app.methods.adversarial_alignment import Aligner, embedded
 from client_app.methods.fedavg import FedAvgSite
 from client_app.privacy.noise_source import noise_source
 from client_app.training.evaluation import over_batches
-from client_app.training.loop import LocalTraining, micro_batches
+from client_app.training.loop import LocalTraining, micro_batches, train_locally
 from client_app.training.optimiser_state import moments_of, restore_moments
 from client_app.training.pacing import refuse_other_data, shuffled
 from models.contract.errors import SiteError
@@ -75,6 +75,8 @@ class FedAlignCLSite(FedAvgSite):
         """Train in the curriculum's order, and align after each step where others sent any."""
         training = super().local_training(network)
         count, settings, site = len(training.split), training.settings, self.silo.name
+        if self.request.instruction.round == 1:
+            self._pretrain(training)
 
         def order(epoch: int) -> Tensor:
             curriculum = self._curriculum(network, epoch, training.metrics)
@@ -83,6 +85,21 @@ class FedAlignCLSite(FedAvgSite):
         self._aligner = self._open_aligner(cast(TokenClassifier, network))
         training = replace(training, epoch_order=order)
         return replace(training, after_step=self._aligner) if self._aligner else training
+
+    def _pretrain(self, training: LocalTraining) -> None:
+        """Train the network alone on the site's own data; its optimiser begins anew afterwards."""
+        epochs = self.settings.pretraining_epochs
+        count, settings, site = len(training.split), training.settings, self.silo.name
+        if not epochs:
+            return
+        size = batch_of(count, settings)
+        plan = []
+        for epoch in range(epochs):
+            rng = generator(settings.seed, "pretraining-order", epoch, site)
+            order = torch.randperm(count, generator=rng)
+            places = torch.arange(settings.epoch_steps * size) % count
+            plan.append(list(torch.split(order[places], size)))
+        train_locally(replace(training, plan=plan, key=(*training.key, "pretraining")))
 
     def _curriculum(
         self, network: SiteNetwork, epoch: int, metrics: dict[str, float]

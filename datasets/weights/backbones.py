@@ -14,7 +14,7 @@ from datasets.io.locations import find_places, weight_paths
 from datasets.io.state_files import load_state
 from models.contract.errors import CheckpointError, SettingError
 from models.contract.settings import CommonSettings
-from models.networks.resnet22_weights import fill_resnet22
+from models.networks.resnet22_weights import fill_published_head, fill_resnet22
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -83,7 +83,10 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
                 f"setting 'backbone-weights' is '{settings.backbone_weights}', and weights of "
                 "'resnet22' come from a file: name one, or leave it empty to start from the seed"
             )
-        fill_resnet22(network.get_submodule("encoder"), file_state(path), str(path))
+        content = file_state(path)
+        fill_resnet22(network.get_submodule("encoder"), content, str(path))
+        if settings.classifier == "published":
+            fill_published_head(network.get_submodule("head"), content, str(path))
         return
     if not hasattr(network, "vit") or settings.backbone_weights == "random":
         return

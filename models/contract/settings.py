@@ -136,6 +136,13 @@ class CommonSettings:
     dropout: float = setting(
         0.1, "dropout rate of the head", roles="network", minimum=0.0, below=1.0
     )
+    classifier: str = setting(
+        "seed",
+        "resnet22: three layers from the seed, or the published file's own two, of benign or "
+        "malignant (Wu et al.)",
+        roles="network",
+        choices=("seed", "published"),
+    )
     mc_passes: int = setting(
         20, "Monte Carlo dropout passes of a measurement; 0: one pass without dropout", minimum=0
     )

@@ -43,6 +43,13 @@ class FedAlignCLSettings:
 
     align: bool = setting(True, "adversarial alignment (Fed-Align)")
     curriculum: bool = setting(True, "forgotten samples come earlier (Fed-CL)")
+    pretraining_epochs: int = setting(
+        0,
+        "epochs that each site trains alone, on its own data, before its first round: the paper's "
+        "start 'Local'",
+        minimum=0,
+        maximum=100_000,
+    )
     warmup_epochs: int = setting(5, "epochs before alignment and curriculum begin", minimum=0)
     forgotten_weight: float = setting(
         2.0, "how much likelier a forgotten sample is drawn, eq. 4", minimum=1.0

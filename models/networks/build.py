@@ -14,7 +14,13 @@ from models.contract.settings import CommonSettings
 from models.networks.classifier import TokenClassifier, build_evidence
 from models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
 from models.networks.kinds import Task, network_kind
-from models.networks.resnet22 import RadiographClassifier, ResNet22, build_head, check_image
+from models.networks.resnet22 import (
+    RadiographClassifier,
+    ResNet22,
+    build_head,
+    build_published_head,
+    check_image,
+)
 
 
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
@@ -76,7 +82,10 @@ def _radiograph_classifier(settings: CommonSettings, task: Task) -> TokenClassif
     check_image(height, width)
     checkpointed = settings.gradient_checkpointing
     encoder = ResNet22(in_channels=channels, width=settings.width, checkpointed=checkpointed)
-    head = build_head(encoder.channels, task.classes, settings.dropout)
+    if settings.classifier == "published":
+        head = build_published_head(encoder.channels, task.classes)
+    else:
+        head = build_head(encoder.channels, task.classes, settings.dropout)
     evidence = build_evidence(settings, task)
     return RadiographClassifier(
         encoder, head, tokens=1, channels=encoder.channels, evidence=evidence

@@ -14,6 +14,7 @@ _IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # the first is the on
 _AUTO = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
 _ROW_NETWORKS = ("logistic", "mlp")
 _OF_VIT = frozenset(keys_with(CommonSettings, "vit"))
+_OF_RESNET22 = frozenset({"gradient-checkpointing", "classifier"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def check_network_settings(settings: CommonSettings) -> None:
             continue
         if key == "backbone-weights" and takes_weights:  # also resnet22's, which has no other
             continue
-        if key == "gradient-checkpointing" and settings.network != "resnet22":
+        if key in _OF_RESNET22 and settings.network != "resnet22":
             raise SettingError(
                 f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
                 "set 'network' to 'resnet22'"
@@ -80,6 +81,11 @@ def check_network_settings(settings: CommonSettings) -> None:
             raise SettingError(
                 f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
                 "set 'network' to 'vit'"
+            )
+        if key == "classifier" and not settings.backbone_weights:
+            raise SettingError(
+                "setting 'classifier' is 'published', and 'backbone-weights' names no file to take "
+                "it from: set 'backbone-weights' to Wu et al.'s file, or 'classifier' to 'seed'"
             )
         if key == "evidence" and (settings.loss == "cross-entropy" or not evidential):
             raise SettingError(

@@ -146,6 +146,20 @@ def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(before, classes))
 
 
+def build_published_head(channels: int, classes: int) -> nn.Sequential:
+    """Return the classifier of the published weights: one hidden layer with ReLU, then logits.
+
+    Raises:
+        SettingError: the data have other than two classes; the published head knows no others.
+    """
+    if classes != 2:
+        raise SettingError(
+            f"setting 'classifier' is 'published', which tells malignant from not, and the data "
+            f"have {classes} classes: set it to 'seed'"
+        )
+    return nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, classes))
+
+
 def check_image(height: int, width: int) -> None:
     """Refuse images of which nothing is left, by a ``SettingError``."""
     if min(height, width) < SMALLEST_IMAGE:

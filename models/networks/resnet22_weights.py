@@ -3,6 +3,10 @@
 Their file holds a four-view model under ``model``. Of its two feature extractors that of the
 cranio-caudal views (``four_view_resnet.cc``) is taken, as Fed-Align-CL's authors do. A file of a
 single extractor, with or without the prefix ``view_resnet``, is taken as it is.
+
+Each of the file's views has a classifier: a hidden layer (``fc1_lcc``) and, in pairs of logits, no
+and yes for benign findings, then for malignant ones, of this breast first (``output_layer_lcc``).
+Asked for, the hidden layer of the left cranio-caudal view and its pair of malignancy are taken.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from torch import nn
 
 from models.contract.errors import SettingError
 
+_HEADS = ("_lcc", "")  # after the names of a head's layers: of four views, of one
+_MALIGNANT = slice(2, 4)  # rows of the output layer
 _PREFIXES = ("four_view_resnet.cc.", "view_resnet.", "")
 
 
@@ -62,6 +68,49 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
                 f"setting 'backbone-weights': in {where} '{name}' holds values that are not finite"
             )
         wanted[name].copy_(array)
+
+
+def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
+    """Put the classifier of a file into ``head``, see ``resnet22.build_published_head``.
+
+    Args:
+        head: its layers 0 and 2 are linear.
+        content: what the file holds.
+        where: names it in errors.
+
+    Raises:
+        SettingError: the file has no classifier, or one of other shapes or not finite.
+    """
+    stored = content.get("model", content)
+    wanted = head.state_dict()
+    for name, array in _head_arrays(stored, where).items():
+        if array.shape != wanted[name].shape or not array.isfinite().all():
+            raise SettingError(
+                f"setting 'classifier' is 'published': in {where} the classifier's '{name}' is "
+                f"{tuple(array.shape)}, not {tuple(wanted[name].shape)}, or not finite: set "
+                "'classifier' to 'seed'"
+            )
+        wanted[name].copy_(array)
+
+
+def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, torch.Tensor]:
+    """Return the two linear layers of a file's classifier by their names in ours."""
+    for view in _HEADS:
+        names = [f"fc1{view}.", f"output_layer{view}.fc_layer."]
+        found = [stored.get(f"{name}{part}") for name in names for part in ("weight", "bias")]
+        if all(isinstance(array, torch.Tensor) for array in found):
+            hidden_weight, hidden_bias, weight, bias = (array.float() for array in found)
+            return {
+                "0.weight": hidden_weight,
+                "0.bias": hidden_bias,
+                "2.weight": weight[_MALIGNANT],
+                "2.bias": bias[_MALIGNANT],
+            }
+    raise SettingError(
+        f"setting 'classifier' is 'published', and {where} holds no classifier ('fc1_lcc.weight' "
+        "is not in it): name Wu et al.'s sample_image_model.p in 'backbone-weights', or set "
+        "'classifier' to 'seed'"
+    )
 
 
 def _extractor(stored: Mapping[str, Any], where: str) -> dict[str, Any]:

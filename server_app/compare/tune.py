@@ -190,9 +190,7 @@ def ranking(
     return sorted(ranked, key=lambda point: (-round(point.score, 6), point.loss))
 
 
-def _by_site(
-    runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str
-) -> dict[str, float]:
+def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
     return {site: mean(run[site][metric] for run in runs if site in run) for site in runs[0]}
 
 

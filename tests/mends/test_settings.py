@@ -18,6 +18,27 @@ CASES = [
         },
     ),
     Case(
+        "setting 'classifier' means nothing to network",
+        tiny("fedavg", classifier="published"),
+        {
+            "remove it": {"classifier": GONE},
+            "set 'network' to 'resnet22'": {
+                "network": "resnet22",
+                "backbone-weights": "weights.safetensors",
+            },
+        },
+    ),
+    Case(
+        "setting 'classifier' is 'published', and 'backbone-weights' names no file",
+        tiny("fedavg", classifier="published", network="resnet22"),
+        {
+            "set 'backbone-weights' to Wu et al.'s file": {
+                "backbone-weights": "weights.safetensors"
+            },
+            "'classifier' to 'seed'": {"classifier": "seed"},
+        },
+    ),
+    Case(
         "setting 'leading-norm' means nothing to network",
         tiny("fedavg", leading_norm=False, network="resnet22"),
         {"remove it": {"leading-norm": GONE}, "set 'network' to 'conv'": {"network": "conv"}},

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 from safetensors.torch import save_file
 
 from datasets.io.state_files import save_state
 from datasets.registry import silo_names
+from models.networks.resnet22 import ResNet22
 from server_app.config.settings import resolve
 from server_app.run.inline_engine import run_inline
 from tests.support.mends import PHANTOM, Case, Changes, Values, changed, check, tiny
@@ -32,8 +34,49 @@ FROZEN: Values = {**ON_DIGITS, **VIT}
 TRAINED: Values = {**ON_DIGITS, **VIT, "train-backbone": True}
 OF_THE_WIDE: Changes = {"backbone-width": 32}
 OF_THE_DEEP: Changes = {"backbone-depth": 3}
+# A ResNet-22 that begins with a file's weights, and its classifier
+RADIOGRAPHS: Values = {
+    **PHANTOM,
+    "dataset": "mammography-phantom",
+    "sample-share": 0.02,
+    "image-size": 32,
+    "method": "fedavg",
+    "network": "resnet22",
+    "width": 2,
+    "classifier": "published",
+    "rounds": 1,
+    "local-epochs": 1,
+    "mc-passes": 0,
+    "device": "cpu",
+}
 
 CASES = [
+    Case(
+        "holds no classifier ('fc1_lcc.weight' is not in it): name Wu et al.'s",
+        {**RADIOGRAPHS, "backbone-weights": "headless"},
+        {
+            "name Wu et al.'s sample_image_model.p in 'backbone-weights'": {
+                "backbone-weights": "headed"
+            },
+            "set 'classifier' to 'seed'": {"classifier": "seed"},
+        },
+    ),
+    Case(
+        "or not finite: set 'classifier' to 'seed'",
+        {**RADIOGRAPHS, "backbone-weights": "other-head"},
+        {"set 'classifier' to 'seed'": {"classifier": "seed"}},
+    ),
+    Case(
+        "'published', which tells malignant from not, and the data",
+        {
+            **ON_DIGITS,
+            "network": "resnet22",
+            "width": 2,
+            "classifier": "published",
+            "backbone-weights": "headed",
+        },
+        {"set it to 'seed'": {"classifier": "seed"}},
+    ),
     Case(
         "the sites would hold images that it has seen; set 'public-share' to the same",
         {
@@ -96,12 +139,26 @@ def _write_seen(path: Path) -> None:
     save_state(path, arrays, {"data": ["angiogram-phantom", 0.3, 10]})
 
 
+def _radiograph(head: int = 0) -> dict[str, Any]:
+    """Return a ResNet-22 of width 2; ``head``: numbers of its classifier's hidden layer."""
+    resnet = ResNet22(in_channels=1, width=2).state_dict()
+    state = {f"view_resnet.{name}": array.clone() for name, array in resnet.items()}
+    if head:
+        state |= {"fc1.weight": torch.eye(head), "fc1.bias": torch.zeros(head)}
+        state |= {"output_layer.fc_layer.weight": torch.zeros(4, head)}
+        state |= {"output_layer.fc_layer.bias": torch.zeros(4)}
+    return state
+
+
 FILES: dict[str, Callable[[Path], None]] = {
     "seen": _write_seen,
     "fitting": lambda path: save_file(_vit(**SIZES), path),
     "wide": lambda path: save_file(_vit(**SIZES | {"embed_dim": 32}), path),
     "deep": lambda path: save_file(_vit(**SIZES | {"depth": 3}), path),
     "named": lambda path: save_file(_vit("test_vit"), path),
+    "headless": lambda path: save_file(_radiograph(), path),
+    "headed": lambda path: save_file(_radiograph(head=32), path),
+    "other-head": lambda path: save_file(_radiograph(head=4), path),
 }
 
 

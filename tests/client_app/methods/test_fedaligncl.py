@@ -8,13 +8,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from client_app.methods import fedaligncl
 from client_app.methods.adversarial_alignment import Aligner, embedded
 from client_app.methods.fedaligncl import FedAlignCLSite
 from client_app.opening import admit, open_site
 from client_app.site_round import SiteRound
 from client_app.training.compute import choose_compute
+from client_app.training.loop import LocalTraining, train_locally
 from client_app.training.pacing import shuffled
 from datasets.silo.silos import Split
 from models.contract.errors import SiteError
@@ -184,6 +186,34 @@ def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(
     assert not isinstance(site.local_training(site.open_network()).after_step, Aligner)
     late = _site(opened, weights | others, round=2, own={"warmup_epochs": 1})
     assert isinstance(late.local_training(late.open_network()).after_step, Aligner)
+
+
+def test_a_site_that_starts_from_its_own_trains_whole_epochs_before_its_first_round_alone(
+    opened: Opened, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[LocalTraining] = []
+
+    def train(training: LocalTraining) -> float:
+        seen.append(training)
+        return train_locally(training)
+
+    monkeypatch.setattr(fedaligncl, "train_locally", train)
+    own = {"pretraining_epochs": 2, "epoch_steps": 12, "pace": 4}
+    site = _site(opened, weights, own=own)
+    network = site.open_network()
+    before = {name: array.clone() for name, array in exchanged_arrays(network).items()}
+    site.local_training(network)
+    (training,) = seen
+    epochs = [torch.cat(epoch).tolist() for epoch in cast(list[list[Tensor]], training.plan)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(36))] * 2, "12 steps of 3 of 36"
+    assert epochs[0] != epochs[1]
+    moved = exchanged_arrays(network)
+    assert any(not torch.equal(before[name], array) for name, array in moved.items())
+    later = _site(opened, weights, round=2, own=own)
+    later.local_training(later.open_network())
+    without = _site(opened, weights, own=own | {"pretraining_epochs": 0})
+    without.local_training(without.open_network())
+    assert len(seen) == 1
 
 
 def test_the_discriminator_stays_at_the_site_and_goes_on(

@@ -63,6 +63,7 @@ def test_the_same_images_are_tested_whatever_they_look_like() -> None:
 def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
     assert {
         *("network", "width", "leading-norm", "dropout", "gradient-checkpointing"),
+        "classifier",
         *("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch"),
         *("prompt-sets", "prompt-length", "basic-layers"),
     } == finetune._OF_NETWORK
@@ -139,13 +140,13 @@ def test_a_misspelt_role_is_told() -> None:
     [
         (
             "uefl",
-            "94f3b4a64272675155185d4a921279227adad43aa632e82c8b158743fb1436fb",
-            "be6145f5276a82dee7001e9dd25009e49fbe696f7d5c8bde0dab4c07a445b1b1",
+            "bbbb85537031c4902364704fe900b85ed12267be2cca3a221736bd28ae6f71a9",
+            "657da95df54c6d34aa3f5a0141385a46d07c13827c8784e6cde953f65af185a8",
         ),
         (
             "fedavg",
-            "9fc496ccf0999c12b7cbf2adb1c6807a4ea8a4a196cf058a1d9e23bc51506ff9",
-            "42883c80e80e5fc8e9d45a6d63ab39c2afe0dfdb4afca3090656020787a72bed",
+            "0367f85495a6c8dca9c09ab4077baa799d7b7ed89910094c0cbd8f994c8c7aa3",
+            "802a0a5987fd5e4a0fbd04b812b8d509b69e3babc2fe56654006444968381eeb",
         ),
     ],
 )

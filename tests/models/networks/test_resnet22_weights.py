@@ -64,6 +64,70 @@ def test_the_extractor_of_a_file_is_taken_and_the_head_stays_the_seeds(
     )
 
 
+def _with_head(published: dict[str, Tensor], view: str = "_lcc") -> dict[str, Any]:
+    """Return the four-view file with a classifier of 32 channels: 32-32, then 8 logits."""
+    layers = {
+        f"fc1{view}.weight": 2 * torch.eye(32),
+        f"fc1{view}.bias": torch.full((32,), -1.0),
+        f"output_layer{view}.fc_layer.weight": torch.arange(8.0)[:, None].expand(8, 32),
+        f"output_layer{view}.fc_layer.bias": torch.arange(8.0) * 10,
+    }
+    file = _four_views(published)
+    return {"model": file["model"] | layers}
+
+
+@pytest.mark.parametrize("view", ["_lcc", ""])
+def test_the_published_classifier_is_two_layers_and_the_pair_of_malignancy(
+    view: str, published: dict[str, Tensor], saved: Callable[[Any], Path]
+) -> None:
+    file = _with_head(published, view)
+    if not view:
+        del file["model"]["fc1_lcc.weight"]
+    chosen = settings(saved(file), classifier="published")
+    network = build_classifier(chosen, TASK)
+    load_backbone(network, chosen)
+    embedding = torch.full((1, 32), 0.25)
+    embedding[0, 0] = 1.0  # relu(2 * 1 - 1) = 1, all others relu(2 * 0.25 - 1) = 0
+    assert network.head(embedding).tolist() == [[2 + 20, 3 + 30]], "rows 2 and 3 of the 8"
+
+
+def _no_head(file: dict[str, Any]) -> dict[str, Any]:
+    return {"model": {n: a for n, a in file["model"].items() if not n.startswith("output")}}
+
+
+def _narrow(file: dict[str, Any]) -> dict[str, Any]:
+    return {"model": file["model"] | {"fc1_lcc.bias": torch.zeros(4)}}
+
+
+def _broken(file: dict[str, Any]) -> dict[str, Any]:
+    return {"model": file["model"] | {"fc1_lcc.bias": torch.full((32,), torch.inf)}}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_no_head, r"holds no classifier \('fc1_lcc.weight' is not in it\): name Wu et al.'s"),
+        (_narrow, r"the classifier's '0.bias' is \(4,\), not \(32,\), or not finite: set"),
+        (_broken, r"'0.bias' is \(32,\), not \(32,\), or not finite: set 'classifier' to 'seed'"),
+    ],
+)
+def test_a_published_classifier_that_is_none_is_refused(
+    spoil: Callable[[dict[str, Any]], dict[str, Any]],
+    told: str,
+    published: dict[str, Tensor],
+    saved: Callable[[Any], Path],
+) -> None:
+    chosen = settings(saved(spoil(_with_head(published))), classifier="published")
+    with pytest.raises(SettingError, match=told):
+        load_backbone(build_classifier(chosen, TASK), chosen)
+
+
+def test_the_published_classifier_tells_two_classes_alone() -> None:
+    chosen = settings("weights.p", classifier="published")
+    with pytest.raises(SettingError, match="the data have 3 classes: set it to 'seed'"):
+        build_classifier(chosen, Task((1, 32, 32), 3))
+
+
 def test_counters_that_old_files_lack_are_not_missed(
     published: dict[str, Tensor], saved: Callable[[Any], Path]
 ) -> None:
