@@ -1,4 +1,4 @@
-"""What ``fedsilo finetune`` tells: a table, finetune.json, curves.csv, the model and overlays."""
+"""What ``fedsilo finetune`` tells: a table, finetune.json, CSV files, the model and overlays."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CURVES = ("weights", "seed", "epoch", "split", "metric", "value")
+_FIGURES = ("network", "weights", "metric", "mean", "sd", "seeds")
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
         folder / "finetune.json",
         json.dumps(document(study, starts), indent=2, allow_nan=False) + "\n",
     )
+    write_atomically(folder / "figures.csv", figures_text(study, starts))
     write_atomically(folder / "curves.csv", curves_text(starts))
     best = starts[0].best(study.downstream.headline)
     facts = {
@@ -112,6 +114,20 @@ def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figur
     names = [f"{origin[row]}, test row {row - origin.index(origin[row])}" for row in rows]
     title = f"{study.downstream.network} on {study.settings.dataset}, seed 0"
     return draw_overlays(test.inputs[rows], test.labels[rows], predicted, names, title)
+
+
+def figures_text(study: Study, starts: Sequence[StartResult]) -> str:
+    """Return the test figures of all starts as CSV; one seed has no sd."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_FIGURES)
+    for result in starts:
+        for metric in study.downstream.shown:
+            if row := result.row(metric):
+                sd = f"{row.sd:.6f}" if row.seeds > 1 else ""
+                label = (study.downstream.network, result.label, metric)
+                writer.writerow([*label, f"{row.mean:.6f}", sd, row.seeds])
+    return text.getvalue()
 
 
 def curves_text(starts: Sequence[StartResult]) -> str:

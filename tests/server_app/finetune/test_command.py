@@ -81,6 +81,7 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
     assert "unet on angiogram-phantom, test figures, mean ± sd over 2 seeds" in said
     assert sorted(path.name for path in out.iterdir()) == [
         "curves.csv",
+        "figures.csv",
         "finetune.json",
         "model.safetensors",
         "overlays.png",
@@ -98,6 +99,17 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
         values = [seed["test"]["dice"] for seed in line["seeds"]]
         assert line["mean"]["dice"] == pytest.approx(sum(values) / 2)
         assert line["sd"]["dice"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    with (out / "figures.csv").open(newline="") as file:
+        figures = list(csv.DictReader(file))
+    assert [(row["network"], row["weights"], row["metric"]) for row in figures] == [
+        ("unet", weights, metric)
+        for weights in ("conv", "scratch")
+        for metric in ("dice", "jaccard", "miou", "dice-pooled")
+    ]
+    first = told["lines"][0]
+    assert float(figures[0]["mean"]) == pytest.approx(first["mean"]["dice"], abs=1e-6)
+    assert float(figures[0]["sd"]) == pytest.approx(first["sd"]["dice"], abs=1e-6)
+    assert figures[0]["seeds"] == "2"
     with (out / "curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     places = {(r["weights"], r["seed"], r["epoch"], r["split"]) for r in rows}
@@ -147,7 +159,7 @@ def test_equal_commands_give_equal_bytes(finetune: Finetune, runs: Path, tmp_pat
     for out in ("first", "again"):
         assert finetune("segmentation", [runs / "conv"], out=out) == 0
         torch.rand(3)
-    for name in ("curves.csv", "model.safetensors", "overlays.png"):
+    for name in ("curves.csv", "figures.csv", "model.safetensors", "overlays.png"):
         first, again = ((tmp_path / out / name).read_bytes() for out in ("first", "again"))
         assert first == again, name
 
