@@ -15,6 +15,7 @@ from strategies.loop.capabilities import Capabilities
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.fedavg import FedAvg
+from strategies.methods.personal_models import keepers, with_keepers
 from strategies.published.conditions import first_of
 from strategies.published.fedevprompt import dermoscopy
 from strategies.published.picsr import heart_disease
@@ -54,7 +55,7 @@ class FedAvgFT(FedAvg):
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the global weights to all that have no personal model yet."""
-        return {} if site in state.stateful_sites else state.arrays
+        return {} if site in keepers(state, self.common) else state.arrays
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect trained weights while there is averaging."""
@@ -63,8 +64,10 @@ class FedAvgFT(FedAvg):
     def combine(
         self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
     ) -> RoundState:
-        """Return the mean, or the state as it was."""
-        return state if self._finetunes(state) else super().combine(phase, state, replies)
+        """Return the mean; of fine-tuning, who keeps its own model now."""
+        if self._finetunes(state):
+            return with_keepers(state, self.common, replies)
+        return super().combine(phase, state, replies)
 
     def _finetunes(self, state: RoundState) -> bool:
         return state.round >= self.common.rounds - self.settings.finetune_rounds

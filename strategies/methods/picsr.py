@@ -48,6 +48,7 @@ from strategies.loop.method import Method
 from strategies.loop.reporting import Disclosures, Published
 from strategies.loop.state import ArraySpec, RoundState, SiteReply
 from strategies.methods.experts import collected_experts, expert_specs
+from strategies.methods.personal_models import keepers, with_keepers
 from strategies.published.picsr import heart_disease
 from strategies.wire.records import NDArray
 
@@ -141,7 +142,7 @@ class PICSR(Method):
             return state.arrays
         if self.settings.experts == "local" and phase != EVALUATE:
             return self.start(site, state)
-        return {} if site in state.stateful_sites else state.arrays
+        return {} if site in keepers(state, self.common) else state.arrays
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect what the stage trains."""
@@ -179,7 +180,7 @@ class PICSR(Method):
         if self._collects(state):
             return RoundState(state.round, self._collected(replies), state.extras)
         if self.stage(state) == EXPERTS:
-            return state
+            return with_keepers(state, self.common, replies)
         equal = self.stage(state) == ROUTING_STAGE and self.settings.router_average == "equal"
         trained = {name: state.arrays[name] for name in self._trained(state)}
         mean = self.average(replies, trained, equal)

@@ -25,11 +25,17 @@ RUN = {"optimiser_state": "run"}
 PREFIX = "pace/optimiser/"
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local", "uefl", "moon", "fedefm"])
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        *((method, {}) for method in ("fedavg", "local", "uefl", "moon", "fedefm")),
+        ("fedavg-ft", {"rounds": 4, "fedavg-ft.finetune-rounds": 2}),
+    ],
+)
 def test_a_kept_optimiser_counts_the_steps_of_all_rounds(
-    method: str, tiny: Tiny, inline_run: InlineRun
+    method: str, changes: dict[str, Value], tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    run = inline_run(tiny(method) | {"optimiser-state": "run"})
+    run = inline_run(tiny(method) | {"optimiser-state": "run"} | changes)
     rounds = sorted((run.path / "sites" / "s1a").glob("round-*.safetensors"))
     counted = [
         {value.item() for name, value in load_state(path)[0].items() if name.endswith("/step")}
@@ -38,6 +44,22 @@ def test_a_kept_optimiser_counts_the_steps_of_all_rounds(
     counts = [max(steps) for steps in counted if steps]
     assert len(counts) >= 2
     assert counts == sorted(set(counts)), "each round goes on where the last one was"
+
+
+def test_experts_go_on_with_the_warm_ups_optimiser_and_the_router_has_its_own(
+    tiny: Tiny, inline_run: InlineRun
+) -> None:
+    run = inline_run(
+        tiny("picsr")
+        | {"optimiser-state": "run", "rounds": 5, "picsr.experts": "finetuned"}
+        | {"picsr.warmup-rounds": 2, "picsr.expert-rounds": 2}
+    )
+    rounds = sorted((run.path / "sites" / "s1a").glob("round-*.safetensors"))
+    *_, experts, router = (load_state(path)[0] for path in rounds)
+    steps = [
+        {a.item() for n, a in kept.items() if n.endswith("/step")} for kept in (experts, router)
+    ]
+    assert steps == [{12.0}, {3.0}], "three steps a round, four rounds of the network"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedevprompt"])
