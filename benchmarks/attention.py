@@ -3,7 +3,7 @@
     python benchmarks/attention.py distance                    # closed form against upsampling
     python benchmarks/attention.py steps [--batches 4 16 32]   # seconds and memory of a step
     python benchmarks/attention.py throughput                  # images per second, on a GPU bf16
-    python benchmarks/attention.py influence RUN-DIR           # norms of both gradients
+    python benchmarks/attention.py influence RUN-DIR [RUN-DIR] # norms of both gradients
 
 ``distance``: eq. 7 for a batch of maps against the buffer of five other sites (M = 5), once by
 U^T U and the buffer's moments, once by upsampling every map to 224x224. ``steps``: a whole training
@@ -19,9 +19,10 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -37,6 +38,7 @@ from models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,
     distillation_loss,
+    scaled_maps,
     upsampling_gram,
 )
 from models.maths.dirichlet import evidences
@@ -208,14 +210,25 @@ def throughput(console: Console) -> None:
     console.print(table)
 
 
-def influence(console: Console, run_dir: Path) -> None:
-    """Print the norms of both gradients per site."""
-    table = Table("site", "evidential loss", "gradient", "distance", "its gradient", "ratio")
+def influence(console: Console, run_dirs: Sequence[Path], csv: Path | None) -> None:
+    """Print the norms of both gradients per run and site, the maps scaled as the run has them."""
+    names = ("run", "site", "evidential loss", "gradient", "distance", "its gradient", "ratio")
+    rows = [(run_dir.name, *row) for run_dir in run_dirs for row in _influence(run_dir)]
+    table = Table(*names)
+    for run, site, *figures in rows:
+        table.add_row(run, site, *(f"{figure:.3g}" for figure in figures))
+    console.print(table)
+    if csv:
+        pd.DataFrame(rows, columns=names).to_csv(csv, index=False, float_format="%.4g")
+
+
+def _influence(run_dir: Path) -> Iterator[tuple[str, float, float, float, float, float]]:
+    """Yield each site's name, loss and norm, distance and norm, and the norms' ratio."""
     sites = json.loads((run_dir / "silos.json").read_text())
     buffer, _ = load_state(run_dir / "model.safetensors")
     for site in sites:
         method = finished_site(run_dir, site, None, None)
-        network = method.open_network()
+        network, scale = method.open_network(), method.settings.map_scale
         assert isinstance(network, PromptedViT)
         network.train()
         for evidence in evidences(network):  # as at the end of training, when annealing is over
@@ -223,7 +236,8 @@ def influence(console: Console, run_dir: Path) -> None:
         others: dict[int, list[Tensor]] = {}
         for name, maps in buffer.items():
             if name.startswith(BUFFER) and not name.startswith(f"{BUFFER}{site}/"):
-                others.setdefault(int(name.rpartition("/")[2]), []).append(torch.from_numpy(maps))
+                scaled = scaled_maps(torch.from_numpy(maps), scale)
+                others.setdefault(int(name.rpartition("/")[2]), []).append(scaled)
         gram = upsampling_gram(network.grid_size(), network.image_size())
         joined = {label: torch.cat(parts) for label, parts in others.items()}
         moments = buffer_moments(joined, method.silo.task.classes, gram)
@@ -231,16 +245,15 @@ def influence(console: Console, run_dir: Path) -> None:
         tokens, maps = network.encode_with_rollout(float_inputs(train.inputs[:256]))
         labels = train.labels[:256]
         task = network.criterion(network.classify(tokens), labels)
-        distillation = distillation_loss(maps, labels, moments.to(maps.device), _PER_SITE)
+        scaled = scaled_maps(maps, scale)
+        distillation = distillation_loss(scaled, labels, moments.to(maps.device), _PER_SITE)
         norms = [
             torch.cat([g.flatten() for g in torch.autograd.grad(loss, prompts, retain_graph=True)])
             .norm()
             .item()
             for loss in (task, distillation)
         ]
-        cells = (task.item(), norms[0], distillation.item(), norms[1], norms[1] / norms[0])
-        table.add_row(site, *(f"{cell:.3g}" for cell in cells))
-    console.print(table)
+        yield site, task.item(), norms[0], distillation.item(), norms[1], norms[1] / norms[0]
 
 
 def main() -> None:
@@ -252,7 +265,9 @@ def main() -> None:
     table.add_argument("--batches", type=int, nargs="+", default=[4, 16, 32])
     table.add_argument("--threads", type=int, default=2)
     commands.add_parser("throughput")
-    commands.add_parser("influence").add_argument("run_dir", type=Path)
+    runs = commands.add_parser("influence")
+    runs.add_argument("run_dirs", type=Path, nargs="+")
+    runs.add_argument("--csv", type=Path)
     one = commands.add_parser("one")
     one.add_argument("batch", type=int)
     one.add_argument("kind", choices=_KINDS)
@@ -266,7 +281,7 @@ def main() -> None:
     elif options.command == "throughput":
         throughput(console)
     elif options.command == "influence":
-        influence(console, options.run_dir)
+        influence(console, options.run_dirs, options.csv)
     else:
         one_step(options.batch, options.kind, options.threads)
 
