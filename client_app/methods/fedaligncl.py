@@ -75,7 +75,7 @@ class FedAlignCLSite(FedAvgSite):
         """Train in the curriculum's order, and align after each step where others sent any."""
         training = super().local_training(network)
         count, settings, site = len(training.split), training.settings, self.silo.name
-        if self.request.instruction.round == 1:
+        if self.request.instruction.round == 1 and self.settings.pretraining_epochs:
             self._pretrain(training)
 
         def order(epoch: int) -> Tensor:
@@ -88,17 +88,15 @@ class FedAlignCLSite(FedAvgSite):
 
     def _pretrain(self, training: LocalTraining) -> None:
         """Train the network alone on the site's own data; its optimiser begins anew afterwards."""
-        epochs = self.settings.pretraining_epochs
         count, settings, site = len(training.split), training.settings, self.silo.name
-        if not epochs:
-            return
         size = batch_of(count, settings)
-        plan = []
-        for epoch in range(epochs):
+        places = torch.arange(settings.epoch_steps * size) % count
+
+        def batches(epoch: int) -> list[Tensor]:
             rng = generator(settings.seed, "pretraining-order", epoch, site)
-            order = torch.randperm(count, generator=rng)
-            places = torch.arange(settings.epoch_steps * size) % count
-            plan.append(list(torch.split(order[places], size)))
+            return list(torch.split(torch.randperm(count, generator=rng)[places], size))
+
+        plan = map(batches, range(self.settings.pretraining_epochs))
         train_locally(replace(training, plan=plan, key=(*training.key, "pretraining")))
 
     def _curriculum(

@@ -138,8 +138,8 @@ class CommonSettings:
     )
     classifier: str = setting(
         "seed",
-        "resnet22: three layers from the seed, or the published file's own two, of benign or "
-        "malignant (Wu et al.)",
+        "resnet22: three layers from the seed, or the published file's own two, which tell "
+        "malignant from not (Wu et al.)",
         roles="network",
         choices=("seed", "published"),
     )

@@ -3,7 +3,8 @@
 simulation.yaml declares the grid with the experiment and, once for all, the budget: how many points
 are tried, on how many folds, how often. scikit-learn draws the points. Where sites are cut into
 folds no trial reads a test row; a data set with a validation part of its own has no folds, and its
-test figures go unused. What decides is the first of the data set's headline metrics.
+test figures go unused. What decides is the first of the data set's headline metrics that all runs
+have.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def tune(
         f"{sum(map(len, groups))} runs on training data"
     )
     summaries = run_groups(groups, folder / "trials", jobs)
-    metric = data_set(base.common.dataset).headline[0]
+    metric = deciding_metric(data_set(base.common.dataset).headline, summaries)
     ranked = ranking(points, summaries, metric)
     write_atomically(folder / "trials.csv", _csv(groups, summaries, metric))
     document = chosen_document(experiment, budget, grid, ranked, metric)
@@ -162,6 +163,16 @@ def _trials(
     return trials
 
 
+def deciding_metric(
+    headline: Sequence[str], summaries: Sequence[Sequence[Mapping[str, Any]]]
+) -> str:
+    """Return the first of ``headline`` that every run has: a fold of one class has no AUC."""
+    means = [summary["validation"]["mean"] for runs in summaries for summary in runs]
+    return next(
+        (metric for metric in headline if all(metric in figures for figures in means)), "accuracy"
+    )
+
+
 def ranking(
     points: Sequence[Mapping[str, Value]],
     summaries: Sequence[Sequence[Mapping[str, Any]]],
@@ -191,7 +202,10 @@ def ranking(
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
-    return {site: mean(run[site][metric] for run in runs if site in run) for site in runs[0]}
+    by_site = {
+        site: [run[site][metric] for run in runs if metric in run.get(site, {})] for site in runs[0]
+    }
+    return {site: mean(values) for site, values in by_site.items() if values}
 
 
 def _pieces(budget: Tuning) -> str:

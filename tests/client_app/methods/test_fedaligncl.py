@@ -194,8 +194,9 @@ def test_a_site_that_starts_from_its_own_trains_whole_epochs_before_its_first_ro
     seen: list[LocalTraining] = []
 
     def train(training: LocalTraining) -> float:
-        seen.append(training)
-        return train_locally(training)
+        assert training.plan is not None
+        seen.append(dataclasses.replace(training, plan=list(training.plan)))
+        return train_locally(seen[-1])
 
     monkeypatch.setattr(fedaligncl, "train_locally", train)
     own = {"pretraining_epochs": 2, "epoch_steps": 12, "pace": 4}

@@ -12,7 +12,7 @@ import pytest
 
 from models.contract.errors import SettingError
 from server_app.cli.main import main
-from server_app.compare.tune import chosen_document, grid_points, ranking
+from server_app.compare.tune import chosen_document, deciding_metric, grid_points, ranking
 from server_app.config.experiments import Tuning, find_experiment, read_tuning
 
 GRID = {"seed": [1, 2, 3], "learning-rate": [0.1, 0.2]}
@@ -74,6 +74,17 @@ def test_points_are_ranked_by_mean_score_over_sites_and_equals_by_loss() -> None
     assert best.error == pytest.approx(0.05)  # sd 0.0707 over the root of two runs
     assert best.sites == pytest.approx({"a": 0.75, "b": 0.75})
     assert ranked[1].sites == pytest.approx({"a": 0.65, "b": 0.85})
+
+
+def test_a_metric_that_a_fold_leaves_undefined_decides_nothing() -> None:
+    found = [[_validation(0.5, a=0.9, b=0.7)], [_validation(0.5, a=0.8, b=0.6)]]
+    first = found[0][0]["validation"]
+    first["mean"]["auc"] = first["distributions"]["a"]["auc"] = 0.5  # b has one class there
+    assert deciding_metric(("auc", "accuracy"), found) == "accuracy"
+    assert deciding_metric(("auc",), found[:1]) == "auc"
+    assert deciding_metric(("auc",), found) == "accuracy"
+    (point,) = ranking([{"seed": 1}], found[:1], "auc")
+    assert (point.score, point.sites) == (0.5, {"a": 0.5})
 
 
 def test_a_single_run_has_no_error() -> None:
