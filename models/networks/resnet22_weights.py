@@ -97,9 +97,10 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, torch.Tenso
     """Return the two linear layers of a file's classifier by their names in ours."""
     for view in _HEADS:
         names = [f"fc1{view}.", f"output_layer{view}.fc_layer."]
-        found = [stored.get(f"{name}{part}") for name in names for part in ("weight", "bias")]
-        if all(isinstance(array, torch.Tensor) for array in found):
-            hidden_weight, hidden_bias, weight, bias = (array.float() for array in found)
+        wanted = [stored.get(f"{name}{part}") for name in names for part in ("weight", "bias")]
+        found = [array.float() for array in wanted if isinstance(array, torch.Tensor)]
+        if len(found) == len(wanted):
+            hidden_weight, hidden_bias, weight, bias = found
             return {
                 "0.weight": hidden_weight,
                 "0.bias": hidden_bias,
