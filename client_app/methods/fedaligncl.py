@@ -21,7 +21,7 @@ from client_app.privacy.noise_source import noise_source
 from client_app.training.evaluation import over_batches
 from client_app.training.loop import LocalTraining, micro_batches, train_locally
 from client_app.training.optimiser_state import moments_of, restore_moments
-from client_app.training.pacing import refuse_other_data, shuffled
+from client_app.training.pacing import Pacing, refuse_other_data, shuffled
 from models.contract.errors import SiteError
 from models.contract.messages import INCOMING, measurement
 from models.contract.seeding import generator, seeded
@@ -89,12 +89,11 @@ class FedAlignCLSite(FedAvgSite):
     def _pretrain(self, training: LocalTraining) -> None:
         """Train the network alone on the site's own data; its optimiser begins anew afterwards."""
         count, settings, site = len(training.split), training.settings, self.silo.name
-        size = batch_of(count, settings)
-        places = torch.arange(settings.epoch_steps * size) % count
+        steps, size = settings.epoch_steps, batch_of(count, settings)
 
         def batches(epoch: int) -> list[Tensor]:
             rng = generator(settings.seed, "pretraining-order", epoch, site)
-            return list(torch.split(torch.randperm(count, generator=rng)[places], size))
+            return Pacing(epoch, 0, torch.randperm(count, generator=rng), steps, size).batches()
 
         plan = map(batches, range(self.settings.pretraining_epochs))
         train_locally(replace(training, plan=plan, key=(*training.key, "pretraining")))
