@@ -88,7 +88,12 @@ _Tests = Annotated[
     ),
 ]
 _Paired = Annotated[bool, typer.Option("--paired", help="test the differences by seed")]
-_TableCsv = Annotated[Path | None, typer.Option("--csv", help="also write the table as CSV")]
+_TableCsv = Annotated[
+    Path | None,
+    typer.Option(
+        "--csv", help="also write the table as CSV, and the tests beside it as <its name>-tests.csv"
+    ),
+]
 _TableMarkdown = Annotated[
     Path | None, typer.Option("--markdown", help="also write table and tests as Markdown")
 ]
@@ -145,7 +150,7 @@ def _compare(
 ) -> None:
     from datasets.io.atomic_files import write_atomically
     from server_app.compare.over_seeds import Asked, SeedRuns, compare
-    from server_app.compare.significance import print_tests
+    from server_app.compare.significance import print_tests, significance_csv
     from server_app.compare.slurm import read_jobs
     from server_app.compare.tables import comparison_csv, comparison_table
     from server_app.records.summary import print_table
@@ -171,6 +176,9 @@ def _compare(
     print_tests(console, comparison.tested, split, comparison.notes)
     if csv:
         write_atomically(csv, comparison_csv(comparison.results))
+        if comparison.tested:
+            beside = csv.with_name(f"{csv.stem}-tests{csv.suffix}")
+            write_atomically(beside, significance_csv(comparison.tested))
     if markdown:
         write_atomically(markdown, comparison.markdown(median))
 

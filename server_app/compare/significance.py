@@ -10,9 +10,10 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
@@ -29,13 +30,15 @@ Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> figure
 class Outcome:
     """A test's statistic and p value; where it cannot be made ``p`` is None and ``why`` says why.
 
-    ``freedom`` are an F test's degrees of freedom.
+    ``freedom`` are an F test's degrees of freedom, ``uncorrected`` is the p value before any
+    correction for the number of pairs.
     """
 
     p: float | None
     statistic: float | None = None
     why: str = ""
     freedom: tuple[int, int] = (0, 0)
+    uncorrected: float | None = None
 
     def cell(self) -> str:
         """Return the p value for people."""
@@ -69,6 +72,23 @@ class Tested:
         cells = {pair: outcome.cell() for pair, outcome in self.pairs.items()}
         body = [[name, *(cells.get((name, other), "-") for other in columns)] for name in later]
         return [["p", *columns], *body]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row per test, the ANOVA's first; a p value that cannot be had is None."""
+        anova = {"test": "ANOVA", "experiment": "all", "compared with": "all"}
+        rows: list[tuple[dict[str, str], Outcome]] = [(anova, self.anova)]
+        for (later, earlier), outcome in self.pairs.items():
+            rows.append(({"test": "t", "experiment": later, "compared with": earlier}, outcome))
+        return [
+            {
+                "metric": self.metric,
+                **labels,
+                "statistic": outcome.statistic,
+                "p": outcome.uncorrected,
+                "p corrected": outcome.p,
+            }
+            for labels, outcome in rows
+        ]
 
     def reasons(self) -> list[str]:
         """Return why pairs could not be tested, a line each."""
@@ -141,12 +161,12 @@ def _outcome(result: Any, freedom: tuple[int, int] = (0, 0)) -> Outcome:
     p, statistic = float(result.pvalue), float(result.statistic)
     if math.isnan(p):
         return Outcome(None, why="the figures leave it undefined")
-    return Outcome(p, statistic, freedom=freedom)
+    return Outcome(p, statistic, freedom=freedom, uncorrected=p)
 
 
 def _corrected(outcome: Outcome, pairs: int) -> Outcome:
     """Return the outcome with Bonferroni's p value."""
-    return outcome if outcome.p is None else Outcome(min(1.0, outcome.p * pairs), outcome.statistic)
+    return outcome if outcome.p is None else replace(outcome, p=min(1.0, outcome.p * pairs))
 
 
 def _too_few(samples: Mapping[str, Sequence[float]]) -> str:
@@ -270,3 +290,9 @@ def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str])
         parts += [f"- {reason}\n" for reason in test.reasons()]
     parts += ["".join(f"- {line}\n" for line in remarks)] if remarks else []
     return "".join(f"\n{part}" for part in parts)
+
+
+def significance_csv(tested: Sequence[Tested]) -> str:
+    """Return the tests as CSV, a row each, figures of six digits; empty where there is none."""
+    rows = [row for test in tested for row in test.records()]
+    return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g", lineterminator="\n")

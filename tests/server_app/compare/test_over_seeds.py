@@ -152,6 +152,7 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     command = _comparison(tmp_path, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
     command[command.index("--seeds") + 1] = "3"
     assert main(command) == 0
+    assert not (tmp_path / "t-tests.csv").exists()
     figures = {"slow": [0.5, 0.6, 0.7], "fast": [0.7, 0.8, 0.9]}
     _json_runs(tmp_path, "auc", **figures)
     capsys.readouterr()
@@ -168,6 +169,10 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     assert "not the split: p tells nothing of other patients" in written
     assert "'--paired' tests differences by seed" in written
     assert "| slow | all | " in written
+    assert (tmp_path / "t-tests.csv").read_text().splitlines()[1:] == [
+        "auc,ANOVA,all,all,6,0.070484,0.070484",
+        "auc,t,fast,slow,2.44949,0.070484,0.070484",
+    ]
     _json_runs(tmp_path, "auc", fast=[0.7, 0.81, 0.9])
     assert main([*command, "--tests", "auc", "--paired"]) == 0
     # Differences 0.2, 0.21, 0.2: t = 0.203333 / (0.0057735 / sqrt 3) = 61 over 2 degrees

@@ -14,6 +14,7 @@ from server_app.compare.significance import (
     notes,
     one_way,
     significance,
+    significance_csv,
     triangle,
     two_sided,
 )
@@ -91,6 +92,21 @@ def test_the_table_is_a_triangle_of_later_against_earlier_experiments() -> None:
         f"| c | {cells['c', 'a']} | {cells['c', 'b']} |\n\n- one\n- two\n"
     )
     assert markdown_tests([], "test", []) == ""
+
+
+def test_as_csv_each_test_has_p_before_and_after_correction() -> None:
+    header, anova, first, *others = significance_csv(
+        [significance("auc", THREE, False)]
+    ).splitlines()
+    assert header == "metric,test,experiment,compared with,statistic,p,p corrected"
+    # F = 21 on (2, 6): p = (1 + 7)^-3; b against a: t = 1 / sqrt(2 / 3) on 4 degrees, of which p is
+    # 1 - 1.5 x + 0.5 x^3 of x = t / sqrt(4 + t^2); times 3 pairs
+    assert anova == "auc,ANOVA,all,all,21,0.00195312,0.00195312"
+    assert first == "auc,t,b,a,1.22474,0.287864,0.863592"
+    assert [line.split(",")[2:4] for line in others] == [["c", "a"], ["c", "b"]]
+    same = {name: by_seed(0.7, 0.7) for name in "ab"}
+    empty = significance_csv([significance("auc", same, False)]).splitlines()[1:]
+    assert empty == ["auc,ANOVA,all,all,,,", "auc,t,b,a,,,"]
 
 
 def test_without_any_spread_there_is_no_test_and_a_reason() -> None:
