@@ -152,8 +152,13 @@ def embeddings(
         int, typer.Option(show_default=False, help="of t-SNE and folds (default 0)")
     ] = 0,
     state_dir: RunsStateDirOption = None,
+    csv: Annotated[Path | None, typer.Option(help="also write the numbers as CSV")] = None,
 ) -> None:
     """Write a file of points per run and draw all of them; print their places and the numbers."""
+    import pandas as pd
+
+    from datasets.io.atomic_files import write_atomically
+    from server_app.compare.tables import csv_text
     from server_app.figures import embeddings as embedding
     from server_app.figures.embedding_panels import draw_panels
     from server_app.figures.learning_curves import write_picture
@@ -167,6 +172,11 @@ def embeddings(
     path = picture or run_dirs[0] / "embeddings.png"
     write_picture(path, draw_panels(panels, f"{split} samples, {layer} layer"))
     print(path)
+    if csv:
+        numbers = [panel.numbers for panel in panels]
+        rows = [{"run": run.name} | found for run, found in zip(run_dirs, numbers, strict=True)]
+        write_atomically(csv, csv_text(pd.DataFrame(rows)))
+        print(csv)
 
 
 def gradcam(

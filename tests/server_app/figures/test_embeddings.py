@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -136,9 +137,13 @@ def test_the_command_draws_runs_and_writes_each_ones_points(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = _copied(finished, tmp_path, "fedprox", "local", "fedavg-ft")
-    assert main(["embeddings", *map(str, runs)]) == 0
+    table = tmp_path / "numbers.csv"
+    assert main(["embeddings", *map(str, runs), "--csv", str(table)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == str(runs[0] / "embeddings.png")
+    assert lines[-2:] == [str(runs[0] / "embeddings.png"), str(table)]
+    with table.open(newline="") as file:
+        rows = {row.pop("run"): row for row in csv.DictReader(file)}
+    assert list(rows) == ["fedprox", "local", "fedavg-ft"]
     assert (runs[0] / "embeddings.png").read_bytes().startswith(b"\x89PNG")
     for run in runs:
         found = json.loads((run / "embeddings.json").read_text())
@@ -147,6 +152,8 @@ def test_the_command_draws_runs_and_writes_each_ones_points(
         assert [point["site"] for point in found["points"]] == [s for s in SITES for _ in range(15)]
         assert [point["row"] for point in found["points"]] == list(range(15)) * 3
         assert 0 <= found["site accuracy"] <= 1
+        numbers = ("site accuracy", "largest site", "label AUC")
+        assert rows[run.name] == {name: f"{found[name]:.6f}" for name in numbers}
         assert found["largest site"] == pytest.approx(1 / 3)
         assert (found["split"], found["layer"], found["seed"]) == ("test", "embedding", 0)
     assert sum("a model per site" in line for line in lines) == 2
