@@ -1,9 +1,9 @@
-"""The tables of docs/results/ say what the committed files say that their pages name."""
+"""What docs/results/ say in tables and sentences stands in the committed files that they name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,24 @@ import pandas as pd
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+README = DOCS.parent / "README.md"
 PAGES = sorted((DOCS / "results").glob("*.md"))
 
 Numbers = npt.NDArray[np.float64]
 _NAMED = re.compile(r"([\w-]+\.csv)\b")
 _FIGURE = re.compile(r"(?<![\w.·^-])[-+]?\d*\.\d+(?![\w.]*\w)")
 _PAIR = re.compile(r"([-+]?\d*\.\d+) ?± ?(\d*\.\d+)")
-_UNBACKED = "no file of these runs was kept"
+_WORKED_OUT = re.compile(r"[-+]?[\d.]+ points\b")  # differences of figures beside them
 _NOT_MEASURED = ("chosen", "here")  # columns
 
 
 def _tables(page: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Yield each table's header and rows, but those that say that no file backs them."""
-    before = ""
+    """Yield each table's header and rows."""
     for block in page.read_text(encoding="utf-8").strip().split("\n\n"):
-        if block.startswith("|") and _UNBACKED not in before:
+        if block.startswith("|"):
             lines = [row.strip("|").split("|") for row in block.split("\n")]
             header, _, *rows = [[cell.strip() for cell in line] for line in lines]
             yield header, rows
-        before = " ".join(block.split())
 
 
 def _cells(page: Path) -> Iterator[tuple[str, str]]:
@@ -43,9 +42,21 @@ def _cells(page: Path) -> Iterator[tuple[str, str]]:
                     yield cell, " | ".join(row)
 
 
-def _evidence(page: Path) -> list[pd.DataFrame]:
-    """Return the tables of the files that a page names."""
-    named = {DOCS / "results" / name for name in _NAMED.findall(page.read_text(encoding="utf-8"))}
+def _sentences(page: Path) -> Iterator[str]:
+    """Yield a page's sentences outside tables, without code, links and what papers printed."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for block in text.split("\n\n"):
+        if not block.startswith("|"):
+            plain = re.sub(r"`[^`]*`|\]\([^)]*\)", "", " ".join(block.split()))
+            for sentence in re.split(r"(?<=[.!?*]) ", plain):
+                if "paper" not in sentence:
+                    yield sentence
+
+
+def _evidence(pages: Iterable[Path]) -> list[pd.DataFrame]:
+    """Return the tables of the files that pages name."""
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    named = {DOCS / "results" / name for text in texts for name in _NAMED.findall(text)}
     tables = [pd.read_csv(path) for path in sorted(named) if path.is_file()]
     return [part for table in tables for part in (table, *_over_seeds(table))]
 
@@ -82,28 +93,36 @@ def _is_told(figure: str, numbers: Numbers) -> npt.NDArray[np.bool_]:
     return told
 
 
-def _lost(page: Path) -> Iterator[str]:
-    """Yield the figures of a page that none of its files has, each with its row."""
-    tables = _evidence(page)
+def _lost(pages: Iterable[Path], texts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the figures in ``texts`` that none of the pages' files has, each with what it is in."""
+    tables = _evidence(pages)
     numbers, (means, deviations) = _numbers(tables), _pairs(tables)
-    for cell, row in _cells(page):
-        for mean, deviation in _PAIR.findall(cell):
+    for text, whole in texts:
+        for mean, deviation in _PAIR.findall(text):
             if not (_is_told(mean, means) & _is_told(deviation, deviations)).any():
-                yield f"{mean} ± {deviation} in: {row}"
-        for figure in _FIGURE.findall(_PAIR.sub("", cell)):
+                yield f"{mean} ± {deviation} in: {whole}"
+        for figure in _FIGURE.findall(_PAIR.sub("", text)):
             if not _is_told(figure, numbers).any():
-                yield f"{figure} in: {row}"
+                yield f"{figure} in: {whole}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_figure_of_a_table_is_in_a_file_that_its_page_names(page: Path) -> None:
-    assert list(_lost(page)) == []
+    assert list(_lost([page], _cells(page))) == []
 
 
-def test_only_these_tables_are_backed_by_no_file() -> None:
-    texts = {page.stem: " ".join(page.read_text(encoding="utf-8").split()) for page in PAGES}
-    told = {page: text.count(_UNBACKED) for page, text in texts.items()}
-    assert {page: count for page, count in told.items() if count} == {"mammograms": 2}
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_figure_of_a_sentence_is_in_a_file_that_its_page_names(page: Path) -> None:
+    texts = ((_WORKED_OUT.sub("", sentence), sentence) for sentence in _sentences(page))
+    assert list(_lost([page], texts)) == []
+
+
+def test_every_figure_of_the_readmes_methods_is_in_a_file_of_the_pages_that_its_row_names() -> None:
+    rows = [row for row in README.read_text(encoding="utf-8").splitlines() if "results/" in row]
+    assert len(rows) > 10
+    for row in rows:
+        pages = {DOCS / found for found in re.findall(r"\(docs/(results/[\w-]+\.md)\)", row)}
+        assert list(_lost(pages, [(row.rpartition(" | ")[2], row)])) == []
 
 
 def test_a_figure_that_no_file_has_is_found(tmp_path: Path) -> None:
@@ -112,4 +131,4 @@ def test_a_figure_that_no_file_has_is_found(tmp_path: Path) -> None:
     measured = "0.613 ± 0.033"  # of docs/results/fedefm.csv, at 100 % unseen
     for cell, found in ((measured, 0), ("61.3 / 0.613", 0), ("0.613 ± 0.042", 1), ("0.9999", 1)):
         page.write_text("[figures](fedefm.csv)\n\n" + table.format(cell), encoding="utf-8")
-        assert len(list(_lost(page))) == found, cell
+        assert len(list(_lost([page], _cells(page)))) == found, cell
