@@ -5,6 +5,8 @@ PYTHON ?= python3
 KEY := $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('pyproject.toml', 'rb').read()).hexdigest()[:12])")
 VENV ?= $(HOME)/.cache/fedsilo/venvs/$(KEY)
 BIN := $(VENV)/bin
+# Where tools that read files find the package as it is installed: fedsilo with the five folders in it
+PACKAGE := $(HOME)/.cache/fedsilo/package$(CURDIR)
 export PYTHONPATH := $(CURDIR)
 export PATH := $(BIN):$(PATH)
 # Processes that a test starts find the bytecode of those before, whatever the machine is set to
@@ -14,7 +16,7 @@ EXPERIMENT ?= uefl-digits
 .PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock
 
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
-	$(BIN)/python -m server_app.cli simulate $(EXPERIMENT)
+	$(BIN)/python -m fedsilo.server_app.cli simulate $(EXPERIMENT)
 
 test: setup  ## the whole test suite, a process a core; a file's tests stay together, long files first
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
@@ -36,9 +38,10 @@ test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, 
 lint: setup  ## ruff, import-linter and mypy, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache  # the order of the rooms and of their folders
-	$(BIN)/mypy
-	$(BIN)/mypy docker  # scripts of the images, no package
+	mkdir -p $(PACKAGE) && ln -sfn $(CURDIR) $(PACKAGE)/fedsilo
+	cd $(PACKAGE) && PYTHONPATH=. $(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml  # the order of the rooms
+	MYPYPATH=$(PACKAGE) $(BIN)/mypy
+	MYPYPATH=$(PACKAGE) $(BIN)/mypy docker  # scripts of the images, no package
 
 format: setup  ## put the code into ruff's form
 	$(BIN)/ruff check --fix .

@@ -26,17 +26,17 @@ import numpy as np
 import pandas as pd
 from flwr.app import Array, ArrayRecord, Message
 
-import client_app.opening
-import server_app.run.inline_engine
-from datasets.io.atomic_files import write_atomically
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo
-from models.contract.errors import FedsiloError
-from models.contract.messages import ARRAYS
-from models.contract.seeding import derive_seed
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import InlineGrid, run_inline
+import fedsilo.client_app.opening
+import fedsilo.server_app.run.inline_engine
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 
 SITES, BAD = 6, "silo-6"
 TASKS: Mapping[str, Mapping[str, Value]] = {
@@ -127,9 +127,11 @@ def attacked(attack: str) -> Iterator[None]:
     """Let the last site be bad in the block."""
     BadGrid.attack = attack
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(server_app.run.inline_engine, "InlineGrid", BadGrid))
+        stack.enter_context(
+            mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", BadGrid)
+        )
         if attack == "labels flipped":
-            stack.enter_context(mock.patch.object(client_app.opening, "load_silo", flipped))
+            stack.enter_context(mock.patch.object(fedsilo.client_app.opening, "load_silo", flipped))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         yield
@@ -140,7 +142,7 @@ def accuracy(values: Mapping[str, Value], attack: str, classes: int) -> float:
     with tempfile.TemporaryDirectory() as out, attacked(attack):
         settings = resolve({**values, "out": out, "run-name": "run"})
         try:
-            run = run_inline(settings, SITES, draw=False)
+            run = run_inline(settings, SITES)
         except FedsiloError:
             return 1 / classes
         silos, sites = run.read_json("silos.json"), run.read_json("summary.json")["sites"]

@@ -28,26 +28,26 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from client_app.training.compute import Compute, choose_compute
-from datasets.io.locations import find_places
-from datasets.io.state_files import load_state
-from datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.maths.attention_rollout import (
+from fedsilo.client_app.training.compute import Compute, choose_compute
+from fedsilo.datasets.io.locations import find_places
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,
     distillation_loss,
     scaled_maps,
     upsampling_gram,
 )
-from models.maths.dirichlet import evidences
-from models.methods.fedevprompt import BUFFER
-from models.networks.build import build_classifier
-from models.networks.encoders import float_inputs
-from models.networks.kinds import Task
-from models.networks.prompted_vit import PromptedViT
-from server_app.records.finished_site import finished_site
+from fedsilo.models.maths.dirichlet import evidences
+from fedsilo.models.methods.fedevprompt import BUFFER
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.server_app.records.finished_site import finished_site
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {

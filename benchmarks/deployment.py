@@ -25,12 +25,12 @@ from unittest import mock
 import pandas as pd
 import psutil
 
-from datasets.io.atomic_files import write_atomically
-from server_app.deploy import commands, run
-from server_app.deploy.deployment import Deployment, read_deployment
-from server_app.deploy.making import DeploymentRequest
-from server_app.run.planning import RunSources
-from server_app.run.processes import tool
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.server_app.deploy import commands, run
+from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.server_app.deploy.making import DeploymentRequest
+from fedsilo.server_app.run.planning import RunSources
+from fedsilo.server_app.run.processes import tool
 
 SITES = 2
 WAYS = ("flower-supernode", "worker")

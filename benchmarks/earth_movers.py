@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from models.contract.settings import CommonSettings
-from models.maths.earth_movers import closeness
-from models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.earth_movers import closeness
+from fedsilo.models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
 
 BATCH = 64
 

@@ -65,7 +65,7 @@ def variants() -> dict[str, dict[str, Any]]:
 def command(*arguments: str, **environment: str) -> str:
     """Run fedsilo's command line of this checkout and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "server_app.cli", *arguments],
+        [sys.executable, "-m", "fedsilo.server_app.cli", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,

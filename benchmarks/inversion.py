@@ -43,11 +43,11 @@ from inversion_weights import (
     regression,
 )
 
-from datasets.silo.silos import Split
-from models.contract.seeding import generator
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.site_network import SiteNetwork
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.site_network import SiteNetwork
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 _BLURS = (0.1, 0.3, 0.5, 1.0)

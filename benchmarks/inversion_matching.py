@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.contract.seeding import generator
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.networks.site_network import SiteNetwork
 
 _FIRST_LINEAR = ("encoder.layers.0", "head.1")
 

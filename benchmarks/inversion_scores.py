@@ -7,7 +7,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
-from datasets.shifted.sources import SOURCES
+from fedsilo.datasets.shifted.sources import SOURCES
 
 ROW_ERROR = 0.1  # sd per feature, root mean square: below it a row counts as recovered
 IMAGE_PSNR = 20.0  # dB, above which an image counts as recovered

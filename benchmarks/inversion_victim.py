@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client_app.site.standardised import with_figures
-from client_app.training.compute import choose_compute
-from client_app.training.loop import LocalTraining, train_locally
-from datasets.registry import load_silo, silo_names
-from datasets.silo.silos import Split
-from models.contract.seeding import generator
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.maths.standardisation import pooled_statistics, sums_of
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.kinds import Task
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.site.standardised import with_figures
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.loop import LocalTraining, train_locally
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.maths.standardisation import pooled_statistics, sums_of
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import SiteNetwork
 
 # Dropout would only hinder the attacker, who does not know its masks
 _COMMON = {"method": "fedavg", "dropout": 0.0, "mc-passes": 0, "optimiser": "sgd", "device": "cpu"}

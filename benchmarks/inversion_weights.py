@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from datasets.silo.silos import Split
-from models.contract.seeding import generator
-from models.networks.site_network import SiteNetwork
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.networks.site_network import SiteNetwork
 
 ATTACKS = ("trap", "bins", "pairs", "left-out")
 REPEATED = ("pairs", "left-out")  # those that gain by copies

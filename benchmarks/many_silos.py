@@ -31,14 +31,27 @@ import pandas as pd
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-import server_app.run.inline_engine
-from datasets.io.atomic_files import write_atomically
-from models.contract.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS
-from models.contract.settings_schema import Value
-from models.contract.site_facts import SiteFacts
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs, run_inline
-from server_app.run.runner import run
+import fedsilo.server_app.run.inline_engine
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+)
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import (
+    InlineGrid,
+    flower_identity,
+    partition_configs,
+    run_inline,
+)
+from fedsilo.server_app.run.runner import run
+from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
 _MIB = 2**20
 _TRAINED: Mapping[str, Value] = {
@@ -158,9 +171,9 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
         made_up = kind == "replies"
         cut = {} if made_up else {"silos": sites}
         settings = resolve({**values, **paths, **cut})
-        with mock.patch.object(server_app.run.inline_engine, "InlineGrid", TimedGrid):
+        with mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", TimedGrid):
             if not made_up:
-                run_inline(settings, sites, draw=True)
+                run_inline(settings, sites, draw_run)
             else:
                 with flower_identity():
                     run(TimedGrid(made_up_app(), {}, partition_configs(sites)), settings, {}, False)

@@ -24,18 +24,18 @@ from peer_job import silo, trained
 from rich.console import Console
 from rich.table import Table
 
-from client_app.training.compute import choose_compute
-from client_app.training.evaluation import measure
-from datasets.registry import silo_names
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from server_app.config.experiments import find_experiment
-from server_app.config.settings import RunSettings, resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import run_inline
-from server_app.run.processes import app_folder
-from server_app.run.ray_engine import run_with_ray
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.evaluation import measure
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.run.processes import app_folder
+from fedsilo.server_app.run.ray_engine import run_with_ray
 
 
 def bare_loop(settings: CommonSettings) -> float:

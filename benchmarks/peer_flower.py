@@ -18,8 +18,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from peer_job import accuracy, read_settings, silo, start, trained
 
-from datasets.registry import silo_names
-from server_app.config.settings import RunSettings
+from fedsilo.datasets.registry import silo_names
+from fedsilo.server_app.config.settings import RunSettings
 
 
 def by_flower(settings: RunSettings) -> dict[str, float]:

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datasets.registry import load_silo, silo_names
-from datasets.silo.silos import Silo
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from server_app.config.settings import RunSettings, resolve
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.server_app.config.settings import RunSettings, resolve
 
 Weights = dict[str, Tensor]
 
@@ -105,11 +105,11 @@ def by_fedsilo(settings: RunSettings, engine: str) -> dict[str, float]:
     """Train by fedsilo: messages checked, metrics, traffic and a checkpoint written each round."""
     settings = replace(settings, common=replace(settings.common, run_name=engine))
     if engine == "inline":
-        from server_app.run.inline_engine import run_inline
+        from fedsilo.server_app.run.inline_engine import run_inline
 
         directory = run_inline(settings, len(silo_names(settings.common)))
     else:
-        from server_app.run.ray_engine import run_with_ray
+        from fedsilo.server_app.run.ray_engine import run_with_ray
 
         supernodes = len(silo_names(settings.common))
         directory = run_with_ray(settings, {"num-supernodes": supernodes})

@@ -78,7 +78,7 @@ class StartModel:
 
     def __new__(cls, file: str) -> Any:
         """Return the network."""
-        from models.networks.build import build_classifier
+        from fedsilo.models.networks.build import build_classifier
 
         settings = read_settings(Path(file)).common
         return build_classifier(settings, silo(0, settings).task)

@@ -28,8 +28,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.settings_schema import Value
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.settings_schema import Value
 
 HERE = Path(__file__).resolve().parent
 _LOOK = 1.0  # seconds between looks at the processes

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from client_app.training.evaluation import batch_size
-from datasets.images.decoding import decode_image
-from models.contract.settings_schema import Value
-from models.networks.encoders import float_inputs
-from server_app.config.settings import resolve
-from server_app.predict.inputs import files_of
-from server_app.predict.model import SiteModel, open_model
-from server_app.predict.prediction import predict
-from server_app.predict.request import PredictRequest
-from server_app.run.inline_engine import run_inline
+from fedsilo.client_app.training.evaluation import batch_size
+from fedsilo.datasets.images.decoding import decode_image
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.predict.inputs import files_of
+from fedsilo.server_app.studies.predict.model import SiteModel, open_model
+from fedsilo.server_app.studies.predict.prediction import predict
+from fedsilo.server_app.studies.predict.request import PredictRequest
 
 _BATCHES = (32, batch_size(3 * 224 * 224))
 _RUN: dict[str, Value] = {
@@ -94,7 +94,7 @@ def main() -> None:
         (folder / "images").mkdir()
         write_images(folder / "images", arguments.images)
         values = {**_RUN, "out": str(folder), "run-name": "run", "cache-dir": str(folder / "cache")}
-        run = run_inline(resolve(values), 6, draw=False).path
+        run = run_inline(resolve(values), 6).path
         request = PredictRequest(run, site="bcn", images=folder / "images")
         model, paths = open_model(run, "bcn"), list(files_of(request).values())
         times = [

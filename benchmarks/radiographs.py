@@ -18,13 +18,13 @@ import time
 
 import torch
 
-from client_app.training.compute import choose_compute
-from client_app.training.loop import LocalTraining, open_optimiser, train_locally
-from datasets.silo.silos import Split
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.loop import LocalTraining, open_optimiser, train_locally
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
 
 _CLASSES = 2
 _VALUES = {"method": "fedavg", "network": "resnet22", "local-steps": 1}

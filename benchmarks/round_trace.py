@@ -64,8 +64,8 @@ class Tracer:
 def main() -> None:
     """Trace a round and print what it passed."""
     sys.path.insert(0, str(ROOT))
-    from server_app.config.settings import resolve
-    from server_app.run.inline_engine import run_inline
+    from fedsilo.server_app.config.settings import resolve
+    from fedsilo.server_app.run.inline_engine import run_inline
 
     for name in ("torch._dynamo", "torchmetrics.functional.classification"):
         importlib.import_module(name)  # not while each call is looked at
@@ -81,7 +81,7 @@ def main() -> None:
         settings = resolve(VALUES | {"out": folder, "cache-dir": folder})
         threading.setprofile(tracer)
         sys.setprofile(tracer)
-        run_inline(settings, 3, draw=False)
+        run_inline(settings, 3)
         sys.setprofile(None)
     passed = [(file.removeprefix(f"{ROOT}/"), name) for file, name in tracer.passed]
     if "--until-step" in sys.argv:

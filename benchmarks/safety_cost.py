@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datasets.registry import silo_names
-from models.contract.errors import FedsiloError
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app.config.settings import RunSettings, resolve
-from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 
 DIGITS: dict[str, Value] = {
     "dataset": "digits",
@@ -98,8 +98,8 @@ def node_configs(settings: RunSettings, home: Path) -> list[dict[str, Value]]:
 
 def run_once(values: dict[str, Value], real: bool, folder: Path) -> tuple[dict[str, float], float]:
     """Return the test accuracy of each site that tells it, and the seconds of a run."""
-    from client_app.app import app
-    from server_app.run.runner import run
+    from fedsilo.client_app.app import app
+    from fedsilo.server_app.run.runner import run
 
     settings = resolve(values | {"out": str(folder / "runs"), "run-name": "run"})
     names = silo_names(settings.common)
@@ -107,7 +107,7 @@ def run_once(values: dict[str, Value], real: bool, folder: Path) -> tuple[dict[s
     began = time.monotonic()
     with flower_identity():
         grid = InlineGrid(app, settings.as_mapping(), configs)
-        summary = run(grid, settings, {}, draw=False).read_json("summary.json")
+        summary = run(grid, settings, {}).read_json("summary.json")
     accuracy = {site: found["accuracy"] for site, found in summary["sites"].items()}
     return accuracy, time.monotonic() - began
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.messages import SECURING
-from server_app.config.experiments import find_experiment
-from server_app.config.settings import resolve
-from server_app.deploy import commands, run
-from server_app.deploy.deployment import read_deployment
-from server_app.deploy.making import DeploymentRequest
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import run_inline
-from server_app.run.planning import RunSources
-from server_app.run.processes import app_folder
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.messages import SECURING
+from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.deploy import commands, run
+from fedsilo.server_app.deploy.deployment import read_deployment
+from fedsilo.server_app.deploy.making import DeploymentRequest
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.run.planning import RunSources
+from fedsilo.server_app.run.processes import app_folder
 
 _EXPERIMENT = "fedavg-digits"
 _WAYS = ("none", "secagg")
@@ -54,7 +54,7 @@ def simulated(way: str, sites: int, rounds: int, out: Path) -> RunDirectory:
     """Run in this process."""
     values = find_experiment(app_folder() / "simulation.yaml", _EXPERIMENT).values
     own = {**values, **changes(way, sites, rounds), "out": str(out), "run-name": way}
-    return run_inline(resolve(own), sites, draw=False)
+    return run_inline(resolve(own), sites)
 
 
 def costs(engine: str, way: str, directory: RunDirectory) -> dict[str, str | float]:

@@ -22,12 +22,12 @@ from unittest import mock
 
 import pandas as pd
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.records import progress_hook
-from server_app.records.progress_hook import ProgressRecord
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records import progress_hook
+from fedsilo.server_app.records.progress_hook import ProgressRecord
+from fedsilo.server_app.run.inline_engine import run_inline
 
 _NOTES = (
     *("run_started", "phase_started", "reply_came", "sites_away", "phase_ended", "round_ended"),
@@ -67,7 +67,7 @@ def measured(case: str, rounds: int) -> dict[str, str | float]:
     with tempfile.TemporaryDirectory() as out, _counted(spent):
         named = {**_COMMON, **values, "rounds": rounds, "out": out, "run-name": "run"}
         wall, cpu = time.monotonic(), time.process_time()
-        run_inline(resolve(named), nodes, draw=False)
+        run_inline(resolve(named), nodes)
         wall, cpu = time.monotonic() - wall, time.process_time() - cpu
     return {
         "case": case,

@@ -4,6 +4,6 @@
 them, because in deployment each message starts a new process.
 """
 
-from client_app.app import app
+from fedsilo.client_app.app import app
 
 __all__ = ["app"]

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract.errors import ERROR_CODES, FedsiloError, RefusedError
-from models.contract.messages import CONFIG
-from models.contract.site_facts import SiteFacts
-from models.contract.versions import refuse_other_versions
-from strategies.wire.bundles import bundle, unbundle
+from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, RefusedError
+from fedsilo.models.contract.messages import CONFIG
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.versions import refuse_other_versions
+from fedsilo.strategies.wire.bundles import bundle, unbundle
 
 if TYPE_CHECKING:
-    from client_app.opening import Site
+    from fedsilo.client_app.opening import Site
 
 app = ClientApp()
 
@@ -58,8 +58,8 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Refuse a message before anything of it is opened; the audit log tells of it."""
-    from client_app.site.audit_log import REFUSED
-    from client_app.site.identity import own_name
+    from fedsilo.client_app.site.audit_log import REFUSED
+    from fedsilo.client_app.site.identity import own_name
 
     reason = f"site {own_name(context)}: {_reason(error, context)}"
     _own_log(context, reason)
@@ -71,7 +71,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer; what a real site sends is bundled last, when all that leaves has been looked at."""
     reply = _logged(message, context, answer)
     if reply.has_content() and reply.content.array_records:
-        from client_app.site.node import is_simulated
+        from fedsilo.client_app.site.node import is_simulated
 
         if not is_simulated(context):
             reply.content = bundle(reply.content)
@@ -80,24 +80,24 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 
 def _logged(message: Message, context: Context, answer: Answer) -> Message:
     """Answer, a real site within its bounds; where it has a site file, under it and logged."""
-    from client_app.site.node import is_simulated
+    from fedsilo.client_app.site.node import is_simulated
 
     if not is_simulated(context):
-        from client_app.site.bounds import answer_within_bounds
+        from fedsilo.client_app.site.bounds import answer_within_bounds
 
         answer = partial(answer_within_bounds, answer)
     if "site-file" not in context.node_config:
         return _attempt(message, context, answer)[0]
-    from client_app.site.policy import answer_under
+    from fedsilo.client_app.site.policy import answer_under
 
     return _kept(message, context, *_attempt(message, context, partial(answer_under, answer)))
 
 
 def _kept(message: Message, context: Context, reply: Message, outcome: str) -> Message:
     """Return a reply once its line stands in the audit log; without the line an error."""
-    from client_app.site.audit_log import append_line, entry
-    from client_app.site.identity import own_name
-    from client_app.site.policy import audit_log
+    from fedsilo.client_app.site.audit_log import append_line, entry
+    from fedsilo.client_app.site.identity import own_name
+    from fedsilo.client_app.site.policy import audit_log
 
     site = own_name(context)
     try:
@@ -114,7 +114,7 @@ def _kept(message: Message, context: Context, reply: Message, outcome: str) -> M
 
 def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Message, str]:
     """Return the reply, and whether it is an answer, the site's refusal or its failure."""
-    from client_app.site.audit_log import ANSWERED, FAILED, REFUSED
+    from fedsilo.client_app.site.audit_log import ANSWERED, FAILED, REFUSED
 
     try:
         message.content = unbundle(message.content)
@@ -129,8 +129,8 @@ def _attempt(message: Message, context: Context, answer: Answer) -> tuple[Messag
 def _reason(error: Exception, context: Context) -> str:
     """Return what the server is told of an error; of a real site's paths nothing."""
     if isinstance(error, FedsiloError):
-        from client_app.site.bounds import without_paths
-        from client_app.site.node import is_simulated
+        from fedsilo.client_app.site.bounds import without_paths
+        from fedsilo.client_app.site.node import is_simulated
 
         return str(error) if is_simulated(context) else without_paths(str(error), context)
     logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
@@ -156,8 +156,8 @@ def _own_log(context: Context, reason: str) -> None:
 
 
 def _hello(message: Message, context: Context) -> RecordDict:
-    from client_app.opening import admit, open_site
-    from client_app.site.identity import who_is
+    from fedsilo.client_app.opening import admit, open_site
+    from fedsilo.client_app.site.identity import who_is
 
     try:
         refuse_other_versions(message.content.config_records.get(CONFIG, {}))
@@ -171,8 +171,8 @@ def _hello(message: Message, context: Context) -> RecordDict:
 
 
 def _survey(message: Message, context: Context) -> RecordDict:
-    from client_app.site.identity import who_is
-    from client_app.survey.question import answer_survey
+    from fedsilo.client_app.site.identity import who_is
+    from fedsilo.client_app.survey.question import answer_survey
 
     try:
         refuse_other_versions(message.content.config_records.get(CONFIG, {}))
@@ -211,12 +211,12 @@ def site_facts(site: Site) -> SiteFacts:
 
 
 def _train(message: Message, context: Context) -> RecordDict:
-    from client_app.opening import open_round
+    from fedsilo.client_app.opening import open_round
 
     return open_round(message, context).answer()
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    from client_app.opening import open_round
+    from fedsilo.client_app.opening import open_round
 
     return open_round(message, context).measure_only()

@@ -14,31 +14,31 @@ from typing import Any
 
 from flwr.app import Context, Message
 
-from client_app.methods.base import SiteContext, SiteMethod
-from client_app.methods.registry import method_class
-from client_app.privacy.protection import LEDGER, affordable
-from client_app.site.identity import node_cap, site_name, site_settings
-from client_app.site.limits import NO_LIMITS, Limits, limits_of
-from client_app.site.node import is_simulated, own_folder
-from client_app.site.policy import refuse_few
-from client_app.site.private_state import SiteState, settings_digest_of
-from client_app.site.request import OwnCap, Request
-from client_app.site.secret_seed import secret_seed
-from client_app.site.standardised import ready_silo
-from client_app.site_round import SiteRound
-from client_app.training.compute import compute_of
-from datasets.registry import load_silo
-from datasets.silo.silos import SPLITS, Silo
-from datasets.weights.backbones import backbone_digest
-from models.contract.errors import DataError, RefusedError, SettingError, SiteError
-from models.contract.feature_statistics import Sums
-from models.contract.messages import CONFIG, Instruction
-from models.contract.methods import settings_class
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, build, defaults, keys_with
-from models.contract.versions import installed_software
-from models.maths.standardisation import sums_of
-from models.privacy.gaussian_mechanism import check_privacy_settings
+from fedsilo.client_app.methods.base import SiteContext, SiteMethod
+from fedsilo.client_app.methods.registry import method_class
+from fedsilo.client_app.privacy.protection import LEDGER, affordable
+from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
+from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
+from fedsilo.client_app.site.node import is_simulated, own_folder
+from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
+from fedsilo.client_app.site.request import OwnCap, Request
+from fedsilo.client_app.site.secret_seed import secret_seed
+from fedsilo.client_app.site.standardised import ready_silo
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.compute import compute_of
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import SPLITS, Silo
+from fedsilo.datasets.weights.backbones import backbone_digest
+from fedsilo.models.contract.errors import DataError, RefusedError, SettingError, SiteError
+from fedsilo.models.contract.feature_statistics import Sums
+from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.models.contract.methods import settings_class
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, build, defaults, keys_with
+from fedsilo.models.contract.versions import installed_software
+from fedsilo.models.maths.standardisation import sums_of
+from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
 

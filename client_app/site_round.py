@@ -18,19 +18,19 @@ from typing import final
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from client_app.methods.base import Answer, MeasuredModel, SiteMethod
-from client_app.privacy.blur import blurred
-from client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
-from client_app.privacy.protection import LEDGER, protect, spend_measurements
-from client_app.privacy.secure_aggregation import SecureSite, drop_secrets
-from client_app.training.compute import Compute
-from client_app.training.evaluation import measure
-from client_app.training.going_on import train_on
-from client_app.training.loop import LocalTraining, train_locally
-from client_app.training.pacing import PREFIX, train_paced
-from client_app.training.repeatability import noted_operations
-from models.contract.errors import FedsiloError, SiteError
-from models.contract.messages import (
+from fedsilo.client_app.methods.base import Answer, MeasuredModel, SiteMethod
+from fedsilo.client_app.privacy.blur import blurred
+from fedsilo.client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
+from fedsilo.client_app.privacy.protection import LEDGER, protect, spend_measurements
+from fedsilo.client_app.privacy.secure_aggregation import SecureSite, drop_secrets
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import measure
+from fedsilo.client_app.training.going_on import train_on
+from fedsilo.client_app.training.loop import LocalTraining, train_locally
+from fedsilo.client_app.training.pacing import PREFIX, train_paced
+from fedsilo.client_app.training.repeatability import noted_operations
+from fedsilo.models.contract.errors import FedsiloError, SiteError
+from fedsilo.models.contract.messages import (
     ARRAYS,
     EVALUATE,
     INCOMING,
@@ -45,9 +45,9 @@ from models.contract.messages import (
     UNREPEATABLE,
     measurement,
 )
-from models.networks.site_network import SiteNetwork
-from strategies.wire.records import NDArray
-from strategies.wire.secure_keys import SECURE
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.secure_keys import SECURE
 
 
 @final

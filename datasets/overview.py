@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datasets.io.locations import find_places
-from datasets.registry import DATA_SETS, data_set
+from fedsilo.datasets.io.locations import find_places
+from fedsilo.datasets.registry import DATA_SETS, data_set
 
 Row = dict[str, str]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from datasets.io.digests import json_digest
-from datasets.io.licence import Licence
-from datasets.io.locations import Places, find_places
-from datasets.partition.cuts import (
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.licence import Licence
+from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.partition.cuts import (
     check_partition,
     cut_document,
     cut_keys,
@@ -16,30 +16,30 @@ from datasets.partition.cuts import (
     is_cut,
     load_cut,
 )
-from datasets.silo.silos import DataSet, ImageReader, Silo
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, defaults, unknown_name
+from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, defaults, unknown_name
 
 DATA_SETS = {
-    "digits": "datasets.shifted.shifted:DIGITS",
-    "mnist": "datasets.shifted.shifted:MNIST",
-    "fmnist": "datasets.shifted.shifted:FMNIST",
-    "cifar10": "datasets.shifted.shifted:CIFAR10",
-    "cifar100": "datasets.shifted.shifted:CIFAR100",
-    "gtsrb": "datasets.shifted.shifted:GTSRB",
-    "heart": "datasets.tables.heart:HEART",
-    "heart-synthetic": "datasets.tables.heart:HEART_SYNTHETIC",
-    "table": "datasets.tables.dataset:TABLE",
-    "isic2019": "datasets.images.isic2019:ISIC2019",
-    "dermoscopy-phantom": "datasets.synthetic.dermoscopy_phantom:DERMOSCOPY_PHANTOM",
-    "images": "datasets.images.manifests:IMAGES",
-    "mammography": "datasets.radiographs.mammography:MAMMOGRAPHY",
-    "mini-mias": "datasets.radiographs.mini_mias:MINI_MIAS",
-    "pneumoniamnist": "datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
-    "mammography-phantom": "datasets.synthetic.mammography_phantom:MAMMOGRAPHY_PHANTOM",
-    "endovascular": "datasets.radiographs.endovascular:ENDOVASCULAR",
-    "angiogram-phantom": "datasets.synthetic.angiogram_phantom:ANGIOGRAM_PHANTOM",
+    "digits": "fedsilo.datasets.shifted.shifted:DIGITS",
+    "mnist": "fedsilo.datasets.shifted.shifted:MNIST",
+    "fmnist": "fedsilo.datasets.shifted.shifted:FMNIST",
+    "cifar10": "fedsilo.datasets.shifted.shifted:CIFAR10",
+    "cifar100": "fedsilo.datasets.shifted.shifted:CIFAR100",
+    "gtsrb": "fedsilo.datasets.shifted.shifted:GTSRB",
+    "heart": "fedsilo.datasets.tables.heart:HEART",
+    "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
+    "table": "fedsilo.datasets.tables.dataset:TABLE",
+    "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
+    "dermoscopy-phantom": "fedsilo.datasets.synthetic.dermoscopy_phantom:DERMOSCOPY_PHANTOM",
+    "images": "fedsilo.datasets.images.manifests:IMAGES",
+    "mammography": "fedsilo.datasets.radiographs.mammography:MAMMOGRAPHY",
+    "mini-mias": "fedsilo.datasets.radiographs.mini_mias:MINI_MIAS",
+    "pneumoniamnist": "fedsilo.datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
+    "mammography-phantom": "fedsilo.datasets.synthetic.mammography_phantom:MAMMOGRAPHY_PHANTOM",
+    "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
+    "angiogram-phantom": "fedsilo.datasets.synthetic.angiogram_phantom:ANGIOGRAM_PHANTOM",
 }
 
 

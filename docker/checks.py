@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from server_app.doctor.findings import Refused
-from server_app.doctor.secrets import (
+from fedsilo.server_app.doctor.findings import Refused
+from fedsilo.server_app.doctor.secrets import (
     OPENSSH_KEY,
     certificate,
     data_folder,
@@ -17,8 +17,8 @@ from server_app.doctor.secrets import (
     site_file,
     writable_folder,
 )
-from server_app.doctor.wire import Silent
-from server_app.doctor.wire import handshake as answering_handshake
+from fedsilo.server_app.doctor.wire import Silent
+from fedsilo.server_app.doctor.wire import handshake as answering_handshake
 
 __all__ = [
     "OPENSSH_KEY",

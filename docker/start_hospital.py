@@ -46,7 +46,7 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     if not given.print:
         checks.handshake(server, authority)
     return [
-        *("python", "-m", "client_app.worker.hospital"),
+        *("python", "-m", "fedsilo.client_app.worker.hospital"),
         *("--superlink", server),
         *("--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key)),

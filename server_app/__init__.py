@@ -1,5 +1,5 @@
 """The Flower ServerApp: config, rounds, run directory, checkpoints, and the command line."""
 
-from server_app.app import app
+from fedsilo.server_app.app import app
 
 __all__ = ["app"]

@@ -1,12 +1,12 @@
 """What the ``fedsilo`` command does, as functions: run, compare, read again, report, predict.
 
-    from server_app.api import compare, load_run, simulate
+    from fedsilo.server_app.api import compare, load_run, simulate
 
     run = simulate("fedavg-digits", settings={"rounds": 5}, seed=1)
     run.metrics.query("split == 'test' and metric == 'accuracy'")
 
 The command line and these functions call the same code and raise the same errors, each one line:
-``models.contract.errors.FedsiloError`` and its kinds.
+``fedsilo.models.contract.errors.FedsiloError`` and its kinds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from models.contract.settings_schema import Value
-from server_app.records.finished_run import FinishedRun, finished_run
-from server_app.records.recorders import METRICS_HEADER, TRAFFIC_HEADER
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.records.finished_run import FinishedRun, finished_run
+from fedsilo.server_app.records.recorders import METRICS_HEADER, TRAFFIC_HEADER
 
 if TYPE_CHECKING:
-    from server_app.compare.over_seeds import Comparison
-    from server_app.export.command import Export
-    from server_app.predict.calibration import Calibration
-    from server_app.predict.model import SiteModel
+    from fedsilo.server_app.studies.compare.over_seeds import Comparison
+    from fedsilo.server_app.studies.export.command import Export
+    from fedsilo.server_app.studies.predict.calibration import Calibration
+    from fedsilo.server_app.studies.predict.model import SiteModel
 
 Engine = Literal["ray", "inline"]
 Reader = Literal["research", "clinic", "dpo"]
@@ -102,7 +102,7 @@ class Run:
         Raises:
             FedsiloError: there is no such site, or nothing of its model or data is here.
         """
-        from server_app.predict.model import open_model
+        from fedsilo.server_app.studies.predict.model import open_model
 
         return open_model(self.path, site, _path(data_dir), _path(state_dir))
 
@@ -154,14 +154,15 @@ def simulate(
     Raises:
         FedsiloError: a setting is wrong, the run directory exists, or the run failed.
     """
-    from server_app.run.planning import RunSources, planned, start
+    from fedsilo.server_app.run.planning import RunSources, planned, start
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     own: dict[str, Value] = dict(settings or {})
     own |= {} if seed is None else {"seed": seed}
     own |= {"run-name": name} if name else {}
     sources = RunSources(file=_path(file), config=_path(config), out=_path(out))
     run_settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=own)
-    return load_run(start(run_settings, resources, engine).path)
+    return load_run(start(run_settings, resources, engine, draw=draw_run).path)
 
 
 def resume(run_dir: Path | str) -> Run:
@@ -170,10 +171,11 @@ def resume(run_dir: Path | str) -> Run:
     Raises:
         FedsiloError: there is no run, or it failed again.
     """
-    from server_app.run.planning import replanned, start
+    from fedsilo.server_app.run.planning import replanned, start
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     settings, resources, engine = replanned(Path(run_dir))
-    return load_run(start(settings, resources, engine).path)
+    return load_run(start(settings, resources, engine, draw=draw_run).path)
 
 
 def compare(
@@ -213,9 +215,9 @@ def compare(
     Raises:
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
     """
-    from server_app.compare.over_seeds import Asked, SeedRuns
-    from server_app.compare.over_seeds import compare as compared
-    from server_app.run.planning import RunSources
+    from fedsilo.server_app.run.planning import RunSources
+    from fedsilo.server_app.studies.compare.over_seeds import Asked, SeedRuns
+    from fedsilo.server_app.studies.compare.over_seeds import compare as compared
 
     changes = tuple(f"{key}={json.dumps(value)}" for key, value in (settings or {}).items())
     sources = RunSources(file=_path(file), config=_path(config), changes=changes, out=_path(out))
@@ -252,7 +254,7 @@ def report(
     Raises:
         FedsiloError: the file exists, or a run or a file cannot be used.
     """
-    from server_app.report.report import AskedReport, write_report
+    from fedsilo.server_app.studies.report.report import AskedReport, write_report
 
     asked = AskedReport(reader=reader, audit_log=_path(audit_log), site_file=_path(site_file))
     return write_report([_folder(run) for run in runs], Path(out), asked, overwrite=overwrite)
@@ -274,7 +276,7 @@ def predict(
 ) -> pd.DataFrame:
     """Predict new cases with a finished run's model, as ``fedsilo predict`` does.
 
-    Args are those of ``server_app.predict.request.PredictRequest``: one of ``images``,
+    Args are those of ``predict.request.PredictRequest``: one of ``images``,
     ``manifest``, ``table`` and ``split`` is given; ``out`` is written too, if it is named.
 
     Returns:
@@ -283,8 +285,8 @@ def predict(
     Raises:
         FedsiloError: the model or the inputs cannot be opened, or the output is there already.
     """
-    from server_app.predict.prediction import predict as predicted
-    from server_app.predict.request import PredictRequest
+    from fedsilo.server_app.studies.predict.prediction import predict as predicted
+    from fedsilo.server_app.studies.predict.request import PredictRequest
 
     request = PredictRequest(
         run_dir=_folder(run),
@@ -316,7 +318,7 @@ def calibrate(
     Raises:
         FedsiloError: the model cannot be opened, or the site has too few validation rows.
     """
-    from server_app.predict.calibration import calibrate as calibrated
+    from fedsilo.server_app.studies.predict.calibration import calibrate as calibrated
 
     folders = (_path(out), _path(data_dir), _path(state_dir))
     return calibrated(_folder(run), site, coverage, *folders)
@@ -337,7 +339,7 @@ def export(
         FedsiloError: the model cannot be opened or written in this form, the program answers
             otherwise, or the folder is there already.
     """
-    from server_app.export.command import export as exported
+    from fedsilo.server_app.studies.export.command import export as exported
 
     folders = (_path(out), _path(data_dir), _path(state_dir))
     return exported(_folder(run), form, site, *folders)
@@ -349,7 +351,7 @@ def card(run: Run | Path | str, *, site: str | None = None, out: Path | str | No
     Raises:
         FedsiloError: the run has not ended, there is no such site, or the file is there already.
     """
-    from server_app.export.card import card as written
+    from fedsilo.server_app.studies.export.card import card as written
 
     return written(_folder(run), site, _path(out))
 

@@ -9,7 +9,7 @@ import os
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from models.contract.errors import FedsiloError, RunDirectoryError
+from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 
 app = ServerApp()
 
@@ -21,12 +21,13 @@ def main(grid: Grid, context: Context) -> None:
     Raises:
         FedsiloError: with one line that says what was wrong and what to do; logged before.
     """
-    from server_app.config.old_keys import with_new_keys
-    from server_app.config.settings import resolve
-    from server_app.run.meeting import write_meeting
-    from server_app.run.ray_engine import LAUNCH_VARIABLE
-    from server_app.run.runner import run
-    from server_app.run.survey import run_survey
+    from fedsilo.server_app.config.old_keys import with_new_keys
+    from fedsilo.server_app.config.settings import resolve
+    from fedsilo.server_app.run.meeting import write_meeting
+    from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
+    from fedsilo.server_app.run.runner import run
+    from fedsilo.server_app.run.survey import run_survey
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     try:
         launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
@@ -39,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         elif settings.common.purpose == "survey":
             run_survey(grid, settings)
         else:
-            run(grid, settings, launch)
+            run(grid, settings, launch, draw_run)
     except FedsiloError as error:
         logging.getLogger("flwr").error("fedsilo: %s", error)
         raise

@@ -13,10 +13,10 @@ import hypothesis
 import pytest
 import torch
 
-from models.contract.settings_schema import Value
-from server_app.config.old_keys import overlaid
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.old_keys import overlaid
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.tiny import TINY, TINY_METHOD
 
 # Speed belongs in a benchmark, not in a test that fails on a busy machine
@@ -68,13 +68,14 @@ InlineRun = Callable[..., RunDirectory]
 @pytest.fixture
 def inline_run(tmp_path: Path) -> InlineRun:
     """Return a function that runs settings with the inline engine under ``tmp_path``."""
-    from server_app.run.inline_engine import run_inline
+    from fedsilo.server_app.run.inline_engine import run_inline
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     def run(
         values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path, draw: bool = False
     ) -> RunDirectory:
         named = {"run-name": "run", "out": str(out)} | dict(values)
-        return run_inline(resolve(named), nodes, draw)
+        return run_inline(resolve(named), nodes, draw_run if draw else None)
 
     return run
 
@@ -85,8 +86,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     One after another: Flower keeps a process's run id in one place.
     """
-    from server_app.compare import over_seeds, trials
-    from server_app.run.inline_engine import run_inline
+    from fedsilo.server_app.run.inline_engine import run_inline
+    from fedsilo.server_app.studies.compare import over_seeds, trials
 
     alone = Lock()
 
@@ -94,7 +95,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         resume = job.directory.path.is_dir()
         common = dataclasses.replace(job.settings.common, resume=resume)
         with alone:
-            run_inline(dataclasses.replace(job.settings, common=common), job.sites, draw=False)
+            run_inline(dataclasses.replace(job.settings, common=common), job.sites)
 
     monkeypatch.setattr(over_seeds.Job, "run", run)
     monkeypatch.setattr(trials, "_pool", lambda *_: ThreadPoolExecutor(1))

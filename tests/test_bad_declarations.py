@@ -14,13 +14,13 @@ from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.site.policy import SiteFile, read_site_file
-from datasets.images.manifests import Declaration, read_declaration
-from datasets.radiographs.mammography import MAMMOGRAPHY
-from datasets.tables.parsing import TableSchema
-from datasets.tables.schema_file import read_schema
-from models.contract.errors import FedsiloError
-from server_app.config.experiments import Tuning, read_experiments, read_tuning
+from fedsilo.client_app.site.policy import SiteFile, read_site_file
+from fedsilo.datasets.images.manifests import Declaration, read_declaration
+from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
+from fedsilo.datasets.tables.parsing import TableSchema
+from fedsilo.datasets.tables.schema_file import read_schema
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.server_app.config.experiments import Tuning, read_experiments, read_tuning
 
 SCHEMA: dict[str, Any] = {
     "columns": [

@@ -15,16 +15,17 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-import server_app.run.inline_engine
-from models.contract.errors import RunDirectoryError, SiteError
-from models.contract.messages import TRAINING
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.predict.prediction import predict
-from server_app.predict.request import PredictRequest
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid, run_inline
+import fedsilo.server_app.run.inline_engine
+from fedsilo.models.contract.errors import RunDirectoryError, SiteError
+from fedsilo.models.contract.messages import TRAINING
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
+from fedsilo.server_app.studies.figures.learning_curves import draw_run
+from fedsilo.server_app.studies.predict.prediction import predict
+from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.support import golden
 from tests.support.soak import in_soak
 from tests.support.tiny import VARIANTS
@@ -65,7 +66,9 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     def run(variant: str) -> RunDirectory:
         out = str(tmp_path_factory.mktemp(variant))
         values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": out}
-        return run_inline(resolve(values), 3, draw=variant in METHODS)  # a variant's are the same
+        return run_inline(
+            resolve(values), 3, draw_run if variant in METHODS else None
+        )  # a variant's are the same
 
     return run
 
@@ -201,7 +204,7 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
 ) -> None:
     values, whole = _values(tiny, variant, rounds=3), _bytes(finished(variant))
     with monkeypatch.context() as patch:
-        patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
+        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _DyingGrid)
         _DyingGrid.lives = lives
         with pytest.raises(KeyboardInterrupt):
             inline_run(values)
@@ -224,10 +227,10 @@ def test_a_run_killed_as_it_drew_has_all_its_files_once_it_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("server_app.run.runner.draw_pictures", die)
+        patch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_pictures", die)
         with pytest.raises(KeyboardInterrupt):
-            run_inline(resolve(values), 3)
-    directory = run_inline(resolve(values | {"resume": True}), 3)
+            run_inline(resolve(values), 3, draw_run)
+    directory = run_inline(resolve(values | {"resume": True}), 3, draw_run)
     names = {path.name for path in directory.path.iterdir()}
     assert names == {path.name for path in finished(method).path.iterdir()}
 
@@ -238,9 +241,9 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(
     def fail(*_: object) -> None:
         raise RunDirectoryError("no picture today")
 
-    monkeypatch.setattr("server_app.run.runner.draw_pictures", fail)
+    monkeypatch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_pictures", fail)
     with pytest.raises(RunDirectoryError, match="no picture today"):
-        run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3)
+        run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3, draw_run)
     assert RunDirectory(tmp_path / "run").read_json("summary.json")["rounds"] == 2
 
 
@@ -252,7 +255,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) 
 
     def command(name: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "server_app.cli", "simulate", "uefl-digits"),
+            *(sys.executable, "-m", "fedsilo.server_app.cli", "simulate", "uefl-digits"),
             *("--engine", "inline", "--config", str(config), "--out", str(tmp_path)),
             *("--name", name),
         ]
@@ -266,7 +269,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) 
     victim.send_signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     assert not (tmp_path / "cut" / "summary.json").exists()
-    resume = [sys.executable, "-m", "server_app.cli", "resume", str(tmp_path / "cut")]
+    resume = [sys.executable, "-m", "fedsilo.server_app.cli", "resume", str(tmp_path / "cut")]
     subprocess.run([*resume, "--engine", "inline"], check=True, capture_output=True)
     cut, whole = RunDirectory(tmp_path / "cut"), RunDirectory(tmp_path / "whole")
     assert _bytes(cut) == _bytes(whole)
@@ -315,7 +318,7 @@ def test_fewer_nodes_than_silos_are_named(
 
 
 def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: InlineRun) -> None:
-    from datasets.io.state_files import load_state
+    from fedsilo.datasets.io.state_files import load_state
 
     directory = inline_run(_values(tiny, "uefl"))
     arrays, facts = load_state(directory.path / "model.safetensors")
@@ -342,7 +345,7 @@ def test_the_inline_engine_runs_where_ray_is_not_installed(tiny: Tiny, tmp_path:
     values: Mapping[str, Value] = _values(tiny, "fedavg", rounds=1, out=str(tmp_path))
     code = (
         "import sys, json; sys.modules['ray'] = None\n"
-        "from server_app.run.inline_engine import run_inline\n"
+        "from fedsilo.server_app.run.inline_engine import run_inline\n"
         "from server_app.config.settings import resolve\n"
         f"run_inline(resolve(json.loads({json.dumps(json.dumps(dict(values)))})), 3)"
     )

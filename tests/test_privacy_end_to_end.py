@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from client_app.app import app
-from client_app.privacy.protection import LEDGER
-from models.contract.errors import SettingError, SiteError
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from models.privacy.accountant import epsilon, epsilon_of_a_change
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid, flower_identity
-from server_app.run.runner import run
-from strategies.methods.registry import strategy_class
+from fedsilo.client_app.app import app
+from fedsilo.client_app.privacy.protection import LEDGER
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.privacy.accountant import epsilon, epsilon_of_a_change
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
+from fedsilo.server_app.run.runner import run
+from fedsilo.strategies.methods.registry import strategy_class
 from tests.support.soak import in_soak
 
 Z = 0.5
@@ -181,7 +181,7 @@ def test_real_hospitals_draw_secret_noise_and_end_the_run_by_their_own_cap(
             tiny("fedavg", rounds=4) | PRIVATE | {"run-name": name, "out": str(tmp_path / "runs")}
         )
         with flower_identity():
-            return run(InlineGrid(app, settings.as_mapping(), nodes), settings, draw=False)
+            return run(InlineGrid(app, settings.as_mapping(), nodes), settings)
 
     first, second = deployed("first"), deployed("second")
     models = [(one.path / "model.safetensors").read_bytes() for one in (first, second)]

@@ -14,10 +14,10 @@ import torch
 from flwr.app import Array, Error, Message
 from safetensors.numpy import load_file
 
-import server_app.run.inline_engine
-from client_app.privacy import secure_aggregation
-from models.contract.errors import SettingError, SiteError
-from models.contract.messages import (
+import fedsilo.server_app.run.inline_engine
+from fedsilo.client_app.privacy import secure_aggregation
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
     SECURE_KEYS,
@@ -25,14 +25,14 @@ from models.contract.messages import (
     SECURE_UNMASK,
     TRAIN,
 )
-from models.contract.settings_schema import Value
-from models.privacy.gaussian_mechanism import clip_and_noise
-from models.privacy.secure_sum import quantisation
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid
-from strategies.wire.records import unpack
-from strategies.wire.secure_keys import SECURE
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.privacy.gaussian_mechanism import clip_and_noise
+from fedsilo.models.privacy.secure_sum import quantisation
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid
+from fedsilo.strategies.wire.records import unpack
+from fedsilo.strategies.wire.secure_keys import SECURE
 from tests.support.soak import in_soak
 
 InlineRun = Callable[..., RunDirectory]
@@ -68,7 +68,7 @@ class FaultyGrid(InlineGrid):
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> type[FaultyGrid]:
-    monkeypatch.setattr(server_app.run.inline_engine, "InlineGrid", FaultyGrid)
+    monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", FaultyGrid)
     monkeypatch.setattr(FaultyGrid, "came", [])
     monkeypatch.setattr(FaultyGrid, "change", FaultyGrid.change)
     return FaultyGrid
@@ -362,7 +362,7 @@ def test_weights_whose_masks_do_not_fit_are_not_taken_for_a_mean(
 def test_a_hospitals_own_noise_stays_where_a_run_clips_without(
     values: dict[str, Value], inline_run: InlineRun, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client_app import opening
+    from fedsilo.client_app import opening
 
     blurred = dataclasses.replace(opening.NO_LIMITS, blur=0.5)
     inline_run(values, SILOS)

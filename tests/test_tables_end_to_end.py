@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-import server_app.run.inline_engine
-from models.contract.errors import SettingError, SiteError
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid, run_inline
-from strategies.methods.registry import strategy_class
+import fedsilo.server_app.run.inline_engine
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
+from fedsilo.strategies.methods.registry import strategy_class
 from tests.support.soak import in_soak
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]
@@ -87,7 +87,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     def run(variant: str, nodes: int) -> RunDirectory:
         out = str(tmp_path_factory.mktemp(variant))
         values = HEART | VARIANTS[variant] | {"run-name": "run", "out": out}
-        return run_inline(resolve(values), nodes, draw=False)
+        return run_inline(resolve(values), nodes)
 
     return run
 
@@ -186,7 +186,7 @@ def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
     values = HEART | VARIANTS[variant] | rounds
     whole = _bytes(inline_run(values, 4, tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
+        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _DyingGrid)
         _DyingGrid.lives = lives
         with pytest.raises(KeyboardInterrupt):
             inline_run(values, 4)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from client_app.explain.image_explanation import ImageExplanation, SaliencyMap, explain_logits
-from client_app.training.compute import Compute
-from client_app.training.evaluation import over_batches
-from datasets.silo.silos import Split
-from models.maths.dirichlet import vacuity
-from models.methods.fedevprompt import most_certain
-from models.networks.prompted_vit import PromptedViT
+from fedsilo.client_app.explain.image_explanation import (
+    ImageExplanation,
+    SaliencyMap,
+    explain_logits,
+)
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.maths.dirichlet import vacuity
+from fedsilo.models.methods.fedevprompt import most_certain
+from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:

@@ -6,11 +6,11 @@ import dataclasses
 
 from torch import Tensor, nn
 
-from client_app.training.compute import Compute
-from client_app.training.evaluation import over_batches
-from models.contract.errors import SettingError
-from models.networks.classifier import TokenClassifier
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork
 
 EMBEDDING, PENULTIMATE = "embedding", "penultimate"
 LAYERS = (EMBEDDING, PENULTIMATE)

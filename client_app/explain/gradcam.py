@@ -11,15 +11,19 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from client_app.explain.embeddings import single_classifier
-from client_app.explain.image_explanation import ImageExplanation, SaliencyMap, explain_logits
-from client_app.training.compute import Compute
-from client_app.training.evaluation import over_batches
-from datasets.silo.silos import Split
-from models.contract.errors import SettingError
-from models.networks.encoders import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
-from models.networks.resnet22 import ResNet22
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.explain.embeddings import single_classifier
+from fedsilo.client_app.explain.image_explanation import (
+    ImageExplanation,
+    SaliencyMap,
+    explain_logits,
+)
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
+from fedsilo.models.networks.resnet22 import ResNet22
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:

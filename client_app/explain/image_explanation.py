@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.figures.palette import SALIENCY
-from models.figures.panels import without_frame
-from models.maths.dirichlet import belief, vacuity
+from fedsilo.models.figures.palette import SALIENCY
+from fedsilo.models.figures.panels import without_frame
+from fedsilo.models.maths.dirichlet import belief, vacuity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

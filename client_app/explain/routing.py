@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from models.figures.heat_map import annotated_heat_map
-from models.figures.palette import BLUE, ORANGE
-from models.methods.picsr import PICSRNetwork, feature_contributions
+from fedsilo.models.figures.heat_map import annotated_heat_map
+from fedsilo.models.figures.palette import BLUE, ORANGE
+from fedsilo.models.methods.picsr import PICSRNetwork, feature_contributions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

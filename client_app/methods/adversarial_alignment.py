@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from client_app.training.compute import Compute
-from client_app.training.loop import micro_batches
-from models.methods.fedaligncl import (
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.loop import micro_batches
+from fedsilo.models.methods.fedaligncl import (
     Discriminator,
     alignment_loss,
     discriminator_loss,
     paired_alignment_loss,
 )
-from models.networks.classifier import TokenClassifier
-from models.networks.encoders import float_inputs
-from models.networks.resnet22 import still_statistics
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.resnet22 import still_statistics
 
 
 def embedded(network: TokenClassifier, inputs: Tensor) -> Tensor:

@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from client_app.site.limits import NO_LIMITS, Limits
-from client_app.site.private_state import SiteState
-from client_app.site.request import Request
-from client_app.training.certainty import EvidenceProbe, vacuity_of
-from client_app.training.compute import Compute
-from client_app.training.evaluation import Probe
-from client_app.training.initial_network import initial_classifier
-from client_app.training.loop import LocalTraining, passes_of, steps_of
-from client_app.training.pacing import PREFIX
-from datasets.silo.silos import Silo, Split
-from models.contract.errors import DataError, SettingError, SiteError
-from models.contract.messages import EVALUATE
-from models.contract.settings import CommonSettings
-from models.maths.dirichlet import annealing, evidences
-from models.maths.pacing import epoch_of
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import load_exchanged
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.site.limits import NO_LIMITS, Limits
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.client_app.site.request import Request
+from fedsilo.client_app.training.certainty import EvidenceProbe, vacuity_of
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import Probe
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.loop import LocalTraining, passes_of, steps_of
+from fedsilo.client_app.training.pacing import PREFIX
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import DataError, SettingError, SiteError
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import annealing, evidences
+from fedsilo.models.maths.pacing import epoch_of
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
-    from client_app.explain.explanation import Explanation
-    from models.networks.prompted_vit import PromptedViT
+    from fedsilo.client_app.explain.explanation import Explanation
+    from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,10 @@ class SiteMethod(ABC):
         title = f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}"
         network = self.open_network()
         if self.common.network != "vit":
-            from client_app.explain.gradcam import explain_by_grad_cam
+            from fedsilo.client_app.explain.gradcam import explain_by_grad_cam
 
             return explain_by_grad_cam(network, chosen, self.compute, row, title, names)
-        from client_app.explain.attention import explain_by_attention
+        from fedsilo.client_app.explain.attention import explain_by_attention
 
         vit = cast("PromptedViT", network)
         return explain_by_attention(vit, chosen, self.compute, row, title, names)

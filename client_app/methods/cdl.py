@@ -14,13 +14,13 @@ from typing import cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from client_app.methods.decentralised import DecentralisedSite
-from client_app.methods.moon import twin
-from client_app.training.loop import LocalTraining, decayed_rates, open_optimiser
-from models.methods.cdl import CDLSettings, contrastive_divergence
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.decentralised import DecentralisedSite
+from fedsilo.client_app.methods.moon import twin
+from fedsilo.client_app.training.loop import LocalTraining, decayed_rates, open_optimiser
+from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
 
 _SUPPORT = "support/"
 

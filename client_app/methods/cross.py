@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from flwr.app import ArrayRecord
 from torch import Tensor, from_numpy
 
-from client_app.methods.base import MeasuredModel
-from client_app.methods.local import LocalSite
-from models.contract.messages import ARRAYS, EVALUATE
-from models.methods.cross import CROSSED, metric_from
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.mixture import EXPERT
-from models.networks.site_network import SiteNetwork
-from strategies.wire.records import unpack
+from fedsilo.client_app.methods.base import MeasuredModel
+from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE
+from fedsilo.models.methods.cross import CROSSED, metric_from
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.mixture import EXPERT
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.strategies.wire.records import unpack
 
 
 class CrossSite(LocalSite):

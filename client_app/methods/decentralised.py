@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from client_app.methods.base import MeasuredModel, SiteMethod
-from client_app.training.loop import LocalTraining
-from models.contract.array_names import by_site
-from models.contract.errors import SiteError
-from models.contract.messages import EVALUATE
-from models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mixed
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.base import MeasuredModel, SiteMethod
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.models.contract.array_names import by_site
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mixed
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
 
 OWN = "own/"
 _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from client_app.methods.fedavg import FedAvgSite
-from client_app.training.initial_network import initial_classifier
-from client_app.training.loop import LocalTraining, decayed_rates
-from models.methods.distrans import (
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.loop import LocalTraining, decayed_rates
+from fedsilo.models.methods.distrans import (
     OFFSET,
     OFFSETS,
     DisTransSettings,
     DoubleChannelClassifier,
     double_channels,
 )
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class DisTransSite(FedAvgSite):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from client_app.methods.local import LocalSite
-from models.networks.exchanged import exchanged_arrays
-from models.networks.mixture import Mixture, open_experts
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.mixture import Mixture, open_experts
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class EnsembleSite(LocalSite):

@@ -1,5 +1,5 @@
 """FedAdam at a site: FedAvg's side; the moments are the server's."""
 
-from client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.methods.fedavg import FedAvgSite
 
 FedAdamSite = FedAvgSite

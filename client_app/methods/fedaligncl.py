@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from client_app.methods.adversarial_alignment import Aligner, embedded
-from client_app.methods.fedavg import FedAvgSite
-from client_app.privacy.noise_source import noise_source
-from client_app.training.evaluation import over_batches
-from client_app.training.loop import LocalTraining, micro_batches, train_locally
-from client_app.training.optimiser_state import moments_of, restore_moments
-from client_app.training.pacing import Pacing, refuse_other_data, shuffled
-from models.contract.errors import SiteError
-from models.contract.messages import INCOMING, measurement
-from models.contract.seeding import generator, seeded
-from models.maths.pacing import batch_of, ends_epoch, epoch_of
-from models.methods.fedaligncl import (
+from fedsilo.client_app.methods.adversarial_alignment import Aligner, embedded
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.privacy.noise_source import noise_source
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.client_app.training.loop import LocalTraining, micro_batches, train_locally
+from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
+from fedsilo.client_app.training.pacing import Pacing, refuse_other_data, shuffled
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import INCOMING, measurement
+from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.maths.pacing import batch_of, ends_epoch, epoch_of
+from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,
     DISCRIMINATORS,
     EMBEDDINGS,
@@ -37,11 +37,11 @@ from models.methods.fedaligncl import (
     curriculum_scores,
     perturbed,
 )
-from models.networks.classifier import TokenClassifier
-from models.networks.encoders import float_inputs
-from models.networks.exchanged import exchanged_arrays
-from models.networks.resnet22 import still_statistics
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.resnet22 import still_statistics
+from fedsilo.models.networks.site_network import SiteNetwork
 
 _WEIGHTS, _MOMENTS = DISCRIMINATOR, "discriminator-moments/"
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"

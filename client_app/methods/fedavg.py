@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from client_app.methods.base import SiteMethod
-from models.networks.exchanged import exchanged_arrays
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedAvgSite(SiteMethod):

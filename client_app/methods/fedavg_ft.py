@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from client_app.methods.fedavg import FedAvgSite
-from client_app.training.loop import LocalTraining
-from models.methods.fedavg_ft import FedAvgFTSettings
-from models.networks.exchanged import exchanged_arrays
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedAvgFTSite(FedAvgSite):

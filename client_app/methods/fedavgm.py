@@ -1,5 +1,5 @@
 """FedAvgM at a site: FedAvg's side; the momentum is the server's."""
 
-from client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.methods.fedavg import FedAvgSite
 
 FedAvgMSite = FedAvgSite

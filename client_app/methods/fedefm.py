@@ -10,15 +10,15 @@ from typing import cast
 
 from torch import Tensor
 
-from client_app.methods.base import Answer, plain_training
-from client_app.methods.decentralised import DecentralisedSite
-from client_app.training.loop import LocalTraining, steps_of, train_locally
-from models.contract.array_names import by_site
-from models.contract.errors import SiteError
-from models.contract.messages import TRAINED, measurement
-from models.methods.cross import metric_from
-from models.methods.decentralised import mixed
-from models.methods.fedefm import (
+from fedsilo.client_app.methods.base import Answer, plain_training
+from fedsilo.client_app.methods.decentralised import DecentralisedSite
+from fedsilo.client_app.training.loop import LocalTraining, steps_of, train_locally
+from fedsilo.models.contract.array_names import by_site
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import TRAINED, measurement
+from fedsilo.models.methods.cross import metric_from
+from fedsilo.models.methods.decentralised import mixed
+from fedsilo.models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
     OVERSEAS,
@@ -26,9 +26,9 @@ from models.methods.fedefm import (
     FedEFMSettings,
     multishot_loss,
 )
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedEFMSite(DecentralisedSite):

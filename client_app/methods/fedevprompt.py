@@ -11,22 +11,22 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from client_app.methods.base import SiteMethod
-from client_app.training.evaluation import over_batches
-from client_app.training.initial_network import initial_classifier
-from client_app.training.loop import LocalTraining
-from models.contract.errors import SiteError
-from models.contract.messages import START
-from models.contract.seeding import generator
-from models.maths.attention_rollout import (
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import START
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,
     distillation_loss,
     scaled_maps,
     upsampling_gram,
 )
-from models.maths.dirichlet import vacuity
-from models.methods.fedevprompt import (
+from fedsilo.models.maths.dirichlet import vacuity
+from fedsilo.models.methods.fedevprompt import (
     BUFFER,
     MAPS,
     FedEvPromptSettings,
@@ -35,9 +35,9 @@ from models.methods.fedevprompt import (
     most_certain,
     shared_names,
 )
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.prompted_vit import PromptedViT
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.site_network import SiteNetwork
 
 _NETWORK = "network/"
 

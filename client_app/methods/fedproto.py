@@ -8,15 +8,15 @@ from typing import cast
 
 from torch import Tensor
 
-from client_app.methods.base import MeasuredModel
-from client_app.methods.local import LocalSite
-from client_app.training.class_means import class_means
-from client_app.training.evaluation import Probe
-from client_app.training.loop import LocalTraining
-from models.maths.class_means import ClassTargets, class_targets, matching_loss
-from models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
-from models.networks.classifier import TokenClassifier
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.base import MeasuredModel
+from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.client_app.training.class_means import class_means
+from fedsilo.client_app.training.evaluation import Probe
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
+from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedProtoSite(LocalSite):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from client_app.methods.fedavg import FedAvgSite
-from client_app.training.loop import LocalTraining
-from models.methods.fedprox import FedProxSettings, proximal_term
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedProxSite(FedAvgSite):

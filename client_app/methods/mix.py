@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import torch
 
-from client_app.methods.base import plain_training
-from client_app.methods.fedavg import FedAvgSite
-from client_app.site.standardised import ready_silo
-from client_app.training.initial_network import set_prior
-from client_app.training.loop import LocalTraining
-from datasets.registry import load_silo
-from datasets.silo.silos import Split
-from models.contract.errors import SiteError
-from models.methods.mix import PoolNotes
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.base import plain_training
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.site.standardised import ready_silo
+from fedsilo.client_app.training.initial_network import set_prior
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.methods.mix import PoolNotes
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class MixSite(FedAvgSite):

@@ -14,19 +14,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from client_app.methods.fedavg import FedAvgSite
-from client_app.training.initial_network import initial_classifier
-from client_app.training.loop import LocalTraining
-from models.contract.messages import EVALUATE
-from models.methods.moon import (
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.methods.moon import (
     PROJECTION,
     MoonSettings,
     build_projection,
     contrastive_loss,
 )
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 

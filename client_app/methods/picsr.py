@@ -12,16 +12,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from client_app.explain.routing import PatientExplanation, explain_routing
-from client_app.methods.base import SiteMethod, refuse_row
-from client_app.privacy.noise_source import noise_source
-from client_app.training.loop import LocalTraining
-from datasets.silo.silos import Silo
-from models.contract.array_names import arrays_below
-from models.contract.errors import SiteError
-from models.contract.messages import START
-from models.contract.settings import CommonSettings
-from models.methods.picsr import (
+from fedsilo.client_app.explain.routing import PatientExplanation, explain_routing
+from fedsilo.client_app.methods.base import SiteMethod, refuse_row
+from fedsilo.client_app.privacy.noise_source import noise_source
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.array_names import arrays_below
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import START
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.picsr import (
     EXPERTS,
     OWN_EXPERT,
     OWN_PROTOTYPE,
@@ -36,11 +36,11 @@ from models.methods.picsr import (
     prototype,
     routing_figures,
 )
-from models.networks.encoders import float_inputs
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.mixture import expert_array, open_experts
-from models.networks.site_network import SiteNetwork
-from models.privacy.gaussian_noise import normals
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.mixture import expert_array, open_experts
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.privacy.gaussian_noise import normals
 
 
 class RoutingProbe:

@@ -1,9 +1,9 @@
-"""A site's side of each method of the table in ``models.contract.methods``."""
+"""A site's side of each method of the table in ``fedsilo.models.contract.methods``."""
 
 from __future__ import annotations
 
-from client_app.methods.base import SiteMethod
-from models.contract.methods import method_part
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.models.contract.methods import method_part
 
 
 def method_class(name: str) -> type[SiteMethod]:

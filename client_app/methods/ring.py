@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client_app.methods.decentralised import DecentralisedSite
+from fedsilo.client_app.methods.decentralised import DecentralisedSite
 
 
 class RingSite(DecentralisedSite):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from client_app.methods.decentralised import DecentralisedSite
+from fedsilo.client_app.methods.decentralised import DecentralisedSite
 
 
 class StarSite(DecentralisedSite):

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.methods.base import Answer, SiteMethod
-from client_app.training.evaluation import measure, tokens_of
-from client_app.training.initial_network import initial_classifier
-from models.contract.messages import INCOMING, measurement
-from models.contract.seeding import derive_seed
-from models.maths.federated_kmeans import Centroids, local_centroids
-from models.methods.uefl import (
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.training.evaluation import measure, tokens_of
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.models.contract.messages import INCOMING, measurement
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.maths.federated_kmeans import Centroids, local_centroids
+from fedsilo.models.methods.uefl import (
     CODEBOOK,
     NEW_CODEWORDS,
     CentroidNotes,
@@ -30,8 +30,8 @@ from models.methods.uefl import (
     perplexity,
     segment_dimension,
 )
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class CodeUse:

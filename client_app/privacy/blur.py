@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from models.privacy.gaussian_noise import normals
+from fedsilo.models.privacy.gaussian_noise import normals
 
 _STATISTICS = ("running_mean", "running_var")  # of batch norm: of batches, not of gradients
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
-from models.contract.messages import INCOMING, measurements
-from models.privacy.gaussian_noise import normals
+from fedsilo.models.contract.messages import INCOMING, measurements
+from fedsilo.models.privacy.gaussian_noise import normals
 
 LOSS_BOUND = 3.0  # nats; under a cap a sample's loss counts as this much at most
 

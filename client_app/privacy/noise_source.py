@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from client_app.site.request import Request
-from models.contract.seeding import generator
+from fedsilo.client_app.site.request import Request
+from fedsilo.models.contract.seeding import generator
 
 
 def noise_source(request: Request, seed: int, *key: int | str) -> torch.Generator | None:
     """Return the generator of noise: in simulation one keyed on ``key``.
 
     None, at a real site, stands for the operating system (see
-    ``models.privacy.gaussian_noise``).
+    ``fedsilo.models.privacy.gaussian_noise``).
     """
     return generator(seed, *key) if request.simulated else None

@@ -15,14 +15,19 @@ from typing import Any
 
 from torch import Tensor
 
-from client_app.privacy.noise_source import noise_source
-from client_app.site.request import OwnCap, Request
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError, EpsilonSpentError, RefusedError, SiteError
-from models.contract.messages import DP_RELEASES
-from models.contract.settings import CommonSettings
-from models.privacy.accountant import SPENT, combined_multiplier, epsilon
-from models.privacy.gaussian_mechanism import clip_and_noise
+from fedsilo.client_app.privacy.noise_source import noise_source
+from fedsilo.client_app.site.request import OwnCap, Request
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import (
+    CheckpointError,
+    EpsilonSpentError,
+    RefusedError,
+    SiteError,
+)
+from fedsilo.models.contract.messages import DP_RELEASES
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.accountant import SPENT, combined_multiplier, epsilon
+from fedsilo.models.privacy.gaussian_mechanism import clip_and_noise
 
 LEDGER = "privacy-ledger.json"
 

@@ -24,12 +24,12 @@ from typing import Any
 from flwr.app import ConfigRecord
 from torch import Tensor
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError, RefusedError, SiteError
-from models.contract.messages import SECURE_KEYS, SECURE_SHARES
-from models.contract.settings import CommonSettings
-from models.privacy.secure_sum import KEY, Words, masked, needed_sites, quantisation
-from strategies.wire.secure_keys import (
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError, RefusedError, SiteError
+from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.secure_sum import KEY, Words, masked, needed_sites, quantisation
+from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
     LONGEST_SEALED,
     Shares,

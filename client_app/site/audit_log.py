@@ -15,11 +15,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from models.contract.errors import RefusedError
-from models.contract.messages import CONFIG
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, defaults
-from strategies.wire.bundles import record_bytes
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.messages import CONFIG
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, defaults
+from fedsilo.strategies.wire.bundles import record_bytes
 
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 

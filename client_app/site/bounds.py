@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 from flwr.app import Context, Message, RecordDict
 
-from client_app.site.identity import own_name, refusing_as
-from client_app.site.limits import MEGABYTE, limits_of
-from client_app.site.node import own_cache, own_folder
-from client_app.site.private_state import drop_old_states
-from client_app.site.run_book import RunBook
-from client_app.site.watch import watched
-from datasets.io.locations import find_places
-from datasets.silo.retention import prune_cache
-from models.contract.messages import CONFIG, HELLO, SURVEY, Instruction
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
+from fedsilo.client_app.site.identity import own_name, refusing_as
+from fedsilo.client_app.site.limits import MEGABYTE, limits_of
+from fedsilo.client_app.site.node import own_cache, own_folder
+from fedsilo.client_app.site.private_state import drop_old_states
+from fedsilo.client_app.site.run_book import RunBook
+from fedsilo.client_app.site.watch import watched
+from fedsilo.datasets.io.locations import find_places
+from fedsilo.datasets.silo.retention import prune_cache
+from fedsilo.models.contract.messages import CONFIG, HELLO, SURVEY, Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
 
 Answer = Callable[[Message, Context], RecordDict]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from client_app.site.limits import limits_of
-from client_app.site.node import is_simulated, own_cache
-from datasets.io.locations import BACKBONES, find_places
-from datasets.partition.silo_sets import GAIA
-from datasets.registry import silo_names
-from models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build, keys_with
+from fedsilo.client_app.site.limits import limits_of
+from fedsilo.client_app.site.node import is_simulated, own_cache
+from fedsilo.datasets.io.locations import BACKBONES, find_places
+from fedsilo.datasets.partition.silo_sets import GAIA
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build, keys_with
 
 _NODE_KEYS = keys_with(CommonSettings, "own")
 _CAP, _DELTA = "max-epsilon", "delta"

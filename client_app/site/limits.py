@@ -11,10 +11,10 @@ from typing import Any
 
 from flwr.app import Context
 
-from client_app.site.node import is_simulated
-from models.contract.errors import RefusedError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, build, defaults, setting
+from fedsilo.client_app.site.node import is_simulated
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, build, defaults, setting
 
 MEGABYTE = 10**6
 

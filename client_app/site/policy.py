@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message, RecordDict
 
-from client_app.site.audit_log import check_log, grouped, names_in
-from client_app.site.identity import own_name, refusing_as
-from client_app.site.limits import Limits
-from client_app.site.node import own_folder
-from models.contract.errors import RefusedError, SettingError
-from models.contract.messages import CONFIG, SURVEYED
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, build, key_of, setting
+from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
+from fedsilo.client_app.site.identity import own_name, refusing_as
+from fedsilo.client_app.site.limits import Limits
+from fedsilo.client_app.site.node import own_folder
+from fedsilo.models.contract.errors import RefusedError, SettingError
+from fedsilo.models.contract.messages import CONFIG, SURVEYED
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, build, key_of, setting
 
 if TYPE_CHECKING:
-    from datasets.silo.silos import Silo
+    from fedsilo.datasets.silo.silos import Silo
 
 SITE_FILE = "site-file"
 
@@ -303,7 +303,9 @@ def parsed_site_file(text: str) -> SiteFile:
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value cannot be.
     """
-    from client_app.site.site_file import read_limits  # pydantic, only at who has a site file
+    from fedsilo.client_app.site.site_file import (
+        read_limits,  # pydantic, only at who has a site file
+    )
 
     named = read_limits(text, SiteFile).given()
     lists = {f.name for f in fields(SiteFile) if "rule" not in f.metadata}

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datasets.io.state_files import load_state, save_state
-from models.contract.errors import CheckpointError
-from models.contract.messages import Instruction
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import defaults, keys_with, without_groups
+from fedsilo.datasets.io.state_files import load_state, save_state
+from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import defaults, keys_with, without_groups
 
 _DIGEST = "promise"  # its name on disk, from before it had this one: old states must open
 _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")

@@ -9,8 +9,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from models.contract.messages import ARRAYS, Instruction
-from strategies.wire.records import unpack
+from fedsilo.models.contract.messages import ARRAYS, Instruction
+from fedsilo.strategies.wire.records import unpack
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client_app.site.limits import Limits
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError, RefusedError
-from models.contract.messages import Instruction
+from fedsilo.client_app.site.limits import Limits
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError, RefusedError
+from fedsilo.models.contract.messages import Instruction
 
 MOST_STEPS = 16  # phases of a round; methods have up to four, secure aggregation three more
 _KNOWN_RUNS = 1000

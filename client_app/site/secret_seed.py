@@ -10,8 +10,8 @@ import os
 import secrets
 from pathlib import Path
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError
 
 _BITS = 62
 

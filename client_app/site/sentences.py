@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 
 from flwr.app import Context
 
-from client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile, read_site_file
-from models.contract.settings_schema import build, key_of
+from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile, read_site_file
+from fedsilo.models.contract.settings_schema import build, key_of
 
 _GIGABYTE = 1000  # megabytes
 _ALL = ("*",)

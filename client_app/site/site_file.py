@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-from datasets.io.declarations import (
+from fedsilo.datasets.io.declarations import (
     Declared,
     Fault,
     YamlError,
@@ -17,10 +17,10 @@ from datasets.io.declarations import (
     parse_yaml,
     settings_model,
 )
-from datasets.registry import DATA_SETS
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, CONFIG, METRICS, SURVEYED
-from models.contract.settings_schema import unknown_key, unknown_name
+from fedsilo.datasets.registry import DATA_SETS
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, METRICS, SURVEYED
+from fedsilo.models.contract.settings_schema import unknown_key, unknown_name
 
 _ROOTS = (f"{ARRAYS}/", f"{METRICS}/", f"{CONFIG}/", f"{SURVEYED}/")
 
@@ -77,7 +77,7 @@ def _texts(key: str) -> BeforeValidator:
 
 
 def _known_methods(names: tuple[str, ...]) -> tuple[str, ...]:
-    from models.contract.methods import METHODS
+    from fedsilo.models.contract.methods import METHODS
 
     return _known("method", names, METHODS)
 

@@ -6,13 +6,13 @@ import dataclasses
 
 from flwr.app import RecordDict
 
-from datasets.silo.silos import Silo, Split
-from models.contract.errors import SettingError, SiteError
-from models.contract.feature_statistics import FeatureStatistics
-from models.contract.messages import FIGURES
-from models.contract.settings import CommonSettings
-from models.maths.standardisation import pooled_statistics, standardised, sums_of
-from strategies.wire.records import unpack
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.messages import FIGURES
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.strategies.wire.records import unpack
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:

@@ -11,8 +11,8 @@ from types import FrameType
 
 import psutil
 
-from client_app.site.limits import MEGABYTE
-from models.contract.errors import RefusedError
+from fedsilo.client_app.site.limits import MEGABYTE
+from fedsilo.models.contract.errors import RefusedError
 
 _LOOK = 0.5  # seconds between looks
 _SHARE = 0.9  # of the machine's memory, where no other bound is named

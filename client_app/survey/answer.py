@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from client_app.site.limits import Limits
-from client_app.survey.floors import at_least, suppressed
-from datasets.io.locations import find_places
-from datasets.partition.cuts import is_cut
-from datasets.registry import data_set
-from datasets.silo.measures import LeftOutRows, Measure, Values
-from datasets.silo.silos import Silo
-from models.contract.settings import CommonSettings
-from models.contract.survey import About, Count, LeftOut, Measured, Spread, Survey
+from fedsilo.client_app.site.limits import Limits
+from fedsilo.client_app.survey.floors import at_least, suppressed
+from fedsilo.datasets.io.locations import find_places
+from fedsilo.datasets.partition.cuts import is_cut
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.survey import About, Count, LeftOut, Measured, Spread, Survey
 
 _FEW_VALUES = 10  # of as many a mean is a count in other words
 _TAIL = 0.05  # samples beyond each percentile

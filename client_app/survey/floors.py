@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.contract.seeding import derive_seed
+from fedsilo.models.contract.seeding import derive_seed
 
 
 def suppressed(

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError
-from models.contract.settings_schema import Value
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.models.contract.settings_schema import Value
 
 FILE = "survey.json"
 

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from client_app.opening import Site, open_site
-from client_app.site.identity import node_cap, own_name, site_settings
-from client_app.site.node import is_simulated, own_folder
-from client_app.site.policy import SITE_FILE, read_site_file, refuse_few
-from client_app.site.secret_seed import secret_seed
-from client_app.survey.answer import Answering, fingerprint
-from client_app.survey.kept import Kept, first_answer
-from datasets.registry import data_set
-from models.contract.errors import DataError, RefusedError
-from models.contract.messages import SURVEYED
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, keys_with
-from models.contract.survey import ABOUT, Survey
+from fedsilo.client_app.opening import Site, open_site
+from fedsilo.client_app.site.identity import node_cap, own_name, site_settings
+from fedsilo.client_app.site.node import is_simulated, own_folder
+from fedsilo.client_app.site.policy import SITE_FILE, read_site_file, refuse_few
+from fedsilo.client_app.site.secret_seed import secret_seed
+from fedsilo.client_app.survey.answer import Answering, fingerprint
+from fedsilo.client_app.survey.kept import Kept, first_answer
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.errors import DataError, RefusedError
+from fedsilo.models.contract.messages import SURVEYED
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.models.contract.survey import ABOUT, Survey
 
 # What decides which samples there are and what is counted of them
 _DECISIVE = ("dataset", *keys_with(CommonSettings, "partition", "silo", "sampling", "split"))

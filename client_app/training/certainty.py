@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.maths.classification_metrics import bin_counts
-from models.maths.dirichlet import vacuity
-from models.maths.mc_dropout import only_dropout_active
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.maths.classification_metrics import bin_counts
+from fedsilo.models.maths.dirichlet import vacuity
+from fedsilo.models.maths.mc_dropout import only_dropout_active
+from fedsilo.models.networks.site_network import SiteNetwork
 
 BINS = 10
 

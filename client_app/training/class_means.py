@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from client_app.training.compute import Compute
-from client_app.training.evaluation import in_batches
-from datasets.silo.silos import Silo
-from models.maths.class_means import class_sums, large_classes
-from models.networks.encoders import float_inputs
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.maths.class_means import class_sums, large_classes
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 def class_means(

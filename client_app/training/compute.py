@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from client_app.training.held import Held, OnDevice, Streamed
-from models.contract.errors import SettingError
-from models.contract.settings import GPU_SHARE, CommonSettings
+from fedsilo.client_app.training.held import Held, OnDevice, Streamed
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
 
 _HELD = 2**31  # bytes
 

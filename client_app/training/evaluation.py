@@ -9,19 +9,19 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from client_app.training.compute import Compute
-from datasets.silo.silos import Split
-from models.contract.seeding import seeded
-from models.contract.settings import CommonSettings
-from models.maths.classification_metrics import classification_metrics
-from models.maths.mc_dropout import (
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.classification_metrics import classification_metrics
+from fedsilo.models.maths.mc_dropout import (
     mc_dropout_probabilities,
     only_dropout_active,
     predictive_entropy,
 )
-from models.maths.outcome_counts import outcome_counts
-from models.networks.encoders import float_inputs
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.maths.outcome_counts import outcome_counts
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
 
 _BATCH = 500
 _NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
@@ -56,7 +56,7 @@ def measure(
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
     those of ``models.maths.classification_metrics``. ``probe`` sees the tokens of every batch and
     adds its own values. A sample's loss counts as ``loss_bound`` at most. ``counts_from`` adds the
-    ``models.maths.outcome_counts`` of at least so many samples.
+    ``fedsilo.models.maths.outcome_counts`` of at least so many samples.
     """
     probabilities = predict(network, split, settings, compute, key, probe)
     figures = figures_of(probabilities, split.labels, loss_bound)

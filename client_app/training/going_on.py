@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from client_app.training.loop import LocalTraining, open_optimiser, train_locally
-from client_app.training.pacing import restore_optimiser, stored_optimiser
+from fedsilo.client_app.training.loop import LocalTraining, open_optimiser, train_locally
+from fedsilo.client_app.training.pacing import restore_optimiser, stored_optimiser
 
 
 def train_on(

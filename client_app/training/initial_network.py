@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from datasets.silo.silos import Silo
-from datasets.weights.backbones import load_backbone
-from models.contract.settings import CommonSettings
-from models.maths.dirichlet import evidences, skewed_prior
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.weights.backbones import load_backbone
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import evidences, skewed_prior
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:

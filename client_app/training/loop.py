@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from client_app.training.compute import Compute
-from client_app.training.crowd import Crowd
-from datasets.silo.silos import Split
-from models.contract.errors import RefusedError, SiteError
-from models.contract.messages import TRAINED, measurement
-from models.contract.seeding import derive_seed, seeded
-from models.contract.settings import CommonSettings
-from models.networks.encoders import float_inputs
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.crowd import Crowd
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import RefusedError, SiteError
+from fedsilo.models.contract.messages import TRAINED, measurement
+from fedsilo.models.contract.seeding import derive_seed, seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
 
 Penalty = Callable[[], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from client_app.training.loop import LocalTraining, open_optimiser, train_locally
-from client_app.training.optimiser_state import moments_of, restore_moments
-from models.contract.array_names import arrays_below
-from models.contract.errors import SiteError
-from models.contract.seeding import generator
-from models.contract.settings import CommonSettings
-from models.maths.pacing import batch_of, begins_epoch, epoch_of
+from fedsilo.client_app.training.loop import LocalTraining, open_optimiser, train_locally
+from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
+from fedsilo.models.contract.array_names import arrays_below
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.pacing import batch_of, begins_epoch, epoch_of
 
 PREFIX = "pace/"
 _EPOCH, _POSITION, _ORDER, _OPTIMISER = "epoch", "position", "order", "optimiser/"

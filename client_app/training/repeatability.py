@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from models.contract.errors import SiteError
+from fedsilo.models.contract.errors import SiteError
 
 _SAID = re.compile(r"(\S+) does not have a deterministic implementation")
 _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")

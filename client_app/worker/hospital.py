@@ -1,6 +1,6 @@
 """A hospital's node: Flower's SuperNode and the worker, started and ended together.
 
-    python -m client_app.worker.hospital --superlink server:9092 ...
+    python -m fedsilo.client_app.worker.hospital --superlink server:9092 ...
 
 Takes the arguments of ``flower-supernode``. The two speak on the loopback, by a secret that is made
 for this start and known to nobody else. A worker that is killed is started again, and what it had
@@ -24,9 +24,9 @@ from types import FrameType
 
 import psutil
 
-from client_app.worker.installed import refuse_other_flower
-from client_app.worker.parent import CANNOT
-from models.contract.errors import FedsiloError, SettingError
+from fedsilo.client_app.worker.installed import refuse_other_flower
+from fedsilo.client_app.worker.parent import CANNOT
+from fedsilo.models.contract.errors import FedsiloError, SettingError
 
 _LOOK = 0.2  # seconds
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
@@ -58,8 +58,8 @@ def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str
         )
     host = f"[{told.host}]" if ":" in told.host else told.host
     own = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
-    supernode = [sys.executable, "-m", "client_app.worker.supernode", *arguments, *own]
-    worker = [sys.executable, "-m", "client_app.worker.parent"]
+    supernode = [sys.executable, "-m", "fedsilo.client_app.worker.supernode", *arguments, *own]
+    worker = [sys.executable, "-m", "fedsilo.client_app.worker.parent"]
     worker += ["--runtime", f"{host}:{told.port}", "--secret", str(secret), "--hospital", str(pid)]
     if site_file := _site_file(told.node_config):
         worker += ["--site-file", site_file]

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.contract.errors import RefusedError, SettingError
+from fedsilo.models.contract.errors import RefusedError, SettingError
 
-ROOMS = ("client_app", "datasets", "models", "server_app", "strategies")
+ROOMS = ("client_app", "datasets", "fedsilo", "models", "server_app", "strategies")
+_PACKAGE = "__init__.py"  # of an installed fedsilo; in a checkout it is in fedsilo/
 PYPROJECT = "pyproject.toml"
 # What a checkout has beside the rooms: Flower bundles it, a hospital's image need not have it
 _BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "tests")), ".")
@@ -54,6 +55,8 @@ class InstalledApp:
             RefusedError: names the files that differ, are missing or too many.
         """
         files = _unpacked(bundle)
+        if _PACKAGE in files and f"fedsilo/{_PACKAGE}" not in files:
+            files[f"fedsilo/{_PACKAGE}"] = files.pop(_PACKAGE)
         theirs = {name: _digest(data) for name, data in files.items() if _of_rooms(name)}
         other = sorted(
             name
@@ -100,6 +103,8 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
         for path in sorted((folder / room).rglob("*"))
         if path.suffix in _BUNDLED and _of_rooms(path.relative_to(folder).as_posix())
     }
+    if (package := folder / _PACKAGE).is_file():
+        digests[f"fedsilo/{_PACKAGE}"] = _digest(package.read_bytes())
     if not digests:
         raise SettingError(f"no installed fedsilo: {folder} has none of {', '.join(ROOMS)}")
     return InstalledApp(folder, digests, project)

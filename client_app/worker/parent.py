@@ -1,6 +1,6 @@
 """The worker: it has imported everything, and forks a process for each message.
 
-    python -m client_app.worker.parent --runtime 127.0.0.1:9094 --secret FILE --hospital PID
+    python -m fedsilo.client_app.worker.parent --runtime 127.0.0.1:9094 --secret FILE --hospital PID
 
 Flower starts a new process for each message, which imports PyTorch anew: ten seconds of a phase. A
 fork of what is imported already takes milliseconds. The worker computes nothing itself and never
@@ -30,29 +30,29 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from client_app.worker.installed import installed_app
-from client_app.worker.pace import Pace
-from client_app.worker.task import answer_by, answer_task, end_with
-from models.contract.errors import FedsiloError, SettingError
+from fedsilo.client_app.worker.installed import installed_app
+from fedsilo.client_app.worker.pace import Pace
+from fedsilo.client_app.worker.task import answer_by, answer_task, end_with
+from fedsilo.models.contract.errors import FedsiloError, SettingError
 
 CANNOT = 3  # exit code: it would fail again
 _RENEWED_AFTER = 1000  # tasks
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # What a first message would import; torch._dynamo comes with its optimisers
 _PACKAGES = (
-    "client_app.methods",
-    "client_app.training",
-    "client_app.privacy",
-    "client_app.site",
-    "client_app.survey",
+    "fedsilo.client_app.methods",
+    "fedsilo.client_app.training",
+    "fedsilo.client_app.privacy",
+    "fedsilo.client_app.site",
+    "fedsilo.client_app.survey",
 )
 _MODULES = (
     "torch",
     "torch._dynamo",
     "torchmetrics",
-    "client_app.opening",
-    "client_app.site_round",
-    "datasets.registry",
+    "fedsilo.client_app.opening",
+    "fedsilo.client_app.site_round",
+    "fedsilo.datasets.registry",
 )
 
 _log = logging.getLogger("flwr")
@@ -196,7 +196,7 @@ def _acquired(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 def runs_any_app(site_file: Path) -> bool:
     """Tell whether a hospital's site file lets a run's own app be run; unreadable: it does not."""
-    from client_app.site.policy import parsed_site_file
+    from fedsilo.client_app.site.policy import parsed_site_file
 
     try:
         return parsed_site_file(site_file.read_text(encoding="utf-8")).app == "any"
@@ -261,11 +261,13 @@ def _threads() -> int:
 
 def _begin_anew() -> None:
     """Become a new worker, by the same id: the hospital's process needs to know nothing."""
-    os.execv(sys.executable, [sys.executable, "-m", "client_app.worker.parent", *sys.argv[1:]])
+    os.execv(
+        sys.executable, [sys.executable, "-m", "fedsilo.client_app.worker.parent", *sys.argv[1:]]
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="client_app.worker.parent", description=__doc__)
+    parser = argparse.ArgumentParser(prog="fedsilo.client_app.worker.parent", description=__doc__)
     parser.add_argument("--runtime", required=True, help="the SuperNode's Runtime API, host:port")
     parser.add_argument("--secret", required=True, type=Path, help="file of the SuperExec secret")
     parser.add_argument("--hospital", required=True, type=int, help="process with which it ends")

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from threading import Thread
 from types import ModuleType
 
-from client_app.worker.pace import LONG, SHORT, Pace
-from client_app.worker.unanswered import watching
+from fedsilo.client_app.worker.pace import LONG, SHORT, Pace
+from fedsilo.client_app.worker.unanswered import watching
 
 READ = "1.39.0"  # the Flower version whose waits are known
 _WAITS = "flwr.supernode.start_client_internal"

@@ -22,9 +22,9 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from client_app.app import app, refuse
-from client_app.worker.installed import InstalledApp
-from models.contract.errors import RefusedError
+from fedsilo.client_app.app import app, refuse
+from fedsilo.client_app.worker.installed import InstalledApp
+from fedsilo.models.contract.errors import RefusedError
 
 _LOOK = 0.5  # seconds from one look for the hospital's process to the next
 

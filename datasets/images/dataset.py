@@ -16,30 +16,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.images.decoding import (
+from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
     Fault,
     check_faults,
     decode_files,
 )
-from datasets.images.headers import Header, header_measures, picture_header
-from datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
-from datasets.io.digests import json_digest
-from datasets.io.locations import Places
-from datasets.silo.cache import cached_silo
-from datasets.silo.measures import Measure
-from datasets.silo.row_splits import (
+from fedsilo.datasets.images.headers import Header, header_measures, picture_header
+from fedsilo.datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.silo.measures import Measure
+from fedsilo.datasets.silo.row_splits import (
     SPLIT_KEYS,
     RowSplit,
     check_folds,
     cut_fold,
     split_rows,
 )
-from datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, save_silo
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, save_silo
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping
 
 SMALLEST_IMAGE = 16  # pixels of a side
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, model_validator
 
-from datasets.images.dataset import SMALLEST_IMAGE
-from datasets.io.declarations import Declared, as_text, fault, number, whole
-from datasets.silo.declared_silos import ClassLists, Sites, one_class_each
+from fedsilo.datasets.images.dataset import SMALLEST_IMAGE
+from fedsilo.datasets.io.declarations import Declared, as_text, fault, number, whole
+from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each
 
 _LARGEST_IMAGE = 4096
 

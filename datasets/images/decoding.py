@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from models.contract.errors import DataError
-from models.contract.one_line import printable, shortened
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import printable, shortened
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.images.decoding import BrokenImageError, opened_image
-from datasets.silo.measures import Measure
+from fedsilo.datasets.images.decoding import BrokenImageError, opened_image
+from fedsilo.datasets.silo.measures import Measure
 
 ALL = "all"  # files are counted over all splits
 _FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "PPM")

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.decoding import describe, log_names
-from models.contract.errors import DataError
-from models.contract.seeding import derive_seed
+from fedsilo.datasets.images.decoding import describe, log_names
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import derive_seed
 
 Rows = npt.NDArray[Any]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.index import ImageIndex, take_share
-from datasets.io.licence import Licence
-from datasets.io.locations import Places, data_folder, find_places
-from datasets.io.text_files import read_rows
-from datasets.silo.silos import no_such_silo
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.io.licence import Licence
+from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.text_files import read_rows
+from fedsilo.datasets.silo.silos import no_such_silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 CENTRES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias")
 DIAGNOSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")

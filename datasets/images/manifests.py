@@ -14,15 +14,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.decoding import describe
-from datasets.images.index import ImageIndex, take_share
-from datasets.io.locations import Places, data_folder, find_places
-from datasets.io.text_files import read_rows, same_text
-from datasets.silo.silos import SPLITS, no_such_silo
-from models.contract.errors import DataError
-from models.contract.one_line import one_line
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.decoding import describe
+from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.text_files import read_rows, same_text
+from fedsilo.datasets.silo.silos import SPLITS, no_such_silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
 
 KEYS = ("sites", "classes", "image-size", "test-share")
 
@@ -75,8 +75,8 @@ def read_declaration(path: Path, form: Form = IMAGES_FORM) -> Declaration:
         DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
     """
     # pydantic takes a while to import
-    from datasets.images.declaration import DeepImagesModel, ImagesModel
-    from datasets.silo.declared_silos import one_class_each, read_declared
+    from fedsilo.datasets.images.declaration import DeepImagesModel, ImagesModel
+    from fedsilo.datasets.silo.declared_silos import one_class_each, read_declared
 
     declared = read_declared(path, DeepImagesModel if "bits" in form.keys else ImagesModel)
     own = declared.given()

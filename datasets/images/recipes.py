@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.io.atomic_files import write_atomically
-from datasets.io.text_files import read_rows
-from models.contract.errors import DataError
-from models.contract.settings_schema import unknown_name
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.text_files import read_rows
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings_schema import unknown_name
 
 MANIFEST = "manifest.csv"
 _COLUMNS = ("path", "label", "patient", "split")

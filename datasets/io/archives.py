@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from datasets.io.atomic_files import scratch_folder
-from models.contract.errors import DataError
+from fedsilo.datasets.io.atomic_files import scratch_folder
+from fedsilo.models.contract.errors import DataError
 
 _MOST_BYTES = 2**32  # 8 times GTSRB
 _DAMAGES = (

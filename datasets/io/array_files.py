@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from models.contract.errors import DataError
-from models.contract.one_line import one_line
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
 
 _LONGEST_HEADER = 4096  # bytes
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

@@ -20,9 +20,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from models.contract.errors import FedsiloError, SettingError
-from models.contract.one_line import one_line
-from models.contract.settings_schema import build, key_of
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings_schema import build, key_of
 
 _DEEPEST = 32  # lists and mappings within one another
 _LONGEST = 300  # characters of a name, a path, a sentence; errors quote them

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from datasets.io.archives import is_unpacked, unpack
-from datasets.io.atomic_files import becoming
-from datasets.io.digests import md5_of_file
-from datasets.io.locations import PublicFiles, RemoteFile
-from models.contract.errors import DataError
+from fedsilo.datasets.io.archives import is_unpacked, unpack
+from fedsilo.datasets.io.atomic_files import becoming
+from fedsilo.datasets.io.digests import md5_of_file
+from fedsilo.datasets.io.locations import PublicFiles, RemoteFile
+from fedsilo.models.contract.errors import DataError
 
 _PART = 2**20  # bytes
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from datasets.io.locations import PublicFiles
-from models.contract.errors import DataError
+from fedsilo.datasets.io.locations import PublicFiles
+from fedsilo.models.contract.errors import DataError
 
 Origin = Literal["public", "own", "made-up"]
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))

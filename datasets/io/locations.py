@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError
 
 BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
 

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from datasets.io.atomic_files import build_folder, write_atomically
-from models.contract.errors import DataError
+from fedsilo.datasets.io.atomic_files import build_folder, write_atomically
+from fedsilo.models.contract.errors import DataError
 
 SEAL = "seal.json"
 STAMP = "checked.json"

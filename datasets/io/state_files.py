@@ -17,8 +17,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError
 
 _MOST_BYTES = 2**30
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from datasets.io.digests import json_digest
-from datasets.io.locations import Places
-from datasets.partition.label_sets import Rows
-from datasets.partition.label_skew import dealt, dirichlet_shares, label_shares
-from datasets.partition.pool import CutPool, open_cut_pool
-from datasets.partition.unseen import UNSEEN, check_unseen, load_unseen, unseen_names
-from datasets.shifted.shifted import VALIDATION_SHARE
-from datasets.silo.cache import cached_silo
-from datasets.silo.silos import SPLITS, DataSet, Silo, no_such_silo, save_silo
-from models.contract.errors import DataError, SettingError
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, defaults, keys_with
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.partition.label_sets import Rows
+from fedsilo.datasets.partition.label_skew import dealt, dirichlet_shares, label_shares
+from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
+from fedsilo.datasets.partition.unseen import UNSEEN, check_unseen, load_unseen, unseen_names
+from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE
+from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, no_such_silo, save_silo
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 
 _KEYS = frozenset(keys_with(CommonSettings, "silo"))
 DIRICHLET, LABELS = "dirichlet", "labels"

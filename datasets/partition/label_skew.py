@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from datasets.partition.label_sets import Labels, Rows
-from models.contract.errors import SettingError
+from fedsilo.datasets.partition.label_sets import Labels, Rows
+from fedsilo.models.contract.errors import SettingError
 
 Shares = npt.NDArray[np.float64]
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.io.locations import Places
-from datasets.partition.label_sets import Labels, Rows
-from datasets.shifted.pools import open_pool
-from datasets.shifted.shifted import ShiftedImages, scaled, shift
-from datasets.shifted.tracks import hold_out_tracks
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.partition.label_sets import Labels, Rows
+from fedsilo.datasets.shifted.pools import open_pool
+from fedsilo.datasets.shifted.shifted import ShiftedImages, scaled, shift
+from fedsilo.datasets.shifted.tracks import hold_out_tracks
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
+from fedsilo.models.contract.settings import CommonSettings
 
 
 @dataclass(frozen=True)

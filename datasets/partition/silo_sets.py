@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from datasets.io.text_files import read_rows
-from datasets.silo.site_names import site_name_fault
-from models.contract.errors import DataError
+from fedsilo.datasets.io.text_files import read_rows
+from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.models.contract.errors import DataError
 
 GAIA = "gaia"
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from datasets.images.dataset import ImageDataSet
-from datasets.io.locations import Places, find_places
-from datasets.partition.label_sets import LabelCut, label_sets
-from datasets.partition.pool import open_cut_pool
-from datasets.partition.silo_sets import open_silo_set
-from datasets.shifted.shifted import ShiftedImages
-from datasets.silo.cache import cached_silo
-from datasets.silo.silos import SPLITS, DataSet, Silo, no_such_silo, save_silo
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.partition.label_sets import LabelCut, label_sets
+from fedsilo.datasets.partition.pool import open_cut_pool
+from fedsilo.datasets.partition.silo_sets import open_silo_set
+from fedsilo.datasets.shifted.shifted import ShiftedImages
+from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, no_such_silo, save_silo
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
 
 UNSEEN = "unseen"  # the partition, and the distribution of its silos
 

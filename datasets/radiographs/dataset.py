@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.dataset import ImageDataSet
-from datasets.images.decoding import Decoded, decode_each
-from datasets.images.index import ImageIndex
-from datasets.radiographs.decoding import as_int16
-from datasets.radiographs.vendor_profiles import Grey
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.datasets.images.decoding import Decoded, decode_each
+from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.radiographs.decoding import as_int16
+from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.models.contract.settings import CommonSettings
 
 HEADLINE = ("auc", "average-precision", "balanced-accuracy", "accuracy")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.decoding import BrokenImageError, opened_image
-from datasets.radiographs.vendor_profiles import Grey
+from fedsilo.datasets.images.decoding import BrokenImageError, opened_image
+from fedsilo.datasets.radiographs.vendor_profiles import Grey
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.decoding import BrokenImageError, check_pixels
-from datasets.images.headers import Header, picture_header
-from datasets.radiographs.codestreams import declared_shape
-from datasets.radiographs.decoding import check_depth, read_grey
-from datasets.radiographs.vendor_profiles import Grey
+from fedsilo.datasets.images.decoding import BrokenImageError, check_pixels
+from fedsilo.datasets.images.headers import Header, picture_header
+from fedsilo.datasets.radiographs.codestreams import declared_shape
+from fedsilo.datasets.radiographs.decoding import check_depth, read_grey
+from fedsilo.datasets.radiographs.vendor_profiles import Grey
 
 if TYPE_CHECKING:
     from pydicom import FileDataset

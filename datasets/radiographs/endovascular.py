@@ -14,18 +14,24 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.decoding import BrokenImageError, Decoded, Pixels, decode_each, opened_image
-from datasets.images.headers import Header
-from datasets.images.index import ImageIndex
-from datasets.images.manifests import KEYS, Form, ManifestDataSet
-from datasets.io.locations import Places
-from datasets.io.text_files import read_rows
-from datasets.radiographs.decoding import read_grey, resize
-from datasets.radiographs.dicom import is_dicom, radiograph_header, read_dicom
-from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
-from datasets.radiographs.vendor_profiles import Grey
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.decoding import (
+    BrokenImageError,
+    Decoded,
+    Pixels,
+    decode_each,
+    opened_image,
+)
+from fedsilo.datasets.images.headers import Header
+from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.images.manifests import KEYS, Form, ManifestDataSet
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.text_files import read_rows
+from fedsilo.datasets.radiographs.decoding import read_grey, resize
+from fedsilo.datasets.radiographs.dicom import is_dicom, radiograph_header, read_dicom
+from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 _RENDERING = 1  # raise it when a file gives other pixels, so that no old cache is read
 

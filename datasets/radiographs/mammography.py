@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datasets.images.headers import Header
-from datasets.images.index import ImageIndex
-from datasets.images.manifests import KEYS, Form, ManifestDataSet
-from datasets.radiographs.dataset import RadiographDataSet
-from datasets.radiographs.decoding import fit_square
-from datasets.radiographs.dicom import radiograph_header, read_radiograph
-from datasets.radiographs.vendor_profiles import Grey
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.headers import Header
+from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.images.manifests import KEYS, Form, ManifestDataSet
+from fedsilo.datasets.radiographs.dataset import RadiographDataSet
+from fedsilo.datasets.radiographs.decoding import fit_square
+from fedsilo.datasets.radiographs.dicom import radiograph_header, read_radiograph
+from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.models.contract.settings import CommonSettings
 
 
 class Mammography(ManifestDataSet, RadiographDataSet):

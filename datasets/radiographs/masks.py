@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from datasets.io.locations import Places, find_places
-from datasets.registry import DATA_SETS, data_set
-from datasets.silo.silos import DataSet, Silo, Split
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.registry import DATA_SETS, data_set
+from fedsilo.datasets.silo.silos import DataSet, Silo, Split
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 MASK_CLASSES = ("background", "catheter")
 

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.dataset import Classes
-from datasets.images.index import ImageIndex, take_share
-from datasets.io.licence import Licence
-from datasets.io.locations import Places, data_folder
-from datasets.io.text_files import read_rows
-from datasets.radiographs.dataset import RadiographDataSet
-from datasets.radiographs.decoding import as_int16, fit_square, read_grey
-from datasets.radiographs.dicom import read_radiograph
-from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
-from datasets.silo.silos import ImageReader, no_such_silo
-from models.contract.errors import DataError
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import Classes
+from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.io.licence import Licence
+from fedsilo.datasets.io.locations import Places, data_folder
+from fedsilo.datasets.io.text_files import read_rows
+from fedsilo.datasets.radiographs.dataset import RadiographDataSet
+from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey
+from fedsilo.datasets.radiographs.dicom import read_radiograph
+from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
+from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
 
 SITES = {"F": "fatty", "G": "glandular", "D": "dense"}
 CLASSES = {"not-malignant": ("N", "B"), "malignant": ("M",)}

@@ -14,20 +14,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.images.dataset import check_image_size
-from datasets.io.array_files import Wanted, read_arrays
-from datasets.io.digests import json_digest
-from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
-from datasets.radiographs.dataset import HEADLINE
-from datasets.radiographs.decoding import as_int16, resize
-from datasets.radiographs.dicom import read_radiograph
-from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
-from datasets.silo.cache import cached_silo
-from datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
-from models.contract.errors import DataError
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping
+from fedsilo.datasets.images.dataset import check_image_size
+from fedsilo.datasets.io.array_files import Wanted, read_arrays
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
+from fedsilo.datasets.radiographs.dataset import HEADLINE
+from fedsilo.datasets.radiographs.decoding import as_int16, resize
+from fedsilo.datasets.radiographs.dicom import read_radiograph
+from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
+from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    no_such_silo,
+    save_silo,
+)
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping
 
 CLASSES = ("normal", "pneumonia")
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.shifted.pickles import read_batch
-from datasets.shifted.pools import Facts, Pool, facts_of
-from models.contract.errors import DataError
+from fedsilo.datasets.shifted.pickles import read_batch
+from fedsilo.datasets.shifted.pools import Facts, Pool, facts_of
+from fedsilo.models.contract.errors import DataError
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]

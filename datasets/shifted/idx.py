@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 

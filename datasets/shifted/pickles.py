@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError
 
 _MOST_BYTES = 2**30  # 6 times CIFAR-100's training file
 _MAKERS = {

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.io.digests import json_digest
-from datasets.io.locations import Places, RemoteFile, fetch_advice, find_files
-from datasets.io.sealed_folders import open_sealed
-from models.contract.errors import DataError
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.locations import Places, RemoteFile, fetch_advice, find_files
+from fedsilo.datasets.io.sealed_folders import open_sealed
+from fedsilo.models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]
 Facts = list[list[Any]]  # of files: name, size and time of change of each

@@ -18,19 +18,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datasets.images.decoding import PICTURES, opened_image, refuse_wide
-from datasets.io.licence import Licence
-from datasets.io.locations import Places, PublicFiles
-from datasets.shifted.pools import Pool, Source, locate, open_pool
-from datasets.shifted.sources import SOURCES
-from datasets.shifted.tracks import cut_by_track
-from datasets.silo.cache import cached_silo
-from datasets.silo.measures import Measure, picture_measures
-from datasets.silo.silos import DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
-from models.contract.errors import DataError
-from models.contract.seeding import generator
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import keys_with
+from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
+from fedsilo.datasets.io.licence import Licence
+from fedsilo.datasets.io.locations import Places, PublicFiles
+from fedsilo.datasets.shifted.pools import Pool, Source, locate, open_pool
+from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.datasets.shifted.tracks import cut_by_track
+from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.silo.measures import Measure, picture_measures
+from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import keys_with
 
 VALIDATION_SHARE = 10  # the last tenth of a silo's training data is its validation part
 

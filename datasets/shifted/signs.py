@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.images.decoding import BrokenImageError, opened_image
-from datasets.io.text_files import read_rows
-from datasets.shifted.pools import Facts, Pool, facts_of
-from models.contract.errors import DataError
-from models.contract.seeding import generator
+from fedsilo.datasets.images.decoding import BrokenImageError, opened_image
+from fedsilo.datasets.io.text_files import read_rows
+from fedsilo.datasets.shifted.pools import Facts, Pool, facts_of
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import generator
 
 SIGNS = 43  # classes
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from datasets.io.locations import RemoteFile
-from datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
-from datasets.shifted.idx import read_labelled_images
-from datasets.shifted.pools import Pool, Source
-from datasets.shifted.signs import SIGNS, decode_signs, list_signs
-from models.contract.errors import DataError
+from fedsilo.datasets.io.locations import RemoteFile
+from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
+from fedsilo.datasets.shifted.idx import read_labelled_images
+from fedsilo.datasets.shifted.pools import Pool, Source
+from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
+from fedsilo.models.contract.errors import DataError
 
 
 def _decode_digits(_: Path) -> Pool:

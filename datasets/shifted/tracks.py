@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError
 
 _SHARE = 10  # of a label's tracks one validates
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.io.digests import json_digest
-from datasets.io.sealed_folders import open_sealed
-from datasets.silo.silos import Silo, open_silo
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.sealed_folders import open_sealed
+from fedsilo.datasets.silo.silos import Silo, open_silo
 
 _KEY_LENGTH = 16  # hexadecimal digits
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator
 
-from datasets.io.declarations import (
+from fedsilo.datasets.io.declarations import (
     Declared,
     Text,
     YamlError,
@@ -20,9 +20,9 @@ from datasets.io.declarations import (
     fault,
     parse_yaml,
 )
-from datasets.io.text_files import read_text, same_text
-from datasets.silo.site_names import site_name_fault
-from models.contract.errors import DataError
+from fedsilo.datasets.io.text_files import read_text, same_text
+from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.models.contract.errors import DataError
 
 M = TypeVar("M", bound=Declared)
 

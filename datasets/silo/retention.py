@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.io.sealed_folders import SEAL
+from fedsilo.datasets.io.sealed_folders import SEAL
 
 _DEPTHS = ("*", "*/*")  # a decoded source; a silo in its data set's folder
 # Their names end with a key, and while they are made or removed with something random: nothing else

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.contract.errors import DataError, SettingError
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import keys_with
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import keys_with
 
 Indices = npt.NDArray[Any]
 

@@ -15,14 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datasets.io.atomic_files import write_atomically
-from datasets.io.licence import Licence, Origin, licence_of
-from datasets.io.locations import Places, PublicFiles
-from datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
-from models.contract.errors import DataError
-from models.contract.feature_statistics import FeatureStatistics
-from models.contract.settings import CommonSettings
-from models.networks.kinds import Task
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.licence import Licence, Origin, licence_of
+from fedsilo.datasets.io.locations import Places, PublicFiles
+from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
 
 SPLITS = ("train", "val", "test")
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.decoding import Decoded, Pixels
-from datasets.images.index import ImageIndex
-from datasets.io.locations import Places
-from datasets.radiographs.endovascular import read_square
-from datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
-from datasets.synthetic.angiogram_pictures import render
-from datasets.synthetic.phantom import PhantomDataSet, Plan, paint_each
-from datasets.synthetic.vessel_trees import ANATOMIES
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.decoding import Decoded, Pixels
+from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.endovascular import read_square
+from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from fedsilo.datasets.synthetic.angiogram_pictures import render
+from fedsilo.datasets.synthetic.phantom import PhantomDataSet, Plan, paint_each
+from fedsilo.datasets.synthetic.vessel_trees import ANATOMIES
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
 
 # Frames of each anatomy, in the order of ``ANATOMIES``: people and animals are rarer than models
 COUNTS = {

@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from datasets.images.decoding import Pixels
-from datasets.synthetic.primitives import Field, falling, grid, noise
-from datasets.synthetic.vessel_trees import Line, Tree, smooth_line
+from fedsilo.datasets.images.decoding import Pixels
+from fedsilo.datasets.synthetic.primitives import Field, falling, grid, noise
+from fedsilo.datasets.synthetic.vessel_trees import Line, Tree, smooth_line
 
 Range = tuple[float, float]
 
@@ -105,7 +105,7 @@ def render(
 
     Args:
         source: a key of ``LOOKS``.
-        anatomy: one of ``datasets.synthetic.vessel_trees.ANATOMIES``.
+        anatomy: one of ``fedsilo.datasets.synthetic.vessel_trees.ANATOMIES``.
         sequence_rng: draws tree, pose, background and field of view; equal generators, equal ones.
         frame_rng: draws the catheter's place, contrast medium, clutter, light and noise.
         size: pixels of a side; it only decides how finely the picture is sampled.

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.decoding import Decoded, Pixels, decode_image, shades_of_grey
-from datasets.images.index import ImageIndex
-from datasets.images.isic2019 import DIAGNOSES, class_of, classes_of
-from datasets.io.locations import Places
-from datasets.synthetic.dermoscopy_pictures import CAMERAS, render
-from datasets.synthetic.phantom import PhantomDataSet, Plan, paint_each
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.decoding import Decoded, Pixels, decode_image, shades_of_grey
+from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.images.isic2019 import DIAGNOSES, class_of, classes_of
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.synthetic.dermoscopy_pictures import CAMERAS, render
+from fedsilo.datasets.synthetic.phantom import PhantomDataSet, Plan, paint_each
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
 
 # Images of each diagnosis in FLamby's centres, in the order of ``DIAGNOSES``
 COUNTS = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from datasets.images.decoding import Pixels
-from datasets.synthetic.primitives import Field, falling, grid, noise
+from fedsilo.datasets.images.decoding import Pixels
+from fedsilo.datasets.synthetic.primitives import Field, falling, grid, noise
 
 Colour = tuple[float, float, float]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datasets.radiographs.vendor_profiles import Grey
-from datasets.synthetic.primitives import Field, falling, noise
+from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.datasets.synthetic.primitives import Field, falling, noise
 
 _FAT, _GLAND, _MUSCLE = 0.2, 0.3, 0.5  # brightness, 0 to 1
 _SKIN = 40.0  # steepness of the breast's outline

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.dataset import Classes
-from datasets.images.index import ImageIndex
-from datasets.io.locations import Places
-from datasets.radiographs.dataset import RadiographDataSet
-from datasets.radiographs.decoding import as_int16, fit_square
-from datasets.radiographs.dicom import read_radiograph
-from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
-from datasets.synthetic.mammogram_pictures import random_breast, render
-from datasets.synthetic.phantom import PhantomDataSet, Plan
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import Classes
+from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.dataset import RadiographDataSet
+from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
+from fedsilo.datasets.radiographs.dicom import read_radiograph
+from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
+from fedsilo.datasets.synthetic.mammogram_pictures import random_breast, render
+from fedsilo.datasets.synthetic.phantom import PhantomDataSet, Plan
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
 
 COUNTS = {"hologic": (730, 730), "siemens": (287, 123), "ge": (421, 431)}  # of each class
 CLASSES = {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from datasets.images.dataset import ImageDataSet
-from datasets.images.decoding import Decoded
-from datasets.images.index import ImageIndex
-from datasets.io.locations import Places
-from datasets.silo.measures import Measure
-from datasets.silo.silos import ImageReader, no_such_silo
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.datasets.images.decoding import Decoded
+from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.silo.measures import Measure
+from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from datasets.silo.measures import Measure, Values
-from datasets.silo.silos import Silo
-from datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.silo.measures import Measure, Values
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.tables.parsing import Column, TableSchema
 
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:

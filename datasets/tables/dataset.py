@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from datasets.io.locations import Places, data_folder, find_places
-from datasets.io.text_files import read_text
-from datasets.silo.cache import cached_silo
-from datasets.silo.measures import LeftOutRows, Measure
-from datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
-from datasets.tables.columns import column_measures
-from datasets.tables.parsing import TableSchema, left_out_rows, parse_table
-from datasets.tables.schema_file import read_schema
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping
+from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.text_files import read_text
+from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.silo.measures import LeftOutRows, Measure
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
+from fedsilo.datasets.tables.columns import column_measures
+from fedsilo.datasets.tables.parsing import TableSchema, left_out_rows, parse_table
+from fedsilo.datasets.tables.schema_file import read_schema
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping
 
 SCHEMA_FILE = "schema.yaml"
 _MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read

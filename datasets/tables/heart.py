@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datasets.io.digests import md5_of
-from datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
-from datasets.io.text_files import read_text
-from datasets.tables.dataset import TableDataSet
-from datasets.tables.parsing import Column, TableSchema
-from models.contract.errors import DataError
-from models.contract.seeding import derive_seed
+from fedsilo.datasets.io.digests import md5_of
+from fedsilo.datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
+from fedsilo.datasets.io.text_files import read_text
+from fedsilo.datasets.tables.dataset import TableDataSet
+from fedsilo.datasets.tables.parsing import Column, TableSchema
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import derive_seed
 
 _FILES = {
     "cleveland": RemoteFile("processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db", 18_461),

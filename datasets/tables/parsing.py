@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.io.digests import json_digest
-from datasets.io.text_files import csv_lines, same_text
-from datasets.silo.measures import LeftOutRows
-from models.contract.errors import DataError
-from models.contract.feature_statistics import FeatureStatistics
-from models.contract.one_line import one_line
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.text_files import csv_lines, same_text
+from fedsilo.datasets.silo.measures import LeftOutRows
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.one_line import one_line
 
 _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 

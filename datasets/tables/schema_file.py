@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from datasets.io.declarations import Declared, Text, fault, number, whole
-from datasets.io.text_files import same_text
-from datasets.silo.declared_silos import ClassLists, Sites, one_class_each, read_declared
-from datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.io.declarations import Declared, Text, fault, number, whole
+from fedsilo.datasets.io.text_files import same_text
+from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each, read_declared
+from fedsilo.datasets.tables.parsing import Column, TableSchema
 
 _MOST_EDGES = 64
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from datasets.io.locations import find_places, weight_paths
-from datasets.weights.backbones import file_state, timm_state
-from datasets.weights.provenance import refuse_other_provenance, run_beside
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.encoders import VggEncoder
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.vgg_weights import fill_vgg
+from fedsilo.datasets.io.locations import find_places, weight_paths
+from fedsilo.datasets.weights.backbones import file_state, timm_state
+from fedsilo.datasets.weights.provenance import refuse_other_provenance, run_beside
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.encoders import VggEncoder
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.vgg_weights import fill_vgg
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer

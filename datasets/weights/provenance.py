@@ -8,10 +8,10 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from datasets.registry import data_set
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, as_mapping, build, defaults, keys_with
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, as_mapping, build, defaults, keys_with
 
 # What alters images, or how many of the training ones validate, but not which ones are tested
 _SAME_TEST = frozenset(keys_with(CommonSettings, "files", "validation", "pixels"))

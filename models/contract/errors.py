@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from models.contract.one_line import shortened
+from fedsilo.models.contract.one_line import shortened
 
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002}  # far from Flower's own, which begin at 0
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.contract.errors import SiteError
-from models.contract.settings_schema import Value
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.settings_schema import Value
 
 ARRAYS = "arrays"
 FIGURES = "figures"  # mean and std to standardise a table by, float64

@@ -11,8 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import unknown_name
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import unknown_name
 
 METHODS = {
     "cdl": "CDL",
@@ -54,7 +54,7 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
-    module, cls = f"{room}.methods.{name.replace('-', '_')}", f"{METHODS[name]}{suffix}"
+    module, cls = f"fedsilo.{room}.methods.{name.replace('-', '_')}", f"{METHODS[name]}{suffix}"
     try:
         return getattr(import_module(module), cls)
     except (ModuleNotFoundError, AttributeError) as error:
@@ -62,5 +62,5 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
             raise  # what the file itself imports is missing
         raise SettingError(
             f"method '{name}' of the table in models/contract/methods.py has no class '{cls}' in "
-            f"{module.replace('.', '/')}.py: write it, or mend the line"
+            f"{room}/methods/{name.replace('-', '_')}.py: write it, or correct the line"
         ) from None

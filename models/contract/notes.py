@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Self
 
-from models.contract.errors import SiteError
-from models.contract.settings_schema import Value
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.settings_schema import Value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import setting
 
 AGGREGATIONS = ("mean", "norm-clip", "median", "trimmed", "multikrum")
 GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take

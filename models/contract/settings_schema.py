@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from models.contract.errors import SettingError
-from models.contract.one_line import listed, one_line, shown
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import listed, one_line, shown
 
 Value = bool | int | float | str
 S = TypeVar("S")
@@ -125,7 +125,7 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
 def _group_of(cls: type) -> str:
     """Return the group that a class names, else that of the method whose file it stands in."""
     room, _, name = cls.__module__.rpartition(".")
-    return str(vars(cls).get("group", key_of(name) if room == "models.methods" else ""))
+    return str(vars(cls).get("group", key_of(name) if room == "fedsilo.models.methods" else ""))
 
 
 def defaults(cls: type) -> dict[str, Value]:

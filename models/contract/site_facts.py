@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from models.contract.feature_statistics import Sums
+from fedsilo.models.contract.feature_statistics import Sums
 
 T = TypeVar("T")
 SPLITS = ("train", "val", "test")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from models.contract.site_facts import SPLITS
+from fedsilo.models.contract.site_facts import SPLITS
 
 VERSION = 1
 ABOUT = "about"

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from models.contract.errors import SiteError
+from fedsilo.models.contract.errors import SiteError
 
 FEDSILO = (
     "0.1.0"  # as in pyproject.toml (a test compares); the bundle that Flower sends has no metadata

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from models.figures.palette import AMOUNTS, SIGNED
+from fedsilo.models.figures.palette import AMOUNTS, SIGNED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

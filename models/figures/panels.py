@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from models.figures.palette import LineStyle
+    from fedsilo.models.figures.palette import LineStyle
 
 
 def without_frame(axes: Axes) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.contract.errors import SiteError
+from fedsilo.models.contract.errors import SiteError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError
 
 PRIOR_FLOOR = 0.01  # a class that holds all samples would have weight 0, and so no Dirichlet
 ANNEALING_EPOCHS = 10

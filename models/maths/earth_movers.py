@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.errors import SettingError, SiteError
 
 SOLVERS = ("pot", "sinkhorn", "cvxpylayers")
 LARGEST_LAYER = 25  # tokens of a map that cvxpylayers is given at most

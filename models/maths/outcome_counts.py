@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from models.maths.classification_metrics import bin_counts
-from models.maths.mc_dropout import predictive_entropy
+from fedsilo.models.maths.classification_metrics import bin_counts
+from fedsilo.models.maths.mc_dropout import predictive_entropy
 
 CLASS, CONFIDENCE, UNCERTAINTY = "class", "confidence", "uncertainty"
 BINS = 10

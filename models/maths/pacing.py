@@ -6,9 +6,9 @@ of them (``pace``).
 
 from __future__ import annotations
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, defaults
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
 _LEAST = 2  # samples of a step: batch norm has no variance over one
 

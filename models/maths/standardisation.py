@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.contract.feature_statistics import FeatureStatistics, Sums
+from fedsilo.models.contract.feature_statistics import FeatureStatistics, Sums
 
 
 def sums_of(rows: Tensor) -> Sums:

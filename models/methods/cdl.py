@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.contract.settings_schema import rule_of, setting
-from models.methods.decentralised import MatchaSettings, TopologySettings
+from fedsilo.models.contract.settings_schema import rule_of, setting
+from fedsilo.models.methods.decentralised import MatchaSettings, TopologySettings
 
 
 @dataclass(frozen=True)

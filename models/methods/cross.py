@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.contract.settings import NoSettings
+from fedsilo.models.contract.settings import NoSettings
 
 CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 

@@ -21,8 +21,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from models.contract.notes import Notes
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings_schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for measurement
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>

@@ -23,10 +23,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.contract.seeding import generator, seeded
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import setting
-from models.networks.classifier import TokenClassifier
+from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.networks.classifier import TokenClassifier
 
 OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
 OFFSETS = "offset/"  # offset/<site>, in a model with one for each site

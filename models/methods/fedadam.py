@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from models.contract.notes import Notes
-from models.contract.settings_schema import setting
-from models.privacy.gaussian_noise import normals
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.privacy.gaussian_noise import normals
 
 EMBEDDINGS = "embeddings"  # of the sender; those of others are ``embeddings/<site>``
 DISCRIMINATOR = "discriminator/"  # before an array of the sender's
@@ -208,7 +208,7 @@ def perturbed(
 
     Absolute noise is N(0, noise-variance), relative noise has noise-variance times the array's own
     standard deviation. It is no differential privacy: nothing bounds what it hides. Of ``rng`` see
-    ``models.privacy.gaussian_noise``.
+    ``fedsilo.models.privacy.gaussian_noise``.
     """
     if not settings.noise_variance:
         return dict(arrays)

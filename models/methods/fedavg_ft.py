@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)

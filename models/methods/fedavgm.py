@@ -7,7 +7,7 @@ Equations (arXiv:1909.06335):
 from dataclasses import dataclass
 from typing import Any
 
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)

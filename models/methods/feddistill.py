@@ -2,7 +2,7 @@
 
 A site sends ``logits/<class>``, its mean logits of a class, and gets the others' mean by the same
 name; the server keeps ``logits/<site>/<class>``. The mathematics is that of
-``models.maths.class_means``.
+``fedsilo.models.maths.class_means``.
 
 Equations (arXiv:2011.02367, after arXiv:1811.11479):
   (mean logits) sums behind a class's mean -> models.maths.class_means.class_sums
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import setting
 
 LOGITS = "logits/"
 

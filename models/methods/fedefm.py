@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.contract.settings_schema import setting
-from models.maths.earth_movers import SOLVERS, closeness, pooled_tokens
-from models.methods.decentralised import TopologySettings
-from models.networks.classifier import TokenClassifier
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.maths.earth_movers import SOLVERS, closeness, pooled_tokens
+from fedsilo.models.methods.decentralised import TopologySettings
+from fedsilo.models.networks.classifier import TokenClassifier
 
 OVERSEAS = "overseas"
 VISITOR = "visitor/"  # visitor/<owner>/<array>, at a host

@@ -3,7 +3,7 @@
 A site's prototype of a class is the mean embedding of its samples of that class (eq. 3), a global
 one the mean of the sites' by their counts of the class (eq. 6). An embedding is all tokens of a
 sample, flattened: (l * c,). On the wire: ``prototype/<class>``. What both share with
-FedDistill is in ``models.maths.class_means``.
+FedDistill is in ``fedsilo.models.maths.class_means``.
 
 Equations (arXiv:2105.00243):
   (3) sums behind a site's prototypes -> models.maths.class_means.class_sums
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.contract.settings_schema import setting
-from models.maths.class_means import ClassTargets
-from models.networks.classifier import TokenClassifier
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.maths.class_means import ClassTargets
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork
 
 PROTOTYPE = "prototype/"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.contract.settings import NoSettings
+from fedsilo.models.contract.settings import NoSettings
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,6 @@ Equations (arXiv:1905.09435):
   (mixing) step size alpha -> strategies.topology.matcha.step_size
 """
 
-from models.methods.decentralised import MatchaSettings
+from fedsilo.models.methods.decentralised import MatchaSettings
 
 __all__ = ["MatchaSettings"]

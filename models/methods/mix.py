@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.contract.notes import Notes
-from models.contract.settings import NoSettings
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings import NoSettings
 
 
 @dataclass(frozen=True)

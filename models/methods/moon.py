@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from models.contract.seeding import seeded
-from models.contract.settings_schema import setting
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings_schema import setting
 
 PROJECTION = "projection/"
 

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.contract.notes import Notes
-from models.contract.seeding import seeded
-from models.contract.settings_schema import setting
-from models.networks.classifier import TokenClassifier
-from models.networks.mixture import Mixture
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.mixture import Mixture
 
 PROTOTYPE = "prototype/"
 ROUTER = "router/"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.methods.decentralised import LinkSettings
+from fedsilo.models.methods.decentralised import LinkSettings
 
 
 @dataclass(frozen=True)

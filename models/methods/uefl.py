@@ -28,12 +28,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError
-from models.contract.notes import Notes
-from models.contract.seeding import generator
-from models.contract.settings_schema import setting
-from models.networks.classifier import TokenClassifier
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many a site has laid, in a centroids reply

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from models.contract.errors import SettingError
-from models.contract.seeding import seeded
-from models.contract.settings import CommonSettings
-from models.networks.classifier import TokenClassifier, build_evidence
-from models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
-from models.networks.kinds import Task, network_kind
-from models.networks.resnet22 import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.classifier import TokenClassifier, build_evidence
+from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
+from fedsilo.models.networks.kinds import Task, network_kind
+from fedsilo.models.networks.resnet22 import (
     RadiographClassifier,
     ResNet22,
     build_head,
@@ -34,7 +34,9 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
         if len(task.input_shape) == 1:
             return _row_classifier(settings, task, settings.width if kind == "mlp" else 0)
         if kind == "vit":
-            from models.networks.prompted_vit import build_prompted_vit  # imports timm, seconds
+            from fedsilo.models.networks.prompted_vit import (
+                build_prompted_vit,  # imports timm, seconds
+            )
 
             return build_prompted_vit(settings, task)
         return _image_classifier(settings, task, kind)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from models.contract.settings import CommonSettings
-from models.maths.dirichlet import Evidence
-from models.networks.kinds import Task, network_kind
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import Evidence
+from fedsilo.models.networks.kinds import Task, network_kind
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class TokenClassifier(SiteNetwork):

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError
 
 
 class FrozenPart(nn.Module):

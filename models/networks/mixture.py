@@ -11,13 +11,13 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from models.contract.array_names import arrays_below, by_site
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import load_exchanged
-from models.networks.kinds import Task
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.contract.array_names import arrays_below, by_site
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import load_exchanged
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import SiteNetwork
 
 EXPERT = "expert/"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.contract.feature_statistics import FeatureStatistics
-from models.networks.encoders import float_inputs
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
 
 PixelFigures = tuple[Tensor, Tensor]
 
@@ -50,7 +50,7 @@ class ProbabilityModel(nn.Module):
         """Return inputs (batch, *input_shape) as the network takes them, float32.
 
         Of rows a missing value, NaN, becomes the mean; images of 8 or 16 bits are scaled as in
-        training (see ``models.networks.encoders.float_inputs``).
+        training (see ``fedsilo.models.networks.encoders.float_inputs``).
         """
         if self.kind == "rows":
             return ((inputs.double() - self.mean) / self.std).nan_to_num(nan=0.0).float()

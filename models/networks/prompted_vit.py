@@ -16,12 +16,12 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.maths.attention_rollout import head_mean_without_prefix, rollout
-from models.networks.classifier import TokenClassifier, build_evidence
-from models.networks.exchanged import FrozenPart
-from models.networks.kinds import Task
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.attention_rollout import head_mean_without_prefix, rollout
+from fedsilo.models.networks.classifier import TokenClassifier, build_evidence
+from fedsilo.models.networks.exchanged import FrozenPart
+from fedsilo.models.networks.kinds import Task
 
 RANDOM_WEIGHTS = "random"
 TIMM_WEIGHTS = "timm"

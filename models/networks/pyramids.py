@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError
-from models.networks.encoders import ConvEncoder, ResidualBlock
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock
 
 if TYPE_CHECKING:
-    from models.networks.prompted_vit import PromptedViT
+    from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
 _CONV_WIDTHS = (1, 2, 4)  # of ConvEncoder's stages, times its width

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.contract.errors import SettingError
-from models.networks.classifier import TokenClassifier
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.networks.classifier import TokenClassifier
 
 _STAGES = 5
 _HIDDEN = (128, 64)  # of the classifier, for 256 channels

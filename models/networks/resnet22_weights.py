@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError
 
 _HEADS = ("_lcc", "")  # after the names of a head's layers: of four views, of one
 _MALIGNANT = slice(2, 4)  # rows of the output layer
@@ -28,7 +28,7 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
     """Put the weights of a file into ``encoder``.
 
     Args:
-        encoder: a ``models.networks.resnet22.ResNet22``.
+        encoder: a ``fedsilo.models.networks.resnet22.ResNet22``.
         content: what the file holds.
         where: names it in errors.
 

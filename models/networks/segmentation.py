@@ -13,11 +13,11 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError
-from models.contract.seeding import seeded
-from models.contract.settings import CommonSettings
-from models.networks.kinds import Task
-from models.networks.pyramids import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.pyramids import (
     ConvPyramid,
     Pyramid,
     Segmenter,
@@ -27,7 +27,7 @@ from models.networks.pyramids import (
     pixel_head,
     resized,
 )
-from models.networks.swin import SwinPyramid, SwinUnet
+from fedsilo.models.networks.swin import SwinPyramid, SwinUnet
 
 NETWORKS = ("unet", "vit", "swin", "transunet", "swinunet")
 
@@ -88,7 +88,7 @@ def _pyramid(kind: str, settings: CommonSettings, task: Task) -> Pyramid:
     if kind == "unet":
         _refuse_small(height, width)
         return ConvPyramid(in_channels=channels, width=settings.width)
-    from models.networks.prompted_vit import PromptedViT, build_vit  # imports timm, seconds
+    from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit  # imports timm, seconds
 
     vit = PromptedViT(build_vit(settings, task), task, settings)
     kept = ViTPyramid if kind == "vit" else TransPyramid

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.contract.errors import SettingError
-from models.networks.encoders import VGG_WIDTH, VggEncoder
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.networks.encoders import VGG_WIDTH, VggEncoder
 
 _PREFIXES = ("", "module.", "model.", "encoder.", "backbone.")
 _FIRST = "features.0.weight"

@@ -2,7 +2,7 @@
 
 The Gaussian mechanism on whole messages (McMahan et al. 2018, at the site instead of the server):
 all arrays of one message are one vector, of which at most L2 norm C is told, with noise N(0, (zC)²)
-on every coordinate. What messages add up to is in ``models.privacy.accountant``.
+on every coordinate. What messages add up to is in ``fedsilo.models.privacy.accountant``.
 
 C is the sensitivity of "a site's message against an update of zero". Two data sets of one site may
 give clipped vectors 2C apart: of a change of the data epsilon is that of z / 2.
@@ -16,9 +16,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from models.contract.errors import SettingError, SiteError
-from models.contract.settings import CommonSettings
-from models.privacy.gaussian_noise import normals
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.gaussian_noise import normals
 
 _VARIANCE = "running_var"
 _ZERO = {  # by whether the run clips

@@ -1,7 +1,7 @@
-"""``python -m server_app.cli``: the ``fedsilo`` command of this checkout."""
+"""``python -m fedsilo.server_app.cli``: the ``fedsilo`` command of this checkout."""
 
 import sys
 
-from server_app.cli.main import main
+from fedsilo.server_app.cli.main import main
 
 sys.exit(main())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import (
+from fedsilo.server_app.cli.options import (
     COMPARE,
     CsvOption,
     MeasuredSplit,
@@ -59,10 +59,10 @@ def _bars(
     csv: CsvOption = None,
     picture: _Picture = None,
 ) -> None:
-    from datasets.io.atomic_files import write_atomically
-    from server_app.compare.per_site import AskedBars, draw_bars, site_bars
-    from server_app.compare.tables import csv_text
-    from server_app.figures.learning_curves import write_picture
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.studies.compare.per_site import AskedBars, draw_bars, site_bars
+    from fedsilo.server_app.studies.compare.tables import csv_text
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     if round_ is not None:
         refuse_below(0, "round", round_)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import (
+from fedsilo.server_app.cli.options import (
     COMPARE,
     ChangesOption,
     ConfigOption,
@@ -26,7 +26,7 @@ from server_app.cli.options import (
     example,
     refuse_below,
 )
-from server_app.cli.printing import progress_printer
+from fedsilo.server_app.cli.printing import progress_printer
 
 _InlineFirst = Annotated[
     Engine,
@@ -148,14 +148,14 @@ def _compare(
     csv: _TableCsv = None,
     markdown: _TableMarkdown = None,
 ) -> None:
-    from datasets.io.atomic_files import write_atomically
-    from server_app.compare.over_seeds import Asked, SeedRuns, compare
-    from server_app.compare.significance import print_tests, significance_csv
-    from server_app.compare.slurm import read_jobs
-    from server_app.compare.tables import comparison_csv, comparison_table
-    from server_app.records.summary import print_table
-    from server_app.run.planning import RunSources
-    from server_app.run.progress_bars import make_console
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.records.summary import print_table
+    from fedsilo.server_app.run.planning import RunSources
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.compare.over_seeds import Asked, SeedRuns, compare
+    from fedsilo.server_app.studies.compare.significance import print_tests, significance_csv
+    from fedsilo.server_app.studies.compare.slurm import read_jobs
+    from fedsilo.server_app.studies.compare.tables import comparison_csv, comparison_table
 
     refuse_below(1, "seeds", seeds)
     console = make_console()
@@ -196,10 +196,10 @@ def _tune(
     jobs: JobsOption = "0",
     slurm: SlurmOption,
 ) -> None:
-    from server_app.compare.slurm import read_jobs
-    from server_app.compare.tune import ranking_table, tune
-    from server_app.run.planning import RunSources
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.run.planning import RunSources
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.compare.slurm import read_jobs
+    from fedsilo.server_app.studies.compare.tune import ranking_table, tune
 
     for option, number, fewest in (("trials", trials, 1), ("folds", folds, 2), ("seeds", seeds, 1)):
         refuse_below(fewest, option, fewest if number is None else number)
@@ -234,13 +234,17 @@ def _crossvalidate(
     jobs: JobsOption = "0",
     slurm: SlurmOption,
 ) -> None:
-    from datasets.io.atomic_files import write_atomically
-    from server_app.compare.crossvalidate import crossvalidate, markdown_text, metric_table
-    from server_app.compare.slurm import read_jobs
-    from server_app.compare.tables import csv_text
-    from server_app.records.summary import print_table
-    from server_app.run.planning import RunSources
-    from server_app.run.progress_bars import make_console
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.records.summary import print_table
+    from fedsilo.server_app.run.planning import RunSources
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.compare.crossvalidate import (
+        crossvalidate,
+        markdown_text,
+        metric_table,
+    )
+    from fedsilo.server_app.studies.compare.slurm import read_jobs
+    from fedsilo.server_app.studies.compare.tables import csv_text
 
     refuse_below(2, "folds", folds)
     refuse_below(1, "repeats", repeats)

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from models.contract.errors import DataError
-from models.contract.one_line import one_line
-from server_app.cli.options import DATA, example
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.server_app.cli.options import DATA, example
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -47,9 +47,9 @@ def _fetch(
         bool, typer.Option("--accept-licence", help="you agree to the data set's terms")
     ] = False,
 ) -> None:
-    from datasets.io.download import fetch
-    from datasets.io.licence import refuse_unaccepted
-    from datasets.registry import data_set, licences
+    from fedsilo.datasets.io.download import fetch
+    from fedsilo.datasets.io.licence import refuse_unaccepted
+    from fedsilo.datasets.registry import data_set, licences
 
     files, licence = data_set(dataset).files, licences(dataset)
     for line in licence.lines() if licence else ():
@@ -71,8 +71,8 @@ def _datasets(
 ) -> None:
     from rich.table import Table
 
-    from datasets.overview import overview
-    from server_app.run.progress_bars import make_console
+    from fedsilo.datasets.overview import overview
+    from fedsilo.server_app.run.progress_bars import make_console
 
     rows = overview(str(data_dir or ""))
     if as_json:
@@ -88,7 +88,7 @@ def _manifest(
     recipe: Annotated[str, typer.Argument(metavar="recipe")],
     folder: Annotated[Path, typer.Argument(help="the data set as its source gives it out")],
 ) -> None:
-    from datasets.images.recipes import MANIFEST, RECIPES, write_manifest
+    from fedsilo.datasets.images.recipes import MANIFEST, RECIPES, write_manifest
 
     counted = write_manifest(recipe, folder)
     made = RECIPES[recipe]

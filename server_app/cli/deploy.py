@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import (
+from fedsilo.server_app.cli.options import (
     DEPLOY,
     ChangesOption,
     ConfigOption,
@@ -18,7 +18,7 @@ from server_app.cli.options import (
     SeedOption,
     example,
 )
-from server_app.cli.printing import line_printer
+from fedsilo.server_app.cli.printing import line_printer
 
 _FOLDER = Path("deployment")
 _Folder = Annotated[
@@ -95,9 +95,9 @@ def _up(
     file: FileOption = None,
     node_config: _NodeConfig,
 ) -> None:
-    from server_app.deploy.commands import up
-    from server_app.deploy.making import DeploymentRequest
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.deploy.commands import up
+    from fedsilo.server_app.deploy.making import DeploymentRequest
+    from fedsilo.server_app.run.progress_bars import make_console
 
     request = DeploymentRequest(
         experiment=experiment,
@@ -116,8 +116,8 @@ def _up(
 def _status(folder: _Folder = _FOLDER) -> None:
     from rich.table import Table
 
-    from server_app.deploy.commands import newest, status
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.deploy.commands import newest, status
+    from fedsilo.server_app.run.progress_bars import make_console
 
     table = Table("member", "process", "seen by the server", "log")
     for state in status(folder):
@@ -134,7 +134,7 @@ def _logs(
     folder: _Folder = _FOLDER,
     lines: _Lines = 40,
 ) -> None:
-    from server_app.deploy.commands import logs
+    from fedsilo.server_app.deploy.commands import logs
 
     print(logs(folder, member, lines))
 
@@ -150,9 +150,9 @@ def _run(
     seed: SeedOption = None,
     name: NameOption = None,
 ) -> None:
-    from server_app.deploy.run import run
-    from server_app.run.planning import RunSources
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.deploy.run import run
+    from fedsilo.server_app.run.planning import RunSources
+    from fedsilo.server_app.run.progress_bars import make_console
 
     sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
     say = line_printer(make_console())
@@ -160,7 +160,7 @@ def _run(
 
 
 def _down(folder: _Folder = _FOLDER) -> None:
-    from server_app.deploy.commands import down
+    from fedsilo.server_app.deploy.commands import down
 
     deployment, ended = down(folder)
     print(f"{len(ended)} processes ended; {deployment.folder} stays")

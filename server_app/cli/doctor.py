@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from models.contract.errors import SettingError
-from server_app.cli.options import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.cli.options import (
     DEPLOY,
     ChangesOption,
     ConfigOption,
@@ -21,11 +21,11 @@ from server_app.cli.options import (
     SupernodesOption,
     example,
 )
-from server_app.cli.printing import line_printer
+from fedsilo.server_app.cli.printing import line_printer
 
 if TYPE_CHECKING:
-    from server_app.config.settings import RunSettings
-    from server_app.doctor.findings import Finding
+    from fedsilo.server_app.config.settings import RunSettings
+    from fedsilo.server_app.doctor.findings import Finding
 
 _Deployment = Annotated[
     Path | None,
@@ -134,11 +134,11 @@ def _site(
     file: FileOption = None,
     as_json: _Json = False,
 ) -> None:
-    from server_app.deploy.deployment import read_deployment
-    from server_app.doctor import setups
-    from server_app.doctor.findings import examine
-    from server_app.doctor.registry import TARGETS
-    from server_app.doctor.site import SiteSetup
+    from fedsilo.server_app.deploy.deployment import read_deployment
+    from fedsilo.server_app.doctor import setups
+    from fedsilo.server_app.doctor.findings import examine
+    from fedsilo.server_app.doctor.registry import TARGETS
+    from fedsilo.server_app.doctor.site import SiteSetup
 
     settings = _settings(experiment, tuple(changes), config, file)
     by_hand = setups.node_config(node_config)
@@ -172,12 +172,12 @@ def _server(
     hospitals: _Hospitals,
     as_json: _Json = False,
 ) -> None:
-    from server_app.config.operator_files import REGISTRY
-    from server_app.deploy.deployment import read_deployment
-    from server_app.doctor.findings import examine
-    from server_app.doctor.registry import TARGETS
-    from server_app.doctor.server import ServerSetup
-    from server_app.doctor.setups import server_of
+    from fedsilo.server_app.config.operator_files import REGISTRY
+    from fedsilo.server_app.deploy.deployment import read_deployment
+    from fedsilo.server_app.doctor.findings import examine
+    from fedsilo.server_app.doctor.registry import TARGETS
+    from fedsilo.server_app.doctor.server import ServerSetup
+    from fedsilo.server_app.doctor.setups import server_of
 
     if deployment:
         _refuse_both({"--database": database, "--hospital": hospitals})
@@ -209,11 +209,11 @@ def _run(
     seed: SeedOption = None,
     as_json: _Json = False,
 ) -> None:
-    from server_app.deploy.deployment import read_deployment
-    from server_app.doctor.findings import examine
-    from server_app.doctor.registry import TARGETS
-    from server_app.doctor.run import RunSetup
-    from server_app.run.planning import RunSources
+    from fedsilo.server_app.deploy.deployment import read_deployment
+    from fedsilo.server_app.doctor.findings import examine
+    from fedsilo.server_app.doctor.registry import TARGETS
+    from fedsilo.server_app.doctor.run import RunSetup
+    from fedsilo.server_app.run.planning import RunSources
 
     sources = RunSources(file=file, config=config, changes=tuple(changes))
     where = read_deployment(deployment) if deployment else None
@@ -230,7 +230,7 @@ def _settings(
         if changes or config:
             raise SettingError("--set and --config change an experiment: name one")
         return None
-    from server_app.run.planning import RunSources, planned
+    from fedsilo.server_app.run.planning import RunSources, planned
 
     return planned(experiment, RunSources(file=file, config=config, changes=changes))[0]
 
@@ -244,9 +244,9 @@ def _refuse_both(given: dict[str, object]) -> None:
 
 def _tell(target: str, findings: Iterable[Finding], as_json: bool) -> None:
     """Print what is found, line by line as it comes, or as JSON at the end; exit by it."""
-    from server_app.doctor.findings import exit_code
-    from server_app.doctor.report import document, last_line, lines_of
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.doctor.findings import exit_code
+    from fedsilo.server_app.doctor.report import document, last_line, lines_of
+    from fedsilo.server_app.run.progress_bars import make_console
 
     say, found = line_printer(make_console()), []
     for finding in findings:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from models.contract.errors import SettingError
-from server_app.cli.options import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.cli.options import (
     LOOK,
     USE,
     RunDirArgument,
@@ -63,7 +63,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def plot(run_dir: RunDirArgument) -> None:
     """Draw a run's pictures; print the place of each."""
-    from server_app.figures.learning_curves import redraw
+    from fedsilo.server_app.studies.figures.learning_curves import redraw
 
     for path in redraw(run_dir):
         print(path)
@@ -82,7 +82,7 @@ def explain(
     picture: Annotated[Path | None, typer.Option(help="also draw it as PNG")] = None,
 ) -> None:
     """Print the explanation; write it as JSON or picture where that is asked for."""
-    from server_app.figures import explain as explaining
+    from fedsilo.server_app.studies.figures import explain as explaining
 
     explanation = explaining.explain(run_dir, site, row, split, data_dir, state_dir)
     print("\n".join(explanation.lines()))
@@ -104,7 +104,7 @@ def attention(
     ] = None,
 ) -> None:
     """Draw a sheet per site; print the place of each."""
-    from server_app.figures.attention import attention as drawn_sites
+    from fedsilo.server_app.studies.figures.attention import attention as drawn_sites
 
     refuse_below(1, "images", images)
     chosen: list[str | None] = [*site] or [None]
@@ -125,8 +125,8 @@ def histograms(
     data_dir: RunsDataDirOption = None,
 ) -> None:
     """Draw the histograms of a run's sites; print the picture's place."""
-    from server_app.figures import intensity_histograms
-    from server_app.figures.learning_curves import write_picture
+    from fedsilo.server_app.studies.figures import intensity_histograms
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     measured = intensity_histograms.histograms(run_dir, site, split, data_dir)
     path = picture or run_dir / "histograms.png"
@@ -157,11 +157,11 @@ def embeddings(
     """Write a file of points per run and draw all of them; print their places and the numbers."""
     import pandas as pd
 
-    from datasets.io.atomic_files import write_atomically
-    from server_app.compare.tables import csv_text
-    from server_app.figures import embeddings as embedding
-    from server_app.figures.embedding_panels import draw_panels
-    from server_app.figures.learning_curves import write_picture
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.studies.compare.tables import csv_text
+    from fedsilo.server_app.studies.figures import embeddings as embedding
+    from fedsilo.server_app.studies.figures.embedding_panels import draw_panels
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     if limit is not None:
         refuse_below(1, "limit", limit)
@@ -204,8 +204,8 @@ def gradcam(
     state_dir: RunsStateDirOption = None,
 ) -> None:
     """Draw the sheet; print its place."""
-    from server_app.figures import gradcam as grad_cam
-    from server_app.figures.learning_curves import write_picture
+    from fedsilo.server_app.studies.figures import gradcam as grad_cam
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     if bool(rows) == (scenarios is not None):
         raise SettingError("name images by --rows or by --scenarios, one of the two")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from server_app.cli.options import (
+from fedsilo.server_app.cli.options import (
     RUN,
     USE,
     ChangesOption,
@@ -19,7 +19,7 @@ from server_app.cli.options import (
     example,
     set_option,
 )
-from server_app.cli.printing import line_printer
+from fedsilo.server_app.cli.printing import line_printer
 
 _Task = Annotated[Literal["classification", "segmentation"], typer.Option("--task")]
 _Weights = Annotated[
@@ -122,10 +122,10 @@ def _finetune(
     state_dir: _StateDir = None,
     images: _Images = 4,
 ) -> None:
-    from server_app.finetune.command import finetune
-    from server_app.finetune.request import FinetuneRequest
-    from server_app.finetune.results import result_table
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.finetune.command import finetune
+    from fedsilo.server_app.studies.finetune.request import FinetuneRequest
+    from fedsilo.server_app.studies.finetune.results import result_table
 
     request = FinetuneRequest(
         task=task,
@@ -159,9 +159,9 @@ def _pretrain(
     file: FileOption = None,
     weights: _WeightsFile = None,
 ) -> None:
-    from server_app.finetune.pretrain import pretrain
-    from server_app.run.planning import RunSources
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.run.planning import RunSources
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.finetune.pretrain import pretrain
 
     sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
     say = line_printer(make_console())

@@ -11,8 +11,8 @@ import typer
 import typer.core
 import typer.main
 
-from models.contract.errors import FedsiloError
-from server_app.cli import (
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.server_app.cli import (
     bars,
     compare,
     data,
@@ -28,8 +28,8 @@ from server_app.cli import (
     sweep,
     watch,
 )
-from server_app.cli.options import PANELS
-from server_app.run.processes import end_if_bound
+from fedsilo.server_app.cli.options import PANELS
+from fedsilo.server_app.run.processes import end_if_bound
 
 _LOOK = (figures, report, sweep, bars)
 _DATA = (data, survey, settings)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError
 
 # What a person wants: commands of one are listed together, in the order in which these stand here
 RUN, COMPARE, LOOK, USE, DEPLOY, DATA = (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from server_app.cli.options import (
+from fedsilo.server_app.cli.options import (
     USE,
     RunDirArgument,
     RunsDataDirOption,
@@ -86,10 +86,10 @@ def _predict(
     data_dir: RunsDataDirOption = None,
     state_dir: RunsStateDirOption = None,
 ) -> None:
-    from server_app.cli.printing import progress_bar
-    from server_app.predict.masks import is_finetuned, predict_masks
-    from server_app.predict.prediction import predict
-    from server_app.predict.request import PredictRequest
+    from fedsilo.server_app.cli.printing import progress_bar
+    from fedsilo.server_app.studies.predict.masks import is_finetuned, predict_masks
+    from fedsilo.server_app.studies.predict.prediction import predict
+    from fedsilo.server_app.studies.predict.request import PredictRequest
 
     request = PredictRequest(
         run_dir=run_dir,
@@ -126,7 +126,7 @@ def _calibrate(
     data_dir: RunsDataDirOption = None,
     state_dir: RunsStateDirOption = None,
 ) -> None:
-    from server_app.predict.calibration import calibrate, calibration_path
+    from fedsilo.server_app.studies.predict.calibration import calibrate, calibration_path
 
     found = calibrate(run_dir, site, coverage, out, data_dir, state_dir)
     print(*found.lines(coverage), str(out or calibration_path(run_dir, site)), sep="\n")
@@ -146,7 +146,7 @@ def _export(
     data_dir: RunsDataDirOption = None,
     state_dir: RunsStateDirOption = None,
 ) -> None:
-    from server_app.export.command import export
+    from fedsilo.server_app.studies.export.command import export
 
     print(*export(run_dir, form, site, out, data_dir, state_dir).lines(), sep="\n")
 
@@ -159,7 +159,7 @@ def _card(
         Path | None, typer.Option("--out", help="(default: model-card.md in the run directory)")
     ] = None,
 ) -> None:
-    from server_app.export.card import card
+    from fedsilo.server_app.studies.export.card import card
 
     path = out or run_dir / "model-card.md"
     card(run_dir, site, path)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from server_app.cli.options import LOOK, RunDirsArgument, example
+from fedsilo.server_app.cli.options import LOOK, RunDirsArgument, example
 
 Reader = Literal["research", "clinic", "dpo"]
 
@@ -51,7 +51,7 @@ def _report(
     site_file: _SiteFile = None,
     overwrite: _Overwrite = False,
 ) -> None:
-    from server_app.report.report import AskedReport, write_report
+    from fedsilo.server_app.studies.report.report import AskedReport, write_report
 
     asked = AskedReport(reader=reader, audit_log=audit_log, site_file=site_file)
     print(write_report(run_dirs, out, asked, overwrite=overwrite))

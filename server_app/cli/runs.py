@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from models.contract.settings_schema import Value
-from server_app.cli.options import (
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.options import (
     RUN,
     ChangesOption,
     ConfigOption,
@@ -56,7 +56,8 @@ def _simulate(
     name: NameOption = None,
     track: TrackOption = None,
 ) -> None:
-    from server_app.run.planning import RunSources, planned, start
+    from fedsilo.server_app.run.planning import RunSources, planned, start
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
     overrides: dict[str, Value] = {}
@@ -67,7 +68,7 @@ def _simulate(
     if track:
         overrides["track"] = track
     settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
-    start(settings, resources, engine, ray_address)
+    start(settings, resources, engine, ray_address, draw_run)
 
 
 def _resume(
@@ -80,7 +81,8 @@ def _resume(
     ray_address: RayAddressOption = None,
     track: TrackOption = None,
 ) -> None:
-    from server_app.run.planning import replanned, start
+    from fedsilo.server_app.run.planning import replanned, start
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     settings, resources, engine_before = replanned(run_dir, supernodes=supernodes, track=track)
-    start(settings, resources, engine or engine_before, ray_address)
+    start(settings, resources, engine or engine_before, ray_address, draw_run)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import DATA, FileOption, example
+from fedsilo.server_app.cli.options import DATA, FileOption, example
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -31,8 +31,8 @@ def _settings(
         bool, typer.Option("--pyproject", help="as the run-config section of pyproject.toml")
     ] = False,
 ) -> None:
-    from models.contract.settings import CommonSettings
-    from server_app.config.settings import grouped, known_defaults
+    from fedsilo.models.contract.settings import CommonSettings
+    from fedsilo.server_app.config.settings import grouped, known_defaults
 
     if pyproject:
         import tomli_w
@@ -42,7 +42,7 @@ def _settings(
             end="",
         )
         return
-    from models.contract.methods import METHODS, settings_class
+    from fedsilo.models.contract.methods import METHODS, settings_class
 
     _list_settings("every method", CommonSettings)
     for method in METHODS:
@@ -50,7 +50,7 @@ def _settings(
 
 
 def _list_settings(title: str, cls: type) -> None:
-    from models.contract.settings_schema import defaults, rule_of
+    from fedsilo.models.contract.settings_schema import defaults, rule_of
 
     print(f"# {title}")
     for key, default in defaults(cls).items():
@@ -60,10 +60,10 @@ def _list_settings(title: str, cls: type) -> None:
 
 
 def _experiments(*, file: FileOption = None) -> None:
-    from datasets.registry import silo_count
-    from server_app.config.experiments import read_experiments
-    from server_app.config.settings import resolve
-    from server_app.run.planning import simulation_file
+    from fedsilo.datasets.registry import silo_count
+    from fedsilo.server_app.config.experiments import read_experiments
+    from fedsilo.server_app.config.settings import resolve
+    from fedsilo.server_app.run.planning import simulation_file
 
     for name, experiment in read_experiments(simulation_file(file)).items():
         settings = resolve(experiment.values)

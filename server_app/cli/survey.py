@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import (
+from fedsilo.server_app.cli.options import (
     DATA,
     ChangesOption,
     ConfigOption,
@@ -18,7 +18,7 @@ from server_app.cli.options import (
     SupernodesOption,
     example,
 )
-from server_app.cli.printing import line_printer
+from fedsilo.server_app.cli.printing import line_printer
 
 _Deployment = Annotated[
     Path | None,
@@ -49,9 +49,9 @@ def _survey(
     supernodes: SupernodesOption = None,
     name: NameOption = None,
 ) -> None:
-    from server_app.run.planning import RunSources
-    from server_app.run.progress_bars import make_console
-    from server_app.survey.command import survey
+    from fedsilo.server_app.run.planning import RunSources
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.survey.command import survey
 
     say = line_printer(make_console())
     sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from server_app.cli.options import COMPARE, MeasuredSplit, example
+from fedsilo.server_app.cli.options import COMPARE, MeasuredSplit, example
 
 _HELP = "draw a figure of finished runs over a setting"
 _OLD_NAME = "against"
@@ -47,9 +47,9 @@ def _sweep(
     split: _Split = "test",
     picture: _Picture = None,
 ) -> None:
-    from server_app.compare.over_setting import draw_sweep, point_text, sweep
-    from server_app.figures.learning_curves import write_picture
-    from server_app.run.progress_bars import make_console
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.compare.over_setting import draw_sweep, point_text, sweep
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     name = context.info_name
     if name == _OLD_NAME:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from models.contract.errors import SettingError
-from server_app.cli.options import RUN, example
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.cli.options import RUN, example
 
 _Run = Annotated[Path | None, typer.Argument(metavar="run_dir", show_default=False)]
 _Deployment = Annotated[
@@ -40,7 +40,7 @@ def _watch(
     once: _Once = False,
     port: _Port = None,
 ) -> None:
-    from server_app.watch.view import Look, look_at_deployment, look_at_run
+    from fedsilo.server_app.studies.watch.view import Look, look_at_deployment, look_at_run
 
     look: Look
     if run_dir is not None and deployment is None:
@@ -55,7 +55,7 @@ def _watch(
     if once:
         print(view.line())
     elif port is not None:
-        from server_app.watch.serve import WatchServer
+        from fedsilo.server_app.studies.watch.serve import WatchServer
 
         with WatchServer(port, look) as server:
             print(
@@ -64,8 +64,8 @@ def _watch(
             with suppress(KeyboardInterrupt):  # it ends the page, not the run
                 server.serve_forever()
     else:
-        from server_app.run.progress_bars import make_console
-        from server_app.watch.terminal import follow
+        from fedsilo.server_app.run.progress_bars import make_console
+        from fedsilo.server_app.studies.watch.terminal import follow
 
         with suppress(KeyboardInterrupt):
             follow(look, make_console())

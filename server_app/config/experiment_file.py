@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from datasets.io.declarations import Declared, Fault, checked, fault
-from models.contract.errors import SettingError
-from models.contract.one_line import shown
-from models.contract.settings_schema import Value, unknown_key
-from server_app.config.old_keys import key_of_today
-from server_app.config.settings import flat_values, known_defaults
+from fedsilo.datasets.io.declarations import Declared, Fault, checked, fault
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.settings_schema import Value, unknown_key
+from fedsilo.server_app.config.old_keys import key_of_today
+from fedsilo.server_app.config.settings import flat_values, known_defaults
 
 
 def _mapping(content: Any) -> Any:

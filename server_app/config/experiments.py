@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from datasets.io.text_files import file_fault
-from models.contract.errors import SettingError
-from models.contract.one_line import one_line
-from models.contract.settings_schema import Value, setting, unknown_key, unknown_name
+from fedsilo.datasets.io.text_files import file_fault
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings_schema import Value, setting, unknown_key, unknown_name
 
 if TYPE_CHECKING:
-    from server_app.config.old_keys import with_new_keys
-from server_app.config.experiment_file import Parts
-from server_app.config.old_keys import with_new_keys
+    from fedsilo.server_app.config.old_keys import with_new_keys
+from fedsilo.server_app.config.experiment_file import Parts
+from fedsilo.server_app.config.old_keys import with_new_keys
 
 S = TypeVar("S")
 
@@ -47,7 +47,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     Raises:
         SettingError: the file is missing, no YAML, or an experiment is malformed.
     """
-    from server_app.config.experiment_file import parts  # pydantic, only where it is used
+    from fedsilo.server_app.config.experiment_file import parts  # pydantic, only where it is used
 
     raw = _read_yaml(path).get("experiments")
     if not isinstance(raw, dict):
@@ -57,7 +57,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    from datasets.io.declarations import YamlError, parse_yaml
+    from fedsilo.datasets.io.declarations import YamlError, parse_yaml
 
     if fault := file_fault(path):
         raise SettingError(f"{path} {fault}")
@@ -131,7 +131,7 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
     Raises:
         SettingError: the file cannot be read, or the section is malformed.
     """
-    from datasets.io.declarations import Fault, checked, settings_model
+    from fedsilo.datasets.io.declarations import Fault, checked, settings_model
 
     def refusal(flaw: Fault) -> SettingError:
         if flaw.kind == "unknown":

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from models.contract.errors import SettingError
-from models.contract.methods import METHODS, settings_class
-from models.contract.one_line import shown
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, defaults, key_of, keys_of
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, defaults, key_of, keys_of
 
 
 @cache

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from datasets.io.text_files import file_fault
-from datasets.silo.site_names import site_name_fault
-from models.contract.errors import SettingError
-from models.contract.one_line import one_line
-from models.contract.settings import CommonSettings
-from strategies.loop.terms import AgreedWeights, Registry, Terms
+from fedsilo.datasets.io.text_files import file_fault
+from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.terms import AgreedWeights, Registry, Terms
 
 REGISTRY = "FEDSILO_SITE_REGISTRY"
 _MOST = 10**9  # training samples
@@ -116,7 +116,7 @@ def _entries(path: Path, read: Callable[[Any], T]) -> Mapping[str, T]:
 
 
 def _mapping(path: Path) -> Mapping[Any, Any]:
-    from datasets.io.declarations import YamlError, parse_yaml  # takes a while to import
+    from fedsilo.datasets.io.declarations import YamlError, parse_yaml  # takes a while to import
 
     if fault := file_fault(path):
         raise SettingError(f"{path} {fault}")

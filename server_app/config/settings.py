@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets.io.text_files import file_fault
-from datasets.registry import check_data_settings, data_set, silo_count
-from models.contract.errors import SettingError
-from models.contract.methods import METHODS, settings_class
-from models.contract.one_line import one_line, shown
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import (
+from fedsilo.datasets.io.text_files import file_fault
+from fedsilo.datasets.registry import check_data_settings, data_set, silo_count
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import (
     Value,
     as_mapping,
     build,
@@ -28,12 +28,12 @@ from models.contract.settings_schema import (
     keys_with,
     unknown_key,
 )
-from models.maths.pacing import check_pace
-from models.networks.kinds import check_network_settings
-from models.privacy.gaussian_mechanism import check_privacy_settings
-from server_app.config.old_keys import with_new_keys
-from strategies.loop.drawing import refuse_site_count
-from strategies.methods.registry import strategy_class
+from fedsilo.models.maths.pacing import check_pace
+from fedsilo.models.networks.kinds import check_network_settings
+from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
+from fedsilo.server_app.config.old_keys import with_new_keys
+from fedsilo.strategies.loop.drawing import refuse_site_count
+from fedsilo.strategies.methods.registry import strategy_class
 
 _MOST_BYTES = 2**20
 _NO_SETTINGS = ("launch", "environment")  # tables of config.toml beside the groups

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from server_app.deploy.deployment import (
+from fedsilo.server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
     Deployment,
@@ -18,7 +18,7 @@ from server_app.deploy.deployment import (
     is_deployment,
     read_deployment,
 )
-from server_app.deploy.flower import (
+from fedsilo.server_app.deploy.flower import (
     MAKE_SECRETS,
     Say,
     flwr,
@@ -29,14 +29,14 @@ from server_app.deploy.flower import (
     wait_for,
     wait_until_left,
 )
-from server_app.deploy.making import (
+from fedsilo.server_app.deploy.making import (
     DeploymentRequest,
     make_deployment,
     make_secrets,
     refuse_changes,
 )
-from server_app.run.processes import end_trees
-from server_app.run.watched import look_at, newest_run
+from fedsilo.server_app.run.processes import end_trees
+from fedsilo.server_app.run.watched import look_at, newest_run
 
 
 @dataclass(frozen=True)

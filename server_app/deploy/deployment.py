@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import tomli_w
 
-from datasets.io.atomic_files import write_atomically
-from datasets.silo.site_names import LONGEST, site_name_fault
-from models.contract.errors import FedsiloError, SettingError
-from models.contract.settings_schema import Value, unknown_name
-from models.contract.versions import git_revision
-from server_app.config.operator_files import REGISTRY
-from server_app.run.processes import app_folder, process_of, tool
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.silo.site_names import LONGEST, site_name_fault
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.settings_schema import Value, unknown_name
+from fedsilo.models.contract.versions import git_revision
+from fedsilo.server_app.config.operator_files import REGISTRY
+from fedsilo.server_app.run.processes import app_folder, process_of, tool
 
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
@@ -165,7 +165,7 @@ class Deployment:
         """Return the command that starts a site."""
         config = " ".join(f"{k}={json.dumps(v)}" for k, v in self.node_config[site].items())
         return [
-            *(sys.executable, "-m", "client_app.worker.hospital"),
+            *(sys.executable, "-m", "fedsilo.client_app.worker.hospital"),
             *("--superlink", f"127.0.0.1:{self.ports['fleet']}"),
             *("--root-certificates", str(self.secrets / "ca.crt")),
             *("--auth-supernode-private-key", str(self.secrets / f"{site}.key")),

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.deploy.deployment import FEDERATION, SERVER, Deployment, DeploymentError
-from server_app.run.processes import tool
+from fedsilo.server_app.deploy.deployment import FEDERATION, SERVER, Deployment, DeploymentError
+from fedsilo.server_app.run.processes import tool
 
 MAKE_SECRETS = Path("docker") / "make-secrets.sh"
 Say = Callable[[str], None]

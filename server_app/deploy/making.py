@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.registry import silo_names
-from models.contract.errors import SettingError
-from models.contract.settings_schema import Value
-from server_app.config.settings import parse_assignment
-from server_app.deploy.deployment import Deployment, DeploymentError, plan
-from server_app.deploy.flower import MAKE_SECRETS, Say, last_line, tell
-from server_app.run.planning import RunSources, planned
-from server_app.run.processes import app_folder, free_ports
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import parse_assignment
+from fedsilo.server_app.deploy.deployment import Deployment, DeploymentError, plan
+from fedsilo.server_app.deploy.flower import MAKE_SECRETS, Say, last_line, tell
+from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.processes import app_folder, free_ports
 
 
 @dataclass(frozen=True)

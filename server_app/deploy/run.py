@@ -10,20 +10,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from models.contract.settings_schema import Value
-from server_app.config.settings import grouped
-from server_app.deploy.deployment import (
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import grouped
+from fedsilo.server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
     Deployment,
     DeploymentError,
     read_deployment,
 )
-from server_app.deploy.flower import Say, flwr, online, tell
-from server_app.records.run_directory import open_run_directory
-from server_app.run.meeting import Meeting, read_meeting
-from server_app.run.planning import RunSources, planned
-from server_app.run.processes import app_folder, tool
+from fedsilo.server_app.deploy.flower import Say, flwr, online, tell
+from fedsilo.server_app.records.run_directory import open_run_directory
+from fedsilo.server_app.run.meeting import Meeting, read_meeting
+from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.processes import app_folder, tool
 
 _AWAY = 5.0  # seconds that a meeting waits for a site that has gone: nothing is lost by it
 _PAUSE = 3.0  # seconds between looks at a run whose log has broken off

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from models.contract.errors import FedsiloError
-from models.contract.one_line import one_line
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.one_line import one_line
 
 S = TypeVar("S")
 _LONGEST = 600  # characters of what is said

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server_app.doctor.findings import Passed, Refused, Skipped
-from server_app.doctor.machine import GIGABYTE
+from fedsilo.server_app.doctor.findings import Passed, Refused, Skipped
+from fedsilo.server_app.doctor.machine import GIGABYTE
 
 _LEAST = 2.0  # gigabytes: a context, its libraries' buffers, and a small network
 _APART = 1e-2  # of a convolution here and on the CPU; TF32 has 10 bits

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from client_app.worker.installed import InstalledApp, installed_app, local_changes
-from models.contract.versions import FEDSILO, git_revision
-from server_app.doctor.findings import Passed, Refused
+from fedsilo.client_app.worker.installed import InstalledApp, installed_app, local_changes
+from fedsilo.models.contract.versions import FEDSILO, git_revision
+from fedsilo.server_app.doctor.findings import Passed, Refused
 
 GIGABYTE = 10**9
 _SHOWN = ("flwr", "torch")

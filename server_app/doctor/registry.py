@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server_app.doctor import run, server, site
-from server_app.doctor.findings import Check
+from fedsilo.server_app.doctor import run, server, site
+from fedsilo.server_app.doctor.findings import Check
 
 TARGETS: Mapping[str, Sequence[Check[Any]]] = {
     "site": site.CHECKS,

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from models.contract.versions import FEDSILO
-from server_app.doctor.findings import Finding, Status, exit_code
+from fedsilo.models.contract.versions import FEDSILO
+from fedsilo.server_app.doctor.findings import Finding, Status, exit_code
 
 _WIDTH = 12  # of a check's name
 

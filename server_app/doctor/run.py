@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from models.contract.one_line import one_line
-from models.contract.settings_schema import Value
-from server_app.config.settings import RunSettings
-from server_app.deploy.deployment import SERVER, Deployment
-from server_app.deploy.flower import online
-from server_app.deploy.run import meet
-from server_app.doctor.findings import Check, Finding, Passed, Refused, Skipped, Status
-from server_app.run.meeting import Meeting, meet_inline
-from server_app.run.planning import RunSources, planned
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.deploy.deployment import SERVER, Deployment
+from fedsilo.server_app.deploy.flower import online
+from fedsilo.server_app.deploy.run import meet
+from fedsilo.server_app.doctor.findings import Check, Finding, Passed, Refused, Skipped, Status
+from fedsilo.server_app.run.meeting import Meeting, meet_inline
+from fedsilo.server_app.run.planning import RunSources, planned
 
 _REFUSED = (
     "see to it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer "

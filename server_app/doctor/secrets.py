@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server_app.doctor.findings import Refused
+from fedsilo.server_app.doctor.findings import Refused
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate

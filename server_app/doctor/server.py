@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from datasets.io.atomic_files import scratch_folder
-from server_app.config.operator_files import REGISTRY, registered_keys
-from server_app.deploy.deployment import FEDERATION, Deployment, key_fingerprint
-from server_app.deploy.flower import flwr
-from server_app.doctor import machine
-from server_app.doctor.findings import Check, Passed, Refused, Skipped
-from server_app.doctor.secrets import lasting_certificate, matching_key, signed_by, writable_folder
-from server_app.doctor.wire import handshake, parts
+from fedsilo.datasets.io.atomic_files import scratch_folder
+from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
+from fedsilo.server_app.deploy.deployment import FEDERATION, Deployment, key_fingerprint
+from fedsilo.server_app.deploy.flower import flwr
+from fedsilo.server_app.doctor import machine
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped
+from fedsilo.server_app.doctor.secrets import (
+    lasting_certificate,
+    matching_key,
+    signed_by,
+    writable_folder,
+)
+from fedsilo.server_app.doctor.wire import handshake, parts
 
 _DAYS = 14  # that a certificate must hold at least
 _DISK, _MEMORY = 2.0, 1.0  # gigabytes

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import Value, unknown_name
-from server_app.config.settings import RunSettings
-from server_app.deploy.deployment import SERVER, Deployment
-from server_app.doctor.server import ServerSetup
-from server_app.doctor.site import SiteSetup
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value, unknown_name
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.deploy.deployment import SERVER, Deployment
+from fedsilo.server_app.doctor.server import ServerSetup
+from fedsilo.server_app.doctor.site import SiteSetup
 
 
 def node_config(texts: Sequence[str]) -> dict[str, Value]:

@@ -11,20 +11,27 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context, RecordDict
 
-from client_app.site.identity import refusing_as
-from client_app.site.limits import MEGABYTE, limits_of
-from client_app.site.node import own_cache
-from client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
-from client_app.site.sentences import effective, explained
-from client_app.worker.installed import refuse_other_flower
-from datasets.silo.site_names import site_name_fault
-from models.contract.messages import ARRAYS, CONFIG, KEPT_STATE, METRICS, NUM_EXAMPLES, SECONDS
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, build, keys_with, unknown_key
-from server_app.config.settings import RunSettings
-from server_app.doctor import gpu, machine
-from server_app.doctor.findings import Check, Passed, Refused, Skipped
-from server_app.doctor.secrets import (
+from fedsilo.client_app.site.identity import refusing_as
+from fedsilo.client_app.site.limits import MEGABYTE, limits_of
+from fedsilo.client_app.site.node import own_cache
+from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
+from fedsilo.client_app.site.sentences import effective, explained
+from fedsilo.client_app.worker.installed import refuse_other_flower
+from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    KEPT_STATE,
+    METRICS,
+    NUM_EXAMPLES,
+    SECONDS,
+)
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, build, keys_with, unknown_key
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.doctor import gpu, machine
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped
+from fedsilo.server_app.doctor.secrets import (
     OPENSSH_KEY,
     data_folder,
     lasting_certificate,
@@ -32,13 +39,13 @@ from server_app.doctor.secrets import (
     site_file,
     writable_folder,
 )
-from server_app.doctor.wire import handshake, same_clock
-from strategies.methods.registry import strategy_class
-from strategies.wire.secure_keys import SECURE, SENT
+from fedsilo.server_app.doctor.wire import handshake, same_clock
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.secure_keys import SECURE, SENT
 
 if TYPE_CHECKING:
-    from client_app.opening import Site
-    from models.contract.site_facts import SiteFacts
+    from fedsilo.client_app.opening import Site
+    from fedsilo.models.contract.site_facts import SiteFacts
 
 _NODE_KEYS = ("site", "state-dir", SITE_FILE, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
 _DAYS = 14  # that a certificate must hold at least
@@ -93,7 +100,7 @@ class SiteSetup:
     @cached_property
     def site(self) -> Site:
         """The site as a run's first message opens it; errors as ``open_site``."""
-        from client_app.opening import open_site  # torch, which takes seconds
+        from fedsilo.client_app.opening import open_site  # torch, which takes seconds
 
         self.asked()
         return open_site(self.rules.over(self.context))
@@ -213,8 +220,8 @@ def _data(setup: SiteSetup) -> Passed:
 
 def _requests(setup: SiteSetup) -> Passed:
     """Ask all that the hospital's own word may refuse, as a run's messages would."""
-    from client_app.app import site_facts
-    from client_app.opening import admit
+    from fedsilo.client_app.app import site_facts
+    from fedsilo.client_app.opening import admit
 
     settings = setup.asked()
     context = setup.rules.over(setup.context)
@@ -239,7 +246,7 @@ def _requests(setup: SiteSetup) -> Passed:
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """Return the names of what a run's first round makes leave, and the same in words."""
-    from strategies.loop.participants import Participants
+    from fedsilo.strategies.loop.participants import Participants
 
     alone = Participants({facts.site: facts}, {facts.site: 1})
     method = strategy_class(settings.common.method)(settings.common, settings.own, alone)

@@ -7,7 +7,7 @@ import ssl
 from datetime import datetime
 from pathlib import Path
 
-from server_app.doctor.findings import Refused, Skipped
+from fedsilo.server_app.doctor.findings import Refused, Skipped
 
 
 class Silent(Refused):

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.io.state_files import load_state, save_state
-from models.contract.errors import CheckpointError
-from models.contract.one_line import one_line
-from models.contract.settings_schema import Value
-from server_app.config.old_keys import with_new_keys
-from server_app.config.settings import differences, known_defaults
-from server_app.records.forms import HOOKS, STATE
-from strategies.loop.hooks import Hook
-from strategies.loop.state import RoundState
+from fedsilo.datasets.io.state_files import load_state, save_state
+from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.old_keys import with_new_keys
+from fedsilo.server_app.config.settings import differences, known_defaults
+from fedsilo.server_app.records.forms import HOOKS, STATE
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.state import RoundState
 
 KEPT = 2  # as many as a site keeps states of
 

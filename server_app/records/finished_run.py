@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from models.contract.errors import RunDirectoryError
-from server_app.config.settings import RunSettings, resolve, run_values
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.config.settings import RunSettings, resolve, run_values
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 _CONFIG, _SUMMARY = "config.toml", "summary.json"
 

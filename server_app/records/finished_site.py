@@ -13,29 +13,29 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from client_app.methods.base import SiteContext, SiteMethod
-from client_app.methods.registry import method_class
-from client_app.site.private_state import SiteState, settings_digest_of
-from client_app.site.request import Request
-from client_app.site.standardised import ready_silo
-from client_app.training.compute import choose_compute
-from datasets.io.state_files import load_state
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo
-from datasets.weights.backbones import backbone_digest
-from models.contract.errors import DataError, FedsiloError, SettingError
-from models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.networks.site_network import SiteNetwork
-from server_app.config.settings import RunSettings
-from server_app.records import forms
-from server_app.records.finished_run import FinishedRun
-from server_app.records.run_directory import STANDARDISATION, RunDirectory
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState
-from strategies.methods.registry import strategy_class
-from strategies.wire.records import NDArray, to_record
+from fedsilo.client_app.methods.base import SiteContext, SiteMethod
+from fedsilo.client_app.methods.registry import method_class
+from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
+from fedsilo.client_app.site.request import Request
+from fedsilo.client_app.site.standardised import ready_silo
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.weights.backbones import backbone_digest
+from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records import forms
+from fedsilo.server_app.records.finished_run import FinishedRun
+from fedsilo.server_app.records.run_directory import STANDARDISATION, RunDirectory
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.records import NDArray, to_record
 
 
 def finished_site(

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from datasets.silo.site_names import site_name_fault
-from models.contract.errors import RunDirectoryError
-from models.contract.one_line import one_line, shown
+from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.one_line import one_line, shown
 
 Form = Callable[[Any], str]  # says where and why a content is of another form; empty: it is not
 

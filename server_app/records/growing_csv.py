@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import CheckpointError, RunDirectoryError
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError, RunDirectoryError
 
 Rows = Iterable[Sequence[Any]]
 _CHUNK = 2**20  # bytes read at once

@@ -8,16 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import EpsilonSpentError, SettingError, SiteError
-from models.contract.messages import ARRAYS, DP_RELEASES
-from models.contract.settings import CommonSettings
-from models.privacy.accountant import epsilon, epsilon_of_a_change
-from server_app.records.summary import NO_PRIVACY
-from strategies.loop.hooks import Hook
-from strategies.loop.participants import Participants
-from strategies.loop.reply_checks import TooFewSitesError
-from strategies.loop.state import RoundState, SiteReply
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import EpsilonSpentError, SettingError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, DP_RELEASES
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.accountant import epsilon, epsilon_of_a_change
+from fedsilo.server_app.records.summary import NO_PRIVACY
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reply_checks import TooFewSitesError
+from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 _OF = (
     "the arrays of all replies of this run together, of one site: 'epsilon' tells them from "

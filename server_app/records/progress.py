@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from models.contract.errors import RunDirectoryError
-from models.contract.settings_schema import key_of
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.settings_schema import key_of
 
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 VERSION = 1

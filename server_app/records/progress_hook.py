@@ -17,12 +17,12 @@ from typing import Any, Concatenate, ParamSpec
 
 import psutil
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.messages import EVALUATE, PEAK_MEMORY, SECONDS
-from models.contract.one_line import one_line
-from models.contract.settings import CommonSettings
-from server_app.records.privacy_account import PrivacyHook
-from server_app.records.progress import (
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.messages import EVALUATE, PEAK_MEMORY, SECONDS
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.progress import (
     FAILED,
     FILE,
     FINISHED,
@@ -34,11 +34,11 @@ from server_app.records.progress import (
     metrics_text,
     now,
 )
-from server_app.records.recorders import TrafficHook
-from server_app.records.run_directory import RunDirectory
-from strategies.loop.hooks import Hook
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
+from fedsilo.server_app.records.recorders import TrafficHook
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 _PAUSE = 1.0  # seconds from one writing to the next, at least
 _REST = 400.0  # and this many times what a writing took: it costs a 400th of a core at most

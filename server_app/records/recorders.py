@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from models.contract.messages import (
+from fedsilo.models.contract.messages import (
     EVALUATE,
     INCOMING,
     PEAK_MEMORY,
@@ -15,12 +15,12 @@ from models.contract.messages import (
     UNREPEATABLE,
     measurements,
 )
-from server_app.records.growing_csv import GrowingCsv
-from server_app.records.run_directory import RunDirectory, silos_document
-from strategies.loop.contributions import Contribution
-from strategies.loop.hooks import Hook
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
+from fedsilo.server_app.records.growing_csv import GrowingCsv
+from fedsilo.server_app.records.run_directory import RunDirectory, silos_document
+from fedsilo.strategies.loop.contributions import Contribution
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
 TRAFFIC_HEADER = ("round", "phase", "site", "bytes_down", "bytes_up", "seconds")

@@ -25,13 +25,13 @@ from typing import Any
 
 import tomli_w
 
-from datasets.io.atomic_files import write_atomically
-from models.contract.errors import RunDirectoryError
-from models.contract.one_line import one_line
-from models.contract.versions import git_revision
-from server_app.config.settings import RunSettings, grouped
-from server_app.records.forms import Told, check, read_told, table_fault
-from strategies.loop.participants import Participants
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.versions import git_revision
+from fedsilo.server_app.config.settings import RunSettings, grouped
+from fedsilo.server_app.records.forms import Told, check, read_told, table_fault
+from fedsilo.strategies.loop.participants import Participants
 
 STANDARDISATION = "standardisation.json"
 SILOS, CUT, LOCK = "silos.json", "cut.json", ".lock"

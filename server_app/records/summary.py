@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from server_app.records.many_sites import MANY, worst
+from fedsilo.server_app.records.many_sites import MANY, worst
 
 Values = Mapping[str, Mapping[str, float]]
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from server_app.records.recorders import TRAFFIC_HEADER, MetricsHook, TrafficHook
-from strategies.loop.hooks import Hook
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState
+from fedsilo.server_app.records.recorders import TRAFFIC_HEADER, MetricsHook, TrafficHook
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState
 
 _AT_ONCE = 1000  # metrics that MLflow takes in a request
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /:]")

@@ -1,4 +1,4 @@
-"""The guard of a run by Flower's engines: ``python -m server_app.run.guard HOME COMMAND ...``.
+"""The guard of a run by Flower's engines, given the run's home and the command to guard.
 
 It starts the command (SuperLink) and reads from a pipe that only fedsilo's own process can write
 to. At its end, that process has ended or wants the run to end, even if it was killed and could say
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from server_app.run.processes import end_run
+from fedsilo.server_app.run.processes import end_run
 
 _LOOK = 0.5  # seconds from one look at the command to the next
 _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

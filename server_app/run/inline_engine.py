@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -15,9 +16,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from models.contract.settings_schema import Value
-from server_app.config.settings import RunSettings
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from fedsilo.server_app.run.runner import Draw
 
 _SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
 _FIRST_NODE = 1001
@@ -133,19 +137,19 @@ def flower_identity() -> Iterator[None]:
 @contextmanager
 def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
     """Give a grid of ``nodes`` simulated sites in this process."""
-    from client_app.app import app
+    from fedsilo.client_app.app import app
 
     with flower_identity():
         yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
 
 
-def run_inline(settings: RunSettings, nodes: int, draw: bool = True) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; ``draw``: with pictures.
+def run_inline(settings: RunSettings, nodes: int, draw: Draw | None = None) -> RunDirectory:
+    """Run ``settings`` over ``nodes`` simulated sites in this process; ``draw`` its pictures.
 
     Raises:
         FedsiloError: the run failed.
     """
-    from server_app.run.runner import run
+    from fedsilo.server_app.run.runner import run
 
     with inline_grid(settings, nodes) as grid:
         launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}

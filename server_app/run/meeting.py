@@ -14,15 +14,15 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from datasets.io.atomic_files import write_atomically
-from datasets.registry import silo_count
-from models.contract.errors import FedsiloError, RunDirectoryError
-from server_app.config.settings import RunSettings
-from server_app.records.run_directory import silos_document
-from server_app.run.notices import what_is_odd, who_is_missing
-from server_app.run.runner import terms_of
-from strategies.loop.participants import Participants, hear_sites, needed_sites
-from strategies.methods.registry import strategy_class
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.registry import silo_count
+from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import silos_document
+from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
+from fedsilo.server_app.run.runner import terms_of
+from fedsilo.strategies.loop.participants import Participants, hear_sites, needed_sites
+from fedsilo.strategies.methods.registry import strategy_class
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def _begun(settings: RunSettings, met: Participants) -> tuple[tuple[str, ...], s
 
 def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
     """Meet ``nodes`` simulated sites in this process; errors as ``meet``."""
-    from client_app.app import app
-    from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+    from fedsilo.client_app.app import app
+    from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 
     with flower_identity():
         return meet(InlineGrid(app, settings.as_mapping(), partition_configs(nodes)), settings)

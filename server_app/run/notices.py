@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from datasets.registry import data_set, silo_count, silo_names
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SPLITS, SiteFacts
-from server_app.records.many_sites import listed
-from strategies.loop.participants import Participants
+from fedsilo.datasets.registry import data_set, silo_count, silo_names
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
+from fedsilo.server_app.records.many_sites import listed
+from fedsilo.strategies.loop.participants import Participants
 
 _NEARLY_ALL = 0.9  # of all training samples
 

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from datasets.registry import cut_of, silo_names
-from models.contract.errors import RunDirectoryError, SettingError
-from models.contract.one_line import one_line, shown
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, keys_with
-from server_app.config.experiments import SIMULATION_FILE, find_experiment
-from server_app.config.old_keys import overlaid
-from server_app.config.settings import (
+from fedsilo.datasets.registry import cut_of, silo_names
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
+from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.server_app.config.experiments import SIMULATION_FILE, find_experiment
+from fedsilo.server_app.config.old_keys import overlaid
+from fedsilo.server_app.config.settings import (
     RunSettings,
     launch_values,
     parse_assignment,
@@ -23,8 +24,11 @@ from server_app.config.settings import (
     resolve,
     run_values,
 )
-from server_app.records.run_directory import RunDirectory, named, open_run_directory
-from server_app.run.ray_engine import check_resources, run_with_ray
+from fedsilo.server_app.records.run_directory import RunDirectory, named, open_run_directory
+from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
+
+if TYPE_CHECKING:
+    from fedsilo.server_app.run.runner import Draw
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
@@ -153,6 +157,7 @@ def start(
     resources: Mapping[str, Value],
     engine: str,
     ray_address: str | None = None,
+    draw: Draw | None = None,
 ) -> RunDirectory:
     """Run settings on an engine, and return the run directory.
 
@@ -161,6 +166,7 @@ def start(
         resources: simulated sites, and what each may take.
         engine: ``ray`` or ``inline``.
         ray_address: a Ray cluster that runs, ``auto`` or ``HOST:PORT``; None: one of the run's own.
+        draw: draws the pictures of a run in this process; by Ray the app of the run does.
 
     Raises:
         FedsiloError: the run failed.
@@ -174,6 +180,6 @@ def start(
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
         raise SettingError("--ray-address is of the engine 'ray': leave it or --engine inline out")
-    from server_app.run.inline_engine import run_inline
+    from fedsilo.server_app.run.inline_engine import run_inline
 
-    return run_inline(settings, int(resources["num-supernodes"]))
+    return run_inline(settings, int(resources["num-supernodes"]), draw)

@@ -15,7 +15,7 @@ from threading import Thread
 
 import psutil
 
-from models.contract.errors import FedsiloError
+from fedsilo.models.contract.errors import FedsiloError
 
 RUN_MARK = "FLWR_HOME"  # each run has a folder of its own there; all its processes are told of it
 _PARENT = "FEDSILO_ENDS_WITH"  # the process with which a command is to end

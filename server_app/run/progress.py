@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 
-from models.contract.messages import EVALUATE, TRAINED, TRAINING, measurement
-from server_app.records.many_sites import listed
-from server_app.records.recorders import MetricsHook
-from server_app.run.progress_bars import choose_bars
-from server_app.run.watched import clock
-from strategies.loop.hooks import Hook
-from strategies.loop.method import Method
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
+from fedsilo.models.contract.messages import EVALUATE, TRAINED, TRAINING, measurement
+from fedsilo.server_app.records.many_sites import listed
+from fedsilo.server_app.records.recorders import MetricsHook
+from fedsilo.server_app.run.progress_bars import choose_bars
+from fedsilo.server_app.run.watched import clock
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 _LOSS = measurement(TRAINED, "train", "loss")  # which a site may withhold
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import Value
-from server_app.run.processes import app_folder, bound_environment
-from server_app.run.ray_nodes import TOKEN, describe
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.run.processes import app_folder, bound_environment
+from fedsilo.server_app.run.ray_nodes import TOKEN, describe
 
 AUTO, LOCAL = "auto", "local"
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -139,7 +139,7 @@ def _packages() -> list[str]:
 
 def _asked(address: str, shared: Path, packages: Sequence[str]) -> dict[str, Any]:
     """Return what a process of its own found at each node."""
-    command = [sys.executable, "-m", "server_app.run.ray_nodes", address, str(shared)]
+    command = [sys.executable, "-m", "fedsilo.server_app.run.ray_nodes", address, str(shared)]
     environment = bound_environment()
     if address != AUTO:
         environment.pop(ADDRESS_VARIABLE, None)

@@ -24,14 +24,14 @@ import tomli_w
 from rich.console import Console
 from rich.text import Text
 
-from models.contract.errors import SettingError
-from models.contract.one_line import shown
-from models.contract.settings import GPU_SHARE
-from models.contract.settings_schema import Value, unknown_key
-from models.contract.versions import git_revision
-from server_app.config.settings import RunSettings, grouped
-from server_app.records.run_directory import RunDirectory, runs_folder
-from server_app.run.processes import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.settings import GPU_SHARE
+from fedsilo.models.contract.settings_schema import Value, unknown_key
+from fedsilo.models.contract.versions import git_revision
+from fedsilo.server_app.config.settings import RunSettings, grouped
+from fedsilo.server_app.records.run_directory import RunDirectory, runs_folder
+from fedsilo.server_app.run.processes import (
     RUN_MARK,
     ProcessError,
     app_folder,
@@ -39,8 +39,8 @@ from server_app.run.processes import (
     free_ports,
     tool,
 )
-from server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
-from server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
+from fedsilo.server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
+from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,
@@ -200,7 +200,7 @@ def _superlink(
     ]
     with (home / "superlink.out").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "server_app.run.guard", str(home), *command],
+            [sys.executable, "-m", "fedsilo.server_app.run.guard", str(home), *command],
             env=environment,
             stdin=subprocess.PIPE,  # ends with this process
             stdout=log,

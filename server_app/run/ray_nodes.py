@@ -1,4 +1,4 @@
-"""What each node of a Ray cluster has: ``python -m server_app.run.ray_nodes ADDRESS FOLDER``.
+"""What each node of a Ray cluster has, asked of the cluster at an address.
 
 A process of its own, so that Ray's client and what it says end with it. It prints one JSON object:
 the cluster's address and, for each node, what ``describe`` found there.
@@ -44,7 +44,7 @@ def describe(node: str, folder: str, packages: Sequence[str]) -> dict[str, Any]:
         "fault": "",
     }
     try:
-        from client_app.worker.installed import installed_app
+        from fedsilo.client_app.worker.installed import installed_app
 
         found["fedsilo"] = json.dumps(dict(installed_app().digests), sort_keys=True)
     except Exception as error:  # of whatever kind: the node cannot run fedsilo

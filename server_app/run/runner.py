@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -13,20 +13,19 @@ from typing import Any
 from flwr.serverapp import Grid
 from rich.console import Console
 
-from datasets.io.atomic_files import write_atomically
-from datasets.io.state_files import save_state
-from datasets.registry import cut_of, data_set, silo_count
-from models.contract.errors import FedsiloError, RunDirectoryError
-from models.contract.settings import CommonSettings
-from server_app.config.operator_files import operator_terms
-from server_app.config.settings import RunSettings, differences, resolve, run_values
-from server_app.figures.calibration import evidence_document, without_bins
-from server_app.figures.learning_curves import draw_curves, draw_pictures
-from server_app.records.checkpoints import CheckpointHook
-from server_app.records.privacy_account import PrivacyHook
-from server_app.records.progress_hook import ProgressRecord
-from server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
-from server_app.records.run_directory import (
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.datasets.registry import cut_of, data_set, silo_count
+from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.config.operator_files import operator_terms
+from fedsilo.server_app.config.settings import RunSettings, differences, resolve, run_values
+from fedsilo.server_app.records.checkpoints import CheckpointHook
+from fedsilo.server_app.records.evidence import evidence_document, without_bins
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.progress_hook import ProgressRecord
+from fedsilo.server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
+from fedsilo.server_app.records.run_directory import (
     CUT,
     SILOS,
     STANDARDISATION,
@@ -37,31 +36,33 @@ from server_app.records.run_directory import (
     open_run_directory,
     silos_document,
 )
-from server_app.records.summary import (
+from fedsilo.server_app.records.summary import (
     by_distribution,
     means,
     print_table,
     privacy_document,
     result_table,
 )
-from server_app.records.tracking import TrackingHook
-from server_app.run.notices import say_what_is_odd, say_who_is_missing
-from server_app.run.progress import ProgressHook
-from server_app.run.progress_bars import make_console
-from strategies.loop.drawing import refuse_site_count
-from strategies.loop.method import Method
-from strategies.loop.participants import Participants, meet_sites
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.terms import Terms
-from strategies.methods.registry import strategy_class
-from strategies.wire.records import to_record
+from fedsilo.server_app.records.tracking import TrackingHook
+from fedsilo.server_app.run.notices import say_what_is_odd, say_who_is_missing
+from fedsilo.server_app.run.progress import ProgressHook
+from fedsilo.server_app.run.progress_bars import make_console
+from fedsilo.strategies.loop.drawing import refuse_site_count
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.participants import Participants, meet_sites
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.terms import Terms
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.records import to_record
+
+Draw = Callable[[RunDirectory, Mapping[str, Any]], None]  # a run's pictures, by its summary
 
 
 def run(
     grid: Grid,
     settings: RunSettings,
     launch: Mapping[str, Any] | None = None,
-    draw: bool = True,
+    draw: Draw | None = None,
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
@@ -69,7 +70,7 @@ def run(
         grid: Flower's grid or the in-process one.
         settings: what to run.
         launch: engine and resources, for config.toml, so that ``fedsilo resume`` takes the same.
-        draw: whether pictures are wanted.
+        draw: draws the finished run's pictures; None: there are none.
 
     Raises:
         FedsiloError: nothing was half-written; what was finished before stays and can be resumed.
@@ -225,7 +226,7 @@ def _write_end(
     loop: RoundLoop,
     recorders: _Recorders,
     seconds: dict[str, float],
-    draw: bool,
+    draw: Draw | None,
 ) -> None:
     """Write the model, privacy.json, pictures and, last, summary.json: by it a run is whole."""
     state, method = loop.current(), loop.method
@@ -269,8 +270,7 @@ def _write_end(
     summary = {**results, **cost, "privacy": privacy}
     try:
         if draw:
-            draw_curves(directory, summary)
-            draw_pictures(directory, method.pictures)
+            draw(directory, summary)
     except Exception:  # a picture that cannot be drawn costs no run
         directory.write_json("summary.json", summary)
         raise

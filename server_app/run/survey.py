@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from flwr.serverapp import Grid
 
-from datasets.registry import silo_count
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SPLITS
-from models.contract.survey import Count, Measured, Survey
-from server_app.config.operator_files import operator_terms
-from server_app.config.settings import RunSettings
-from server_app.records.run_directory import RunDirectory, named, open_run_directory
-from strategies.loop.surveying import Surveyed, survey_sites
+from fedsilo.datasets.registry import silo_count
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SPLITS
+from fedsilo.models.contract.survey import Count, Measured, Survey
+from fedsilo.server_app.config.operator_files import operator_terms
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import RunDirectory, named, open_run_directory
+from fedsilo.strategies.loop.surveying import Surveyed, survey_sites
 
 FILE = "survey.json"
 VERSION = 1

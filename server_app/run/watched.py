@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.contract.errors import RunDirectoryError
-from server_app.records.progress import (
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.records.progress import (
     FAILED,
     FILE,
     FINISHED,
@@ -17,7 +17,7 @@ from server_app.records.progress import (
     Progress,
     read_progress,
 )
-from server_app.run.processes import process_of
+from fedsilo.server_app.run.processes import process_of
 
 _SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes all 15
 _UNITS = ("B", "kB", "MB", "GB", "TB")

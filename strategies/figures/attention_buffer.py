@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.figures.palette import SALIENCY
-from models.figures.panels import without_frame
+from fedsilo.models.figures.palette import SALIENCY
+from fedsilo.models.figures.panels import without_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

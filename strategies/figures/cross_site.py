@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from models.figures.heat_map import annotated_heat_map
+from fedsilo.models.figures.heat_map import annotated_heat_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

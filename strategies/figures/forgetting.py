@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from models.figures.palette import line_styles
-from models.figures.panels import line_legend
+from fedsilo.models.figures.palette import line_styles
+from fedsilo.models.figures.panels import line_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

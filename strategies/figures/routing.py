@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from models.figures.heat_map import annotated_heat_map
-from models.figures.palette import BLUE, ORANGE, SKY
+from fedsilo.models.figures.heat_map import annotated_heat_map
+from fedsilo.models.figures.palette import BLUE, ORANGE, SKY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

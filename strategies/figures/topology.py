@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from models.figures.palette import BLUE, ORANGE, LineStyle, line_styles
-from models.figures.panels import line_legend
+from fedsilo.models.figures.palette import BLUE, ORANGE, LineStyle, line_styles
+from fedsilo.models.figures.panels import line_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from strategies.loop.state import SiteReply
-from strategies.wire.records import NDArray
+from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.wire.records import NDArray
 
 
 class SummedReplies(dict[str, SiteReply]):

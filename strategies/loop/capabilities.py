@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
 
 
 @dataclass(frozen=True)

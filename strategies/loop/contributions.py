@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.contract.messages import EVALUATE
-from strategies.loop.method import Method
-from strategies.loop.state import RoundState, SiteReply
-from strategies.loop.updates import in_kinds, update, update_norm
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.updates import in_kinds, update, update_norm
+from fedsilo.strategies.wire.records import NDArray
 
 _FEWEST = 3  # sites: of two no median tells which is odd
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.contract.errors import SettingError
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
-from models.privacy.secure_sum import needed_sites, quantisation
-from strategies.loop.robust import why_too_few
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.secure_sum import needed_sites, quantisation
+from fedsilo.strategies.loop.robust import why_too_few
 
 
 def drawn_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 from flwr.app import RecordDict
 
-from datasets.silo.site_names import site_name_fault
-from models.contract.errors import SiteError
-from models.contract.feature_statistics import Sums
-from models.contract.messages import CONFIG
-from models.contract.one_line import one_line
-from models.contract.site_facts import SPLITS, SiteFacts
-from strategies.wire.bundles import record_bytes
+from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.feature_statistics import Sums
+from fedsilo.models.contract.messages import CONFIG
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
+from fedsilo.strategies.wire.bundles import record_bytes
 
 _BYTES = 2**22  # of a whole hello: names and counts of thousands of classes fit
 _SOFTWARE = 10  # entries

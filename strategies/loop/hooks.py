@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from models.contract.errors import SiteError
-from strategies.loop.contributions import Contribution
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.loop.contributions import Contribution
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 
 class Hook:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from datasets.weights.backbones import load_backbone
-from datasets.weights.initial_weights import load_initial_weights
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
-from strategies.wire.records import NDArray
+from fedsilo.datasets.weights.backbones import load_backbone
+from fedsilo.datasets.weights.initial_weights import load_initial_weights
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.wire.records import NDArray
 
 
 def initial_weights(network: nn.Module) -> dict[str, NDArray]:

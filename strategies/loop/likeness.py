@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
-from models.contract.feature_statistics import Sums, Vector
-from models.contract.one_line import one_line
-from models.contract.site_facts import SiteFacts
-from models.networks.kinds import Task
+from fedsilo.models.contract.feature_statistics import Sums, Vector
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.networks.kinds import Task
 
 Facts = Mapping[str, SiteFacts]
 Refused = dict[str, str]  # site -> why it is left out, one line

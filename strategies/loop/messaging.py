@@ -9,8 +9,8 @@ from contextlib import suppress
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from models.contract.errors import SiteError
-from strategies.wire.bundles import Bundles, bundle, unbundle
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.wire.bundles import Bundles, bundle, unbundle
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 _LATE_BY = 0.05  # a reply is seen at most this share of its time too late

@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from models.contract.messages import START, TRAIN
-from models.contract.notes import Notes
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.networks.kinds import Task
-from strategies.loop.averaging import weighted_mean
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights, starting_network
-from strategies.loop.participants import Participants
-from strategies.loop.reporting import MethodReport
-from strategies.loop.robust import robust_mean
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.messages import START, TRAIN
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.averaging import weighted_mean
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reporting import MethodReport
+from fedsilo.strategies.loop.robust import robust_mean
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.wire.records import NDArray
 
 
 class Method(MethodReport, ABC):

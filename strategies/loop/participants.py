@@ -2,8 +2,8 @@
 
 Whatever a node says of itself, it costs the run that node alone: it is named and left out, and the
 run goes on if 'min-sites' allows. What a hello may hold is in ``strategies.loop.hello``, what sites
-must have alike in ``strategies.loop.likeness``, whom the operator lets in in
-``strategies.loop.terms``.
+must have alike in ``fedsilo.strategies.loop.likeness``, whom the operator lets in in
+``fedsilo.strategies.loop.terms``.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from models.contract.errors import SiteError
-from models.contract.feature_statistics import FeatureStatistics
-from models.contract.messages import CONFIG, HELLO
-from models.contract.one_line import one_line
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.contract.versions import own_versions
-from models.maths.standardisation import pooled_statistics
-from models.networks.kinds import Task
-from strategies.loop.hello import read_hello
-from strategies.loop.likeness import Refused, odd_sums, other_tasks, shared_data, task_of, unlike
-from strategies.loop.messaging import exchange
-from strategies.loop.terms import Terms
-from strategies.wire.bundles import record_bytes
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.versions import own_versions
+from fedsilo.models.maths.standardisation import pooled_statistics
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.hello import read_hello
+from fedsilo.strategies.loop.likeness import (
+    Refused,
+    odd_sums,
+    other_tasks,
+    shared_data,
+    task_of,
+    unlike,
+)
+from fedsilo.strategies.loop.messaging import exchange
+from fedsilo.strategies.loop.terms import Terms
+from fedsilo.strategies.wire.bundles import record_bytes
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
 _TAKEN = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from models.contract.messages import EVALUATE, TRAIN, TRAINING
+from fedsilo.models.contract.messages import EVALUATE, TRAIN, TRAINING
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.contract.messages import (
+from fedsilo.models.contract.messages import (
     DP_RELEASES,
     INCOMING,
     KEPT_STATE,
@@ -21,7 +21,7 @@ from models.contract.messages import (
     SECONDS,
     TRAINED,
 )
-from strategies.wire.records import NDArray
+from fedsilo.strategies.wire.records import NDArray
 
 _ROUNDING = 1e-6
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")

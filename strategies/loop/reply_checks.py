@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from models.contract.errors import ERROR_CODES, EpsilonSpentError, SiteError
-from models.contract.messages import (
+from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError, SiteError
+from fedsilo.models.contract.messages import (
     ARRAYS,
     EVALUATE,
     INCOMING,
@@ -21,13 +21,13 @@ from models.contract.messages import (
     TRAINING,
     measurement,
 )
-from models.contract.one_line import one_line, shortened
-from strategies.loop.method import Method
-from strategies.loop.phase import Phase
-from strategies.loop.ranges import array_fault, metric_fault, too_many
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.wire.bundles import bundle_fault, records_fault
-from strategies.wire.records import ArrayError, read_header, unpack
+from fedsilo.models.contract.one_line import one_line, shortened
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.phase import Phase
+from fedsilo.strategies.loop.ranges import array_fault, metric_fault, too_many
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.wire.bundles import bundle_fault, records_fault
+from fedsilo.strategies.wire.records import ArrayError, read_header, unpack
 
 _ANY = 2**16  # no method's arrays are longer where any length will do
 _ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
@@ -38,7 +38,7 @@ class TooFewSitesError(SiteError):
 
     Attributes:
         reasons: which site failed in what way, without what to do about it.
-        codes: the codes (``models.contract.errors``) of what the failed sites answered.
+        codes: the codes (``fedsilo.models.contract.errors``) of what the failed sites answered.
     """
 
     def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:

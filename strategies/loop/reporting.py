@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import RoundState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

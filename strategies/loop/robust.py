@@ -19,12 +19,12 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import compute_distances
 
-from models.contract.errors import SiteError
-from models.contract.settings import CommonSettings
-from strategies.loop.averaging import weights_of
-from strategies.loop.state import SiteReply
-from strategies.loop.updates import in_kinds, update, update_norm
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.averaging import weights_of
+from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.loop.updates import in_kinds, update, update_norm
+from fedsilo.strategies.wire.records import NDArray
 
 Replies = Mapping[str, SiteReply]
 Arrays = Mapping[str, NDArray]

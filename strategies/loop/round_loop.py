@@ -1,7 +1,7 @@
 """The one round loop: phases, checks, failure policy, hooks, and going on from a checkpoint.
 
 Flower's ``Strategy.start`` knows no start round and no checkpoint; it is overridden here once. What
-a method adds is in ``strategies.loop.method``.
+a method adds is in ``fedsilo.strategies.loop.method``.
 
 Messages: ``train`` to each recipient and phase, with ``config``
 (models.contract.messages.Instruction) and ``arrays`` (float32, see the method), for tables with
@@ -21,8 +21,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from models.contract.errors import SiteError
-from models.contract.messages import (
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
     EVALUATE,
@@ -32,28 +32,28 @@ from models.contract.messages import (
     TRAIN,
     Instruction,
 )
-from models.contract.one_line import shortened
-from strategies.loop.contributions import contributions, far_out
-from strategies.loop.drawing import drawn_sites
-from strategies.loop.hooks import Hook
-from strategies.loop.messaging import exchange
-from strategies.loop.method import Method
-from strategies.loop.participants import meet_latecomers
-from strategies.loop.phase import Phase
-from strategies.loop.reply_checks import (
+from fedsilo.models.contract.one_line import shortened
+from fedsilo.strategies.loop.contributions import contributions, far_out
+from fedsilo.strategies.loop.drawing import drawn_sites
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.messaging import exchange
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.participants import meet_latecomers
+from fedsilo.strategies.loop.phase import Phase
+from fedsilo.strategies.loop.reply_checks import (
     code_of,
     expected_of,
     most_bytes,
     refuse_too_few,
     why_unusable,
 )
-from strategies.loop.secure_round import SecureRound, secured_phases
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.loop.stopping import Stop
-from strategies.wire.bundles import record_bytes
-from strategies.wire.records import NDArray, Packed, from_record, to_record
-from strategies.wire.secure_keys import SECURE
-from strategies.wire.shelf import Shelf
+from fedsilo.strategies.loop.secure_round import SecureRound, secured_phases
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.stopping import Stop
+from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import NDArray, Packed, from_record, to_record
+from fedsilo.strategies.wire.secure_keys import SECURE
+from fedsilo.strategies.wire.shelf import Shelf
 
 
 @final

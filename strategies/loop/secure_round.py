@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from models.contract.errors import SettingError, SiteError
-from models.contract.messages import (
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import (
     ARRAYS,
     METRICS,
     SECURE_KEYS,
@@ -27,8 +27,8 @@ from models.contract.messages import (
     SECURING,
     TRAIN,
 )
-from models.contract.settings import CommonSettings
-from models.privacy.secure_sum import (
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.secure_sum import (
     KEY,
     Quantisation,
     Words,
@@ -38,10 +38,10 @@ from models.privacy.secure_sum import (
     quantisation,
     why_too_coarse,
 )
-from strategies.loop.averaging import SummedReplies
-from strategies.loop.state import ArraySpec, SiteReply
-from strategies.wire.records import NDArray
-from strategies.wire.secure_keys import (
+from fedsilo.strategies.loop.averaging import SummedReplies
+from fedsilo.strategies.loop.state import ArraySpec, SiteReply
+from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
     LONGEST_SEALED,
     LONGEST_SHARE,

@@ -8,8 +8,8 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from models.contract.messages import ARRAYS, KEPT_STATE, METRICS, NUM_EXAMPLES
-from strategies.wire.records import NDArray, unpack
+from fedsilo.models.contract.messages import ARRAYS, KEPT_STATE, METRICS, NUM_EXAMPLES
+from fedsilo.strategies.wire.records import NDArray, unpack
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from models.contract.errors import SiteError
-from strategies.loop.hooks import Hook
-from strategies.loop.state import RoundState
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.state import RoundState
 
 Ahead = Callable[[RoundState], Mapping[str, int]]
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from datasets.silo.site_names import site_name_fault
-from models.contract.errors import SiteError
-from models.contract.messages import CONFIG, SURVEY, SURVEYED
-from models.contract.one_line import one_line
-from models.contract.settings import CommonSettings
-from models.contract.survey import Survey
-from models.contract.versions import own_versions
-from strategies.loop.messaging import exchange
-from strategies.loop.participants import HELLO_TIMEOUT, wait_for_nodes
-from strategies.loop.terms import Registry
-from strategies.wire.bundles import record_bytes
+from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import CONFIG, SURVEY, SURVEYED
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.survey import Survey
+from fedsilo.models.contract.versions import own_versions
+from fedsilo.strategies.loop.messaging import exchange
+from fedsilo.strategies.loop.participants import HELLO_TIMEOUT, wait_for_nodes
+from fedsilo.strategies.loop.terms import Registry
+from fedsilo.strategies.wire.bundles import record_bytes
 
 _BYTES = 2**22  # of a whole answer
 _REASON = 200  # characters

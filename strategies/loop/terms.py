@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.site_facts import SiteFacts
 
 
 def _anyone(facts: SiteFacts) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from models.contract.array_names import is_statistic
-from strategies.loop.state import SiteReply
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.wire.records import NDArray
 
 Arrays = Mapping[str, NDArray]
 

@@ -6,8 +6,8 @@ contrastive divergence is the silos' (``client_app/methods/cdl.py``).
 
 from __future__ import annotations
 
-from models.methods.cdl import CDLSettings
-from strategies.methods.decentralised import Decentralised, among_silos
+from fedsilo.models.methods.cdl import CDLSettings
+from fedsilo.strategies.methods.decentralised import Decentralised, among_silos
 
 
 class CDL(Decentralised):

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from models.methods.cross import CROSSED, metric_from
-from strategies.figures.cross_site import draw_cross
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState
-from strategies.methods.ensemble import Ensemble
-from strategies.methods.experts import expert_specs
-from strategies.published.fedaligncl import mammography_cross
+from fedsilo.models.methods.cross import CROSSED, metric_from
+from fedsilo.strategies.figures.cross_site import draw_cross
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.methods.ensemble import Ensemble
+from fedsilo.strategies.methods.experts import expert_specs
+from fedsilo.strategies.published.fedaligncl import mammography_cross
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

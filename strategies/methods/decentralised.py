@@ -15,20 +15,20 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from datasets.partition.silo_sets import open_silo_set
-from models.contract.array_names import arrays_below, with_prefix
-from models.contract.messages import EVALUATE, SECONDS
-from models.contract.notes import Notes
-from models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights, starting_network
-from strategies.loop.method import Method
-from strategies.loop.reporting import Disclosures
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.topology.cycle_time import topology_document
-from strategies.topology.graphs import Topology, build_topology
-from strategies.wire.records import NDArray
+from fedsilo.datasets.partition.silo_sets import open_silo_set
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
+from fedsilo.models.contract.messages import EVALUATE, SECONDS
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Disclosures
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.topology.cycle_time import topology_document
+from fedsilo.strategies.topology.graphs import Topology, build_topology
+from fedsilo.strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,7 +164,7 @@ class Decentralised(Method):
         """Draw the topology."""
         if _DOCUMENT not in documents:
             return {}
-        from strategies.figures.topology import draw_topology
+        from fedsilo.strategies.figures.topology import draw_topology
 
         return draw_topology(documents[_DOCUMENT])
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.contract.settings import AGGREGATIONS
-from models.methods.distrans import (
+from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.models.methods.distrans import (
     OFFSET,
     OFFSETS,
     DisTransSettings,
@@ -24,14 +24,14 @@ from models.methods.distrans import (
     from_pixels,
     to_pixels,
 )
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights, starting_network
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
-from strategies.published.uefl import shifted_digits
-from strategies.wire.records import NDArray
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.published.uefl import shifted_digits
+from fedsilo.strategies.wire.records import NDArray
 
 _EMBEDDING = "embedding/"
 

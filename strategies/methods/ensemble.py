@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.contract.messages import EVALUATE
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.method import Method
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.experts import collected_experts, expert_specs
-from strategies.published.picsr import heart_disease
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.experts import collected_experts, expert_specs
+from fedsilo.strategies.published.picsr import heart_disease
+from fedsilo.strategies.wire.records import NDArray
 
 
 class Ensemble(Method):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from models.networks.mixture import expert_array
-from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.state import ArraySpec, SiteReply
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.mixture import expert_array
+from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.state import ArraySpec, SiteReply
+from fedsilo.strategies.wire.records import NDArray
 
 
 def expert_specs(common: CommonSettings, task: Task, prefix: str = "") -> dict[str, ArraySpec]:

@@ -1,6 +1,6 @@
 """FedAdam at the server (Reddi et al. 2021): FedAvgM's rounds, with the step of its settings."""
 
-from strategies.methods.fedavgm import FedAvgM
+from fedsilo.strategies.methods.fedavgm import FedAvgM
 
 
 class FedAdam(FedAvgM):

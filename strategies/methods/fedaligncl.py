@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from models.contract.errors import SettingError
-from models.contract.messages import EVALUATE, INCOMING, measurement
-from models.contract.notes import Notes
-from models.contract.settings import AGGREGATIONS, CommonSettings
-from models.maths.pacing import epoch_of
-from models.methods.fedaligncl import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE, INCOMING, measurement
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.models.maths.pacing import epoch_of
+from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,
     DISCRIMINATORS,
     EMBEDDINGS,
@@ -26,13 +26,13 @@ from models.methods.fedaligncl import (
     EmbeddingNotes,
     FedAlignCLSettings,
 )
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import starting_network
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
-from strategies.published.fedaligncl import mammography
-from strategies.wire.records import NDArray
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import starting_network
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.published.fedaligncl import mammography
+from fedsilo.strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -180,7 +180,7 @@ class FedAlignCL(FedAvg):
         """Return the share of forgotten samples per epoch."""
         if "forgotten.json" not in documents:
             return {}
-        from strategies.figures.forgetting import draw_forgotten
+        from fedsilo.strategies.figures.forgetting import draw_forgotten
 
         return draw_forgotten(documents["forgotten.json"])
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.contract.settings import AGGREGATIONS
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights, starting_network
-from strategies.loop.method import Method
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.published.conditions import first_of
-from strategies.published.fedevprompt import dermoscopy, with_prompts
-from strategies.published.picsr import heart_disease
-from strategies.published.uefl import shifted_digits
+from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.published.conditions import first_of
+from fedsilo.strategies.published.fedevprompt import dermoscopy, with_prompts
+from fedsilo.strategies.published.picsr import heart_disease
+from fedsilo.strategies.published.uefl import shifted_digits
 
 
 class FedAvg(Method):

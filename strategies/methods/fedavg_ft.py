@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.contract.errors import SettingError
-from models.contract.settings import AGGREGATIONS, CommonSettings
-from models.methods.fedavg_ft import FedAvgFTSettings
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
-from strategies.methods.personal_models import keepers, with_keepers
-from strategies.published.conditions import first_of
-from strategies.published.fedevprompt import dermoscopy
-from strategies.published.picsr import heart_disease
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.methods.personal_models import keepers, with_keepers
+from fedsilo.strategies.published.conditions import first_of
+from fedsilo.strategies.published.fedevprompt import dermoscopy
+from fedsilo.strategies.published.picsr import heart_disease
+from fedsilo.strategies.wire.records import NDArray
 
 
 class FedAvgFT(FedAvg):

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from models.contract.array_names import is_statistic
-from strategies.loop.reporting import Published
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.records import NDArray
 
 _MOMENTS = "moments/"  # moments/<array>: kept in the state, so in the checkpoint
 

@@ -3,7 +3,7 @@
 Messages: ``train`` brings ``logits/<class>`` (classes,), the unweighted mean over all other sites
 that send the class, none in round 1; the reply holds ``logits/<class>`` (classes,), the site's mean
 over its training samples of that class, for each class that it has enough of
-(``strategies.methods.fedproto.held``). ``evaluate`` brings nothing. Float32.
+(``fedsilo.strategies.methods.fedproto.held``). ``evaluate`` brings nothing. Float32.
 
 The server keeps each site's logits until that site sends newer ones: a site that does not answer a
 round still counts for the others.
@@ -15,16 +15,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from models.contract.messages import EVALUATE
-from models.methods.feddistill import LOGITS, FedDistillSettings
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.method import Method
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.fedproto import enough, fewest, held, nothing_leaves
-from strategies.published.fedevprompt import dermoscopy
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.fedproto import enough, fewest, held, nothing_leaves
+from fedsilo.strategies.published.fedevprompt import dermoscopy
+from fedsilo.strategies.wire.records import NDArray
 
 
 class FedDistill(Method):

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
-from models.contract.notes import Notes
-from models.maths.earth_movers import refuse_large
-from models.methods.cross import metric_from
-from models.methods.fedefm import (
+from fedsilo.models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.maths.earth_movers import refuse_large
+from fedsilo.models.methods.cross import metric_from
+from fedsilo.models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
     OVERSEAS,
@@ -28,12 +28,12 @@ from models.methods.fedefm import (
     FedEFMSettings,
     map_tokens,
 )
-from models.networks.kinds import Task
-from strategies.loop.initial_arrays import starting_network
-from strategies.loop.reporting import Disclosures
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.decentralised import SILO, Decentralised, below
-from strategies.wire.records import NDArray
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.initial_arrays import starting_network
+from fedsilo.strategies.loop.reporting import Disclosures
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.decentralised import SILO, Decentralised, below
+from fedsilo.strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,7 +145,7 @@ class FedEFM(Decentralised):
         """Draw the topology and the weights of its edges over rounds."""
         pictures = dict(super().pictures(documents))
         if _DOCUMENT in documents:
-            from strategies.figures.topology import draw_edge_weights
+            from fedsilo.strategies.figures.topology import draw_edge_weights
 
             pictures["closeness.png"] = draw_edge_weights(documents[_DOCUMENT])
         return pictures

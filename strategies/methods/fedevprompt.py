@@ -19,23 +19,29 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from models.contract.errors import SettingError
-from models.contract.messages import EVALUATE
-from models.contract.settings import AGGREGATIONS, CommonSettings
-from models.methods.fedevprompt import BUFFER, MAPS, FedEvPromptSettings, map_fault, shared_names
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights, starting_network
-from strategies.loop.method import Method
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.published.fedevprompt import dermoscopy
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.models.methods.fedevprompt import (
+    BUFFER,
+    MAPS,
+    FedEvPromptSettings,
+    map_fault,
+    shared_names,
+)
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.published.fedevprompt import dermoscopy
+from fedsilo.strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from models.networks.prompted_vit import PromptedViT
+    from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
 class FedEvPrompt(Method):
@@ -163,7 +169,7 @@ class FedEvPrompt(Method):
         """Return the buffer as a contact sheet."""
         if "buffer.json" not in documents:
             return {}
-        from strategies.figures.attention_buffer import draw_buffer
+        from fedsilo.strategies.figures.attention_buffer import draw_buffer
 
         return draw_buffer(documents["buffer.json"])
 

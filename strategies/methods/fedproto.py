@@ -18,18 +18,18 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from models.contract.messages import EVALUATE
-from models.maths.class_means import large_classes
-from models.methods.fedproto import PROTOTYPE, FedProtoSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task, network_kind
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.method import Method
-from strategies.loop.participants import Participants
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.published.fedevprompt import dermoscopy
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.maths.class_means import large_classes
+from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task, network_kind
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.published.fedevprompt import dermoscopy
+from fedsilo.strategies.wire.records import NDArray
 
 
 class FedProto(Method):

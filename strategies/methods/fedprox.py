@@ -6,11 +6,11 @@ sites' (``client_app/methods/fedprox.py``).
 
 from __future__ import annotations
 
-from strategies.loop.reporting import Published
-from strategies.methods.fedavg import FedAvg
-from strategies.published.conditions import first_of
-from strategies.published.fedevprompt import dermoscopy
-from strategies.published.picsr import heart_disease
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.published.conditions import first_of
+from fedsilo.strategies.published.fedevprompt import dermoscopy
+from fedsilo.strategies.published.picsr import heart_disease
 
 
 class FedProx(FedAvg):

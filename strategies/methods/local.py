@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.contract.messages import EVALUATE
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.method import Method
-from strategies.loop.reporting import Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.published.conditions import first_of
-from strategies.published.fedaligncl import mammography
-from strategies.published.fedevprompt import dermoscopy, with_prompts
-from strategies.published.picsr import heart_disease
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.published.conditions import first_of
+from fedsilo.strategies.published.fedaligncl import mammography
+from fedsilo.strategies.published.fedevprompt import dermoscopy, with_prompts
+from fedsilo.strategies.published.picsr import heart_disease
+from fedsilo.strategies.wire.records import NDArray
 
 
 class Local(Method):

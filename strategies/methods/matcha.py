@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from models.methods.decentralised import MatchaSettings
-from strategies.methods.decentralised import Decentralised
+from fedsilo.models.methods.decentralised import MatchaSettings
+from fedsilo.strategies.methods.decentralised import Decentralised
 
 
 class Matcha(Decentralised):

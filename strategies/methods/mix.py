@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.contract.errors import SettingError
-from models.contract.messages import EVALUATE
-from models.contract.notes import Notes
-from models.methods.mix import PoolNotes
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
-from strategies.published.fedaligncl import mammography
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.methods.mix import PoolNotes
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.published.fedaligncl import mammography
 
 
 class Mix(FedAvg):

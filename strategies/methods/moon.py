@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 import torch
 
-from models.contract.messages import EVALUATE
-from models.methods.moon import PROJECTION, MoonSettings, build_projection
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import RoundState
-from strategies.methods.fedavg import FedAvg
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.records import NDArray
 
 
 class Moon(FedAvg):

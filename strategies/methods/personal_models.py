@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from models.contract.settings import CommonSettings
-from strategies.loop.state import RoundState, SiteReply
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 _PERSONAL = "personal"
 

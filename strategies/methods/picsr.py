@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from datasets.registry import data_set
-from models.contract.array_names import arrays_below
-from models.contract.errors import SettingError
-from models.contract.messages import EVALUATE
-from models.contract.notes import Notes
-from models.contract.settings import AGGREGATIONS, CommonSettings
-from models.methods.picsr import (
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.array_names import arrays_below
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.models.methods.picsr import (
     EXPERTS,
     OWN_EXPERT,
     OWN_PROTOTYPE,
@@ -38,19 +38,19 @@ from models.methods.picsr import (
     prototype_distances,
     routing_document,
 )
-from models.networks.build import build_classifier
-from models.networks.exchanged import load_exchanged
-from models.networks.kinds import Task
-from models.networks.mixture import EXPERT
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights, starting_network
-from strategies.loop.method import Method
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.experts import collected_experts, expert_specs
-from strategies.methods.personal_models import keepers, with_keepers
-from strategies.published.picsr import heart_disease
-from strategies.wire.records import NDArray
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import load_exchanged
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.mixture import EXPERT
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.experts import collected_experts, expert_specs
+from fedsilo.strategies.methods.personal_models import keepers, with_keepers
+from fedsilo.strategies.published.picsr import heart_disease
+from fedsilo.strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -205,7 +205,7 @@ class PICSR(Method):
         """Return the paper's figure 2, the matrix of mean weights and that of distances."""
         if "routing.json" not in documents:
             return {}
-        from strategies.figures.routing import draw_routing
+        from fedsilo.strategies.figures.routing import draw_routing
 
         return draw_routing(documents["routing.json"])
 

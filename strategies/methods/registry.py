@@ -1,9 +1,9 @@
-"""The server's side of each method of the table in ``models.contract.methods``."""
+"""The server's side of each method of the table in ``fedsilo.models.contract.methods``."""
 
 from __future__ import annotations
 
-from models.contract.methods import method_part
-from strategies.loop.method import Method
+from fedsilo.models.contract.methods import method_part
+from fedsilo.strategies.loop.method import Method
 
 
 def strategy_class(name: str) -> type[Method]:

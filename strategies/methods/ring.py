@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from models.methods.decentralised import LinkSettings
-from strategies.methods.decentralised import Decentralised
+from fedsilo.models.methods.decentralised import LinkSettings
+from fedsilo.strategies.methods.decentralised import Decentralised
 
 
 class Ring(Decentralised):

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from models.contract.notes import Notes
-from models.contract.settings import AGGREGATIONS
-from models.methods.decentralised import LinkSettings
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.reporting import Disclosures
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.decentralised import Decentralised
-from strategies.wire.records import NDArray
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.models.methods.decentralised import LinkSettings
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.reporting import Disclosures
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.decentralised import Decentralised
+from fedsilo.strategies.wire.records import NDArray
 
 
 class Star(Decentralised):

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.contract.errors import SettingError
-from models.contract.messages import INCOMING, TRAIN, measurement
-from models.contract.notes import Notes
-from models.contract.seeding import derive_seed
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.maths.federated_kmeans import Centroids, merge_centroids
-from models.methods.uefl import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import INCOMING, TRAIN, measurement
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.maths.federated_kmeans import Centroids, merge_centroids
+from fedsilo.models.methods.uefl import (
     CODEBOOK,
     NEW_CODEWORDS,
     CentroidNotes,
@@ -34,15 +34,15 @@ from models.methods.uefl import (
     segment_dimension,
     uncertain_sites,
 )
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from strategies.loop.capabilities import Capabilities
-from strategies.loop.initial_arrays import initial_weights, starting_network
-from strategies.loop.method import Method
-from strategies.loop.reporting import Disclosures, Published
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.published.uefl import shifted_digits
-from strategies.wire.records import NDArray
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.published.uefl import shifted_digits
+from fedsilo.strategies.wire.records import NDArray
 
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 ENTROPY = measurement(INCOMING, "val", "entropy")

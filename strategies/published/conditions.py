@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.contract.settings import CommonSettings, NoSettings
-from models.contract.settings_schema import Value, as_mapping, defaults
-from strategies.loop.reporting import Published
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults
+from fedsilo.strategies.loop.reporting import Published
 
 _TOLD = 4  # differences that are spelled out
 

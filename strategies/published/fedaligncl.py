@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.contract.settings import CommonSettings
-from models.methods.cross import metric_from
-from strategies.loop.participants import Participants
-from strategies.loop.reporting import Published
-from strategies.published.conditions import WHOLE, Conditions
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.cross import metric_from
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.published.conditions import WHOLE, Conditions
 
 _METRICS = ("auc", "average-precision")
 _SITES = ("hologic", "siemens", "ge")

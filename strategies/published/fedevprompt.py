@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.contract.settings import CommonSettings
-from strategies.loop.participants import Participants
-from strategies.loop.reporting import Published
-from strategies.published.conditions import WHOLE, Conditions
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.published.conditions import WHOLE, Conditions
 
 _SITES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
 _TABLES: dict[str, tuple[float, ...]] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from models.contract.settings import CommonSettings
-from strategies.loop.participants import Participants
-from strategies.loop.reporting import Published
-from strategies.published.conditions import WHOLE, Conditions
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.published.conditions import WHOLE, Conditions
 
 _SITES = ("cleveland", "hungary", "switzerland", "va")
 _TABLE_1: dict[str, tuple[tuple[float, float], ...]] = {

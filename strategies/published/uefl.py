@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, defaults
-from strategies.loop.reporting import Published
-from strategies.published.conditions import Conditions, in_words, settings_of
-from strategies.published.uefl_tables import CODES, DISFL, GAMMA, ROWS, SHIFTS, UEFL, Row
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, defaults
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.published.conditions import Conditions, in_words, settings_of
+from fedsilo.strategies.published.uefl_tables import CODES, DISFL, GAMMA, ROWS, SHIFTS, UEFL, Row
 
 Figures = dict[str, dict[str, float]]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from models.contract.settings_schema import Value
+from fedsilo.models.contract.settings_schema import Value
 
 FEDAVG, DISTRANS, DISFL, UEFL = "FedAvg", "DisTrans", "DisFL", "UEFL"
 SHIFTS = ("D1", "D2", "D3")

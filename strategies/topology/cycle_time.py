@@ -19,13 +19,13 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from models.contract.errors import SettingError
-from models.methods.decentralised import LinkSettings
-from strategies.topology.graphs import Topology, build_topology, link_graph
-from strategies.topology.matcha import Matrix
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.methods.decentralised import LinkSettings
+from fedsilo.strategies.topology.graphs import Topology, build_topology, link_graph
+from fedsilo.strategies.topology.matcha import Matrix
 
 if TYPE_CHECKING:
-    from datasets.partition.silo_sets import SiloSet
+    from fedsilo.datasets.partition.silo_sets import SiloSet
 
 _COMPARED = ("complete", "ring", "star", "matcha")
 

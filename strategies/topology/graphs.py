@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
-from models.contract.errors import SettingError
-from strategies.topology.matcha import Matcha, Matrix, solve_matcha
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.strategies.topology.matcha import Matcha, Matrix, solve_matcha
 
 if TYPE_CHECKING:
-    from datasets.partition.silo_sets import SiloSet
+    from fedsilo.datasets.partition.silo_sets import SiloSet
 
 
 @dataclass(frozen=True, eq=False)

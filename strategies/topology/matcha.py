@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.contract.errors import SettingError
-from models.contract.seeding import generator
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import generator
 
 Edge = tuple[int, int]
 Matrix = NDArray[np.float64]

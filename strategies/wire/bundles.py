@@ -18,9 +18,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors.numpy import save
 
-from models.contract.errors import SiteError
-from models.contract.one_line import one_line
-from strategies.wire.records import KINDS, ArrayError, unpack
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.strategies.wire.records import KINDS, ArrayError, unpack
 
 BUNDLE = "safetensors"  # the only name in a bundled record
 _DTYPES = {

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 
-from models.contract.errors import SiteError
-from models.contract.one_line import one_line
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.one_line import one_line
 
 NDArray = npt.NDArray[Any]
 Packed = dict[int, tuple[NDArray, Array]]

@@ -32,7 +32,7 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
 )
 
-from models.contract.errors import SiteError
+from fedsilo.models.contract.errors import SiteError
 
 SECURE = "secure"  # the record's name, in messages and replies
 SENT = ("round", "mask-key", "seal-key", "to", "sealed", "of", "shares")  # keys of replies

@@ -16,7 +16,7 @@ from typing import IO
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.errors import RunDirectoryError
 
 IN_MEMORY = 2**26  # bytes of a phase's replies
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server_app.run.inline_engine import flower_identity
+from fedsilo.server_app.run.inline_engine import flower_identity
 from tests.support.hospital import Hospital
 
 

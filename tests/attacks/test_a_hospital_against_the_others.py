@@ -17,18 +17,20 @@ import pytest
 from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from datasets.io.state_files import load_state
-from models.contract.errors import RunDirectoryError, SiteError
-from models.contract.messages import ARRAYS, CONFIG, DP_RELEASES, METRICS, NUM_EXAMPLES
-from models.contract.settings_schema import Value
-from server_app.config.operator_files import REGISTRY
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
-from server_app.run.runner import run
-from strategies.loop.participants import meet_sites
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.errors import RunDirectoryError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, DP_RELEASES, METRICS, NUM_EXAMPLES
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.operator_files import REGISTRY
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.server_app.run.runner import run
+from fedsilo.strategies.loop.participants import meet_sites
 
-APP = importlib.import_module("client_app.app")  # the package has its app by the module's name
+APP = importlib.import_module(
+    "fedsilo.client_app.app"
+)  # the package has its app by the module's name
 LIAR = "s3a"
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
@@ -247,7 +249,7 @@ def real_run(tmp_path: Path, tiny: Tiny) -> Iterator[Callable[..., RunDirectory]
         values |= {"out": str(tmp_path), "run-name": "run"}
         settings = resolve(values)
         app = APP.app
-        return run(InlineGrid(app, settings.as_mapping(), nodes), settings, draw=False)
+        return run(InlineGrid(app, settings.as_mapping(), nodes), settings)
 
     with flower_identity():
         yield start

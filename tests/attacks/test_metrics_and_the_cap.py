@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.privacy.protection import LEDGER
+from fedsilo.client_app.privacy.protection import LEDGER
 from tests.support.hospital import Hospital, seeded
 
 Make = Callable[..., Hospital]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.privacy.protection import LEDGER, read_own_ledger
-from models.contract.messages import HELLO, TRAIN
+from fedsilo.client_app.privacy.protection import LEDGER, read_own_ledger
+from fedsilo.models.contract.messages import HELLO, TRAIN
 from tests.support.hospital import Hospital, files_below
 
 Make = Callable[..., Hospital]

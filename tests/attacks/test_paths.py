@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.messages import HELLO, TRAIN
+from fedsilo.models.contract.messages import HELLO, TRAIN
 from tests.support.hospital import Hospital, files_below
 
 Make = Callable[..., Hospital]

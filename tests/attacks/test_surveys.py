@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from models.contract.messages import SURVEY, SURVEYED
-from models.contract.survey import Survey
+from fedsilo.models.contract.messages import SURVEY, SURVEYED
+from fedsilo.models.contract.survey import Survey
 from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]

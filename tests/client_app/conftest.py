@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_app.methods.base import SiteContext, SiteMethod
-from client_app.methods.registry import method_class
-from client_app.site.private_state import SiteState
-from client_app.site.request import Request
-from client_app.training.compute import choose_compute
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo
-from models.contract.messages import ARRAYS, CONFIG, Instruction
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from server_app.config.settings import RunSettings, resolve
-from server_app.run.inline_engine import flower_identity
-from strategies.wire.records import to_record
+from fedsilo.client_app.methods.base import SiteContext, SiteMethod
+from fedsilo.client_app.methods.registry import method_class
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.client_app.site.request import Request
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.run.inline_engine import flower_identity
+from fedsilo.strategies.wire.records import to_record
 
 
 @pytest.fixture(autouse=True, scope="module")

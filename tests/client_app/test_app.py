@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client_app.app import app
-from datasets.io.locations import Places
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo
-from datasets.tables.heart import HEART
-from models.contract.errors import ERROR_CODES
-from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
+from fedsilo.client_app.app import app
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.tables.heart import HEART
+from fedsilo.models.contract.errors import ERROR_CODES
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]
@@ -185,7 +185,7 @@ def test_the_text_of_a_foreign_error_stays_in_the_sites_own_log(
 
     logged = io.StringIO()
     handler, log = logging.StreamHandler(logged), logging.getLogger("flwr")
-    monkeypatch.setattr("client_app.opening.open_site", fail)
+    monkeypatch.setattr("fedsilo.client_app.opening.open_site", fail)
     log.addHandler(handler)
     try:
         reply = app(message(kind), context({"partition-id": 0}))
@@ -211,8 +211,11 @@ def test_a_message_of_another_version_is_an_error_reply(context: Node, message: 
 
 
 def test_the_app_is_loaded_without_the_methods_and_torch() -> None:
-    code = "import sys, client_app; print(*sorted(sys.modules))"
+    code = "import sys, fedsilo.client_app; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    assert [m for m in loaded if m.startswith("client_app")] == ["client_app", "client_app.app"]
+    assert [m for m in loaded if m.startswith("fedsilo.client_app")] == [
+        "fedsilo.client_app",
+        "fedsilo.client_app.app",
+    ]
     assert "torch" not in loaded

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_app.app import app
-from models.contract.messages import CONFIG, HELLO
-from models.contract.versions import FEDSILO
-from server_app.config.settings import resolve
+from fedsilo.client_app.app import app
+from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.contract.versions import FEDSILO
+from fedsilo.server_app.config.settings import resolve
 
 Node = Callable[..., Context]
 
@@ -87,7 +87,7 @@ def test_a_directory_that_may_not_be_read_is_one_line_without_a_files_name(
         raise PermissionError(13, "Permission denied", "/data/mueller-1951.png")
 
     (tmp_path / "one").touch()
-    monkeypatch.setattr("client_app.opening.load_silo", fail)
+    monkeypatch.setattr("fedsilo.client_app.opening.load_silo", fail)
     node = node_with(tmp_path, "heart", "va", tmp_path / "cache")
     if not real:
         node.node_config = {"partition-id": 0}

@@ -11,21 +11,21 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from client_app.methods.fedavg import FedAvgSite
-from client_app.methods.uefl import UEFLSite
-from client_app.opening import Site, open_method, open_site, state_folder
-from client_app.site.identity import site_name, site_settings
-from client_app.site.node import is_simulated
-from client_app.site.standardised import ready_silo
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo, Split
-from models.contract.errors import DataError, SettingError, SiteError
-from models.contract.feature_statistics import FeatureStatistics
-from models.contract.messages import FIGURES, TRAIN, Instruction
-from models.contract.settings import CommonSettings
-from models.networks.kinds import Task
-from server_app.config.settings import resolve
-from strategies.wire.records import to_record
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.methods.uefl import UEFLSite
+from fedsilo.client_app.opening import Site, open_method, open_site, state_folder
+from fedsilo.client_app.site.identity import site_name, site_settings
+from fedsilo.client_app.site.node import is_simulated
+from fedsilo.client_app.site.standardised import ready_silo
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import DataError, SettingError, SiteError
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.messages import FIGURES, TRAIN, Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.wire.records import to_record
 
 Node = Callable[..., Context]
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.methods.base import Answer, MeasuredModel, SiteMethod
-from client_app.site_round import SiteRound, peak_memory_bytes
-from client_app.training.compute import choose_compute
-from client_app.training.loop import LocalTraining
-from datasets.silo.silos import Split
-from models.contract.errors import SiteError
-from models.contract.messages import (
+from fedsilo.client_app.methods.base import Answer, MeasuredModel, SiteMethod
+from fedsilo.client_app.site_round import SiteRound, peak_memory_bytes
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import (
     ARRAYS,
     DP_RELEASES,
     KEPT_STATE,
@@ -27,7 +27,7 @@ from models.contract.messages import (
     SECONDS,
     Instruction,
 )
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork
 
 Opened = Callable[..., SiteMethod]
 ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from datasets.io.locations import Places
+from fedsilo.datasets.io.locations import Places
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]
 

@@ -11,12 +11,12 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from datasets.images.dataset import ImageDataSet
-from datasets.images.decoding import BrokenImageError
-from datasets.io.locations import find_places
-from datasets.registry import DATA_SETS, data_set, image_reader, load_silo
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.io.locations import find_places
+from fedsilo.datasets.registry import DATA_SETS, data_set, image_reader, load_silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 from tests.support.colour import write_cifar10, write_cifar100, write_gtsrb
 from tests.support.data_folders import save_picture, write_images
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from datasets.io import download
-from datasets.io.licence import Licence, refuse_unaccepted
-from datasets.overview import overview
-from datasets.registry import DATA_SETS, data_set, licences
-from models.contract.errors import DataError
-from server_app.cli.main import main
+from fedsilo.datasets.io import download
+from fedsilo.datasets.io.licence import Licence, refuse_unaccepted
+from fedsilo.datasets.overview import overview
+from fedsilo.datasets.registry import DATA_SETS, data_set, licences
+from fedsilo.models.contract.errors import DataError
+from fedsilo.server_app.cli.main import main
 
 PUBLIC = [name for name in DATA_SETS if data_set(name).origin == "public"]
 ASKED = [name for name in PUBLIC if (held := licences(name)) and held.terms]

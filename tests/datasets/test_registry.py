@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datasets.registry import (
+from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,
     data_fingerprint,
@@ -14,10 +14,10 @@ from datasets.registry import (
     silo_count,
     silo_names,
 )
-from datasets.silo.silos import DataSet
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, build, defaults
+from fedsilo.datasets.silo.silos import DataSet
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, build, defaults
 
 TABLE = CommonSettings(dataset="table")
 IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb")

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client_app.site.node import OWN
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.deploy.deployment import Deployment, read_deployment
-from server_app.records.run_directory import RunDirectory
-from server_app.run.processes import app_folder, end_trees
+from fedsilo.client_app.site.node import OWN
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.processes import app_folder, end_trees
 from tests.support.tiny import TINY
 
 Deployed = Callable[[Mapping[str, Value], str], tuple[int, RunDirectory]]
@@ -99,7 +99,7 @@ def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         config = folder / f"{name}-asked.toml"
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         config.write_text("".join(lines))
-        command = [sys.executable, "-m", "server_app.cli", "deploy", "run", "fedavg-digits"]
+        command = [sys.executable, "-m", "fedsilo.server_app.cli", "deploy", "run", "fedavg-digits"]
         command += ["--config", str(config), "--name", name, "--dir", str(folder), *more]
         process = subprocess.Popen(
             command,

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from client_app.worker.installed import ROOMS
-from models.contract.settings_schema import Value
-from server_app.deploy.deployment import FEDERATION, Deployment, read_deployment
-from server_app.deploy.flower import flwr
-from server_app.records.run_directory import RunDirectory
-from server_app.run.processes import app_folder
+from fedsilo.client_app.worker.installed import ROOMS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.deploy.deployment import FEDERATION, Deployment, read_deployment
+from fedsilo.server_app.deploy.flower import flwr
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.processes import app_folder
 
 SITES = 2
 SITE_FILE = """

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.deploy.deployment import Deployment, read_deployment
-from server_app.run.processes import end_trees
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.server_app.run.processes import end_trees
 
 SITES = 3
 # One file for all three; a test narrows what it allows

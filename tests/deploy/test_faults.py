@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client_app.site.node import OWN
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.deploy.deployment import SERVER, Deployment, read_deployment
-from server_app.records.run_directory import RunDirectory
+from fedsilo.client_app.site.node import OWN
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.deployment import SERVER, Deployment, read_deployment
+from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import kill
 
 SITES = 3

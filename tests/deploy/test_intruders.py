@@ -11,12 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server_app.cli.main import main
-from server_app.deploy.commands import up
-from server_app.deploy.deployment import FEDERATION, SERVER, DeploymentError, read_deployment
-from server_app.deploy.flower import flwr
-from server_app.deploy.making import DeploymentRequest
-from server_app.run.processes import app_folder, end_trees, free_ports, tool
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.commands import up
+from fedsilo.server_app.deploy.deployment import (
+    FEDERATION,
+    SERVER,
+    DeploymentError,
+    read_deployment,
+)
+from fedsilo.server_app.deploy.flower import flwr
+from fedsilo.server_app.deploy.making import DeploymentRequest
+from fedsilo.server_app.run.processes import app_folder, end_trees, free_ports, tool
 
 SITES = 2
 _LIMIT = 60.0  # seconds until a refusal is in a log

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.deploy.deployment import SERVER, read_deployment
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.deployment import SERVER, read_deployment
+from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import kill
 
 ALWAYS, SITES = True, 2

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from client_app.privacy.secure_aggregation import SECRETS
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
+from fedsilo.client_app.privacy.secure_aggregation import SECRETS
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.tiny import VARIANTS
 
 SITES = 6

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.deploy.deployment import read_deployment
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.deploy.deployment import read_deployment
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 SITES = 2
 SITE_FILE = """

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.deploy.deployment import Deployment
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.deployment import Deployment
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 ALWAYS, SITES = True, 2
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from server_app.cli.main import main
-from server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
 
 SITE_FILE = """
 methods: ["*"]

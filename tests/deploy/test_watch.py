@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.deploy.deployment import read_deployment
-from server_app.records.progress import Progress
-from server_app.records.run_directory import RunDirectory
-from server_app.run.processes import app_folder
-from server_app.watch.view import View, look_at_deployment
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.deployment import read_deployment
+from fedsilo.server_app.records.progress import Progress
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.processes import app_folder
+from fedsilo.server_app.studies.watch.view import View, look_at_deployment
 from tests.support.deployed import kill
 
 SITES = 3
@@ -47,7 +47,7 @@ def test_a_hospital_that_is_killed_and_comes_back_is_seen_to(
     process = begin(tiny("fedavg", rounds=10, **few), "watched")
     _until(folder, lambda progress: progress.finished_rounds >= 1)
     watcher = subprocess.Popen(
-        [sys.executable, "-m", "server_app.cli", "watch", "--deployment", str(folder)],
+        [sys.executable, "-m", "fedsilo.server_app.cli", "watch", "--deployment", str(folder)],
         cwd=app_folder(),
         stdout=subprocess.DEVNULL,
     )

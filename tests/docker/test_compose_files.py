@@ -158,7 +158,7 @@ def test_what_is_not_needed_never_reaches_the_engine(docker_folder: Path) -> Non
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*", "all is shut out first"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    packages = {"client_app", "datasets", "models", "server_app", "strategies"}
+    packages = {"client_app", "datasets", "fedsilo", "models", "server_app", "strategies"}
     files = {"docker/requirements*.lock", "docker/*.py", "pyproject.toml", "simulation.yaml"}
     assert allowed == packages | files | {"README.md", "LICENSE"}
     assert {"**/*.key", "**/*.crt", "**/*.pem"} <= set(rules[len(allowed) :])

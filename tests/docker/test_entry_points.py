@@ -69,7 +69,7 @@ def test_a_hospital_starts_a_supernode_with_its_own_words(hospital: Runner, plac
     done = hospital(FEDSILO_SERVER="fl.example.org:9092")
     assert done.returncode == 0, done.stderr
     command = shlex.split(done.stdout)
-    assert command[:3] == ["python", "-m", "client_app.worker.hospital"]
+    assert command[:3] == ["python", "-m", "fedsilo.client_app.worker.hospital"]
     options = dict(zip(command[3::2], command[4::2], strict=True))
     assert options["--superlink"] == "fl.example.org:9092"
     assert options["--root-certificates"] == str(place / "secrets" / "ca.crt")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server_app.doctor.findings import Finding, Status
-from server_app.doctor.registry import TARGETS
-from server_app.doctor.report import document
+from fedsilo.server_app.doctor.findings import Finding, Status
+from fedsilo.server_app.doctor.registry import TARGETS
+from fedsilo.server_app.doctor.report import document
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "run-directory.md"
 # Their keys are sites, metrics and distributions, or sentences that the page describes

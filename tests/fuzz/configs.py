@@ -17,18 +17,18 @@ from typing import Any
 import tomli_w
 import yaml
 
-from client_app.site.policy import parsed_site_file
-from models.contract.errors import FedsiloError
-from models.contract.methods import METHODS, method_part, settings_class
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, defaults, rule_of
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from server_app.config.experiments import find_experiment, read_experiments, read_tuning
-from server_app.config.operator_files import read_registry, read_weights, registered_keys
-from server_app.config.settings import RunSettings, grouped, known_defaults, resolve
-from server_app.run.inline_engine import run_inline
-from server_app.run.planning import RunSources, planned
+from fedsilo.client_app.site.policy import parsed_site_file
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.methods import METHODS, method_part, settings_class
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, defaults, rule_of
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.config.experiments import find_experiment, read_experiments, read_tuning
+from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
+from fedsilo.server_app.config.settings import RunSettings, grouped, known_defaults, resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.run.planning import RunSources, planned
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import (
     NUMBERS,
@@ -216,7 +216,7 @@ def _runs(folder: Path) -> Callable[[Trial], None]:
             method_part(room, method, "Site" if room == "client_app" else "")
     settings = resolve(TINY | {"method": "fedavg", "out": str(folder), "run-name": "first"})
     with redirect_stdout(io.StringIO()):
-        run_inline(settings, 3, draw=False)
+        run_inline(settings, 3)
     return _settings
 
 
@@ -241,7 +241,7 @@ def _settings(one: Trial) -> None:
         _checked(one, settings)
         one.megabytes = _COPIES * _network_megabytes(settings.common)
         nodes = 2 if "silos" in values else 4
-        directory = run_inline(settings, nodes, draw=False)
+        directory = run_inline(settings, nodes)
         one.faults += run_directory_faults(directory.path)
 
     _told(one, run)

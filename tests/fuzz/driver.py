@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.errors import FedsiloError
+from fedsilo.models.contract.errors import FedsiloError
 from tests.fuzz.oracle import text_faults
 
 SECONDS = 10.0

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from datasets.io.locations import Places
-from datasets.radiographs.masks import load_masked_silo, masked_data_sets
-from datasets.registry import DATA_SETS, data_set, load_silo, silo_names
-from datasets.silo.silos import Silo
-from models.contract.errors import FedsiloError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.masks import load_masked_silo, masked_data_sets
+from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.file_mutations import mutate_file
 from tests.fuzz.oracle import line_faults

@@ -18,14 +18,14 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.app import app
-from models.contract.errors import SettingError, SiteError
-from models.contract.messages import CONFIG, HELLO
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app.config.settings import RunSettings, resolve
-from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
-from server_app.run.runner import run
+from fedsilo.client_app.app import app
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.server_app.run.runner import run
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import hostile_text
 from tests.fuzz.oracle import line_faults, run_directory_faults
@@ -107,7 +107,7 @@ def _taken(folder: Path, values: dict[str, Value]) -> _Answers:
     settings = resolve(values | {"run-name": "honest", "out": str(folder)})
     with flower_identity(), redirect_stdout(io.StringIO()):
         grid = _TakingGrid(settings.as_mapping())
-        directory = run(grid, settings, draw=False)
+        directory = run(grid, settings)
     faults = list(run_directory_faults(directory.path))
     assert not faults, f"an honest run is at fault: {faults}"
     return _Answers(values, grid.taken)
@@ -170,7 +170,7 @@ def _run_again(one: Trial, answers: _Answers, changed: Mapping[Key, RecordDict |
     settings = answers.settings(runs, one.rng.choice([1, 2, 0]))
     try:
         with flower_identity(), listening(one):
-            run(ReplayGrid(changed), settings, draw=False)
+            run(ReplayGrid(changed), settings)
     except SiteError as error:
         one.faults += line_faults(str(error))
         raise

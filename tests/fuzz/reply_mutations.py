@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from models.contract.messages import ARRAYS, METRICS
-from strategies.wire.bundles import BUNDLE, bundle
+from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.strategies.wire.bundles import BUNDLE, bundle
 from tests.fuzz.mutations import (
     NUMBERS,
     TEXTS,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import tomli_w
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.fuzz.driver import Kind, Random, Trial
 from tests.fuzz.file_mutations import mutate_file
 from tests.fuzz.mutations import mutate_bytes, mutate_text, mutate_tree
@@ -66,7 +66,7 @@ def kinds() -> list[Kind]:
 def _runs(folder: Path, name: str) -> Callable[[Trial], None]:
     settings = resolve(_RUNS[name] | {"out": str(folder), "run-name": "run"})
     with redirect_stdout(io.StringIO()):
-        run = run_inline(settings, _NODES[name], draw=False).path
+        run = run_inline(settings, _NODES[name]).path
         main(["calibrate", str(run), "--site", _site(run), "--coverage", "0.7"])
 
     def trial(one: Trial) -> None:
@@ -121,7 +121,7 @@ def _other_facts(rng: Random, content: bytes, done: list[str]) -> bytes:
     """Return a state file whose facts were changed and whose checksum is right again."""
     from safetensors.numpy import load, save
 
-    from datasets.io.state_files import state_digest
+    from fedsilo.datasets.io.state_files import state_digest
 
     size = int.from_bytes(content[:8], "little")
     arrays = load(content)

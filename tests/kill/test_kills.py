@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.contract.methods import METHODS
+from fedsilo.models.contract.methods import METHODS
 from tests.support.tiny import TINY, TINY_METHOD
 
 KILLS = int(os.environ.get("FEDSILO_KILLS", "0"))
@@ -201,7 +201,7 @@ def whole(folder: Path) -> Callable[[str], tuple[dict[str, bytes], set[str], flo
 
 
 def _arguments(command: list[str]) -> list[str]:
-    return [sys.executable, "-m", "server_app.cli", *command]
+    return [sys.executable, "-m", "fedsilo.server_app.cli", *command]
 
 
 def _run(command: list[str], trial: str = "") -> None:

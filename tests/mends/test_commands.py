@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from datasets.io.locations import Places
-from datasets.radiographs.masks import MaskedSilo
-from datasets.synthetic import angiogram_phantom
-from models.contract.errors import FedsiloError
-from models.contract.settings import CommonSettings
-from server_app.cli.main import main
-from server_app.config.settings import resolve
-from server_app.run import ray_engine
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.masks import MaskedSilo
+from fedsilo.datasets.synthetic import angiogram_phantom
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run import ray_engine
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.mends import Values, tiny
 from tests.support.tiny import VIT
 
@@ -131,7 +131,7 @@ def test_a_run_of_another_size_fits_once_the_size_is_left_at_its(
     run: Values, change: str, command: Command
 ) -> None:
     values = {**tiny("fedavg", rounds=1), **run, "run-name": "run", "out": str(Path.cwd())}
-    run_inline(resolve(values), 3, draw=False)
+    run_inline(resolve(values), 3)
     finetune = ("--task", "classification", "--weights", "run")
     told = _finetuned(command, *finetune, changes=(change,))
     assert "fits the network to be trained: leave 'width' and 'backbone-...' at the run's" in told

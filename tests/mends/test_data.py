@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from datasets.registry import data_set, load_silo, silo_names
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_images, write_tables
 from tests.support.mends import PHANTOM, Case, Values, check, refused
 
@@ -69,8 +69,8 @@ def test_data_that_are_refused_load_once_mended(case: Case, tmp_path: Path) -> N
         folder = tmp_path / "split" if values["dataset"] == "endovascular" else tmp_path
         settings = resolve({"method": "fedavg", "data-dir": str(folder), **values}).common
         if settings.public_share:
-            from datasets.images.dataset import ImageDataSet
-            from datasets.io.locations import find_places
+            from fedsilo.datasets.images.dataset import ImageDataSet
+            from fedsilo.datasets.io.locations import find_places
 
             data = data_set(settings.dataset)
             assert isinstance(data, ImageDataSet)
@@ -101,7 +101,7 @@ def test_a_table_without_declared_figures_runs_by_those_that_are_pooled(tmp_path
 
     def attempt(**more: Value) -> None:
         named = {"run-name": f"run{next(names)}"}
-        run_inline(resolve({**values, **named, **more}), 2, draw=False)
+        run_inline(resolve({**values, **named, **more}), 2)
 
     names = iter(range(10))
     told = refused(lambda: attempt(standardise="declared"))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.cli.main import main
-from server_app.run.inline_engine import run_inline
-from server_app.run.planning import RunSources, planned
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.run.planning import RunSources, planned
 from tests.support.data_folders import write_tables
 from tests.support.mends import refused
 
@@ -149,7 +149,7 @@ def experiment(tmp_path: Path) -> Path:
 def _run_of(experiment: Path, *changes: str) -> str:
     """Return why the experiment cannot be run, empty where it has ended."""
     settings, _ = planned("own", RunSources(file=experiment, changes=changes))
-    return refused(lambda: run_inline(settings, 2, draw=False))
+    return refused(lambda: run_inline(settings, 2))
 
 
 def test_a_run_does_without_a_site_that_refuses(doctor: Doctor, experiment: Path) -> None:

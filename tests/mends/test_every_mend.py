@@ -25,7 +25,7 @@ ELSEWHERE = {
     "bits moves a site's update by": "tests/test_secure_end_to_end.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
     "needs more of the sites' arrays than a sum": "tests/test_secure_end_to_end.py",
-    "samples to compare by": "tests/server_app/compare/test_over_seeds.py",
+    "samples to compare by": "tests/server_app/studies/compare/test_over_seeds.py",
 }
 # A part of the text -> why no test can follow it
 EXEMPT: dict[str, str] = {}

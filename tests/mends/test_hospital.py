@@ -11,11 +11,11 @@ import pytest
 import torch
 import yaml
 
-from client_app.training import compute, loop
-from models.contract.messages import HELLO, TRAIN
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import flower_identity, run_inline
+from fedsilo.client_app.training import compute, loop
+from fedsilo.models.contract.messages import HELLO, TRAIN
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import flower_identity, run_inline
 from tests.support.data_folders import write_tables
 from tests.support.federation import SITES, Federation
 from tests.support.hospital import Hospital
@@ -232,7 +232,7 @@ def test_a_model_of_a_sites_own_that_diverged_is_kept_at_a_lower_rate(tmp_path: 
 
     def attempt(rate: float) -> str:
         named: Values = {"learning-rate": rate, "run-name": f"run{rate}"}
-        return refused(lambda: run_inline(resolve({**values, **named}), 3, draw=False))
+        return refused(lambda: run_inline(resolve({**values, **named}), 3))
 
     said = attempt(1e12)
     assert "lower 'learning-rate'; nothing of it was kept" in said

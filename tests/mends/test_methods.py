@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from flwr.app import Context, Error, Message
 
-from client_app.app import app
-from models.contract.messages import CONFIG, HELLO
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import InlineGrid, run_inline
-from strategies.methods.fedavg import FedAvg
+from fedsilo.client_app.app import app
+from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
+from fedsilo.strategies.methods.fedavg import FedAvg
 from tests.support.federation import SITES, Federation
 from tests.support.mends import GONE, Case, Values, changed, check, refused, tiny
 from tests.support.tiny import HALF_EPOCHS, TINY_METHOD
@@ -95,7 +95,7 @@ def test_a_topology_that_cannot_be_is_once_mended(case: Case, tmp_path: Path) ->
 
     def attempt(values: Values) -> None:
         named: Values = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
-        run_inline(resolve(changed(values, named)), int(values["silos"]), draw=False)
+        run_inline(resolve(changed(values, named)), int(values["silos"]))
 
     check(case, attempt)
 
@@ -129,7 +129,7 @@ def test_a_run_that_a_site_fails_goes_on_with_it_or_without(
 
     def attempt(**more: Value) -> str:
         named = {"run-name": "run", **more}
-        return refused(lambda: run_inline(resolve({**values, **named}), 3, draw=False))
+        return refused(lambda: run_inline(resolve({**values, **named}), 3))
 
     said = attempt()
     assert "site s3a, round 2, phase train: the line is cut -- 2 of 3 sites answered" in said

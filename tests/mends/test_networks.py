@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from datasets.registry import silo_names
-from models.contract.settings import CommonSettings
-from models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
-from models.networks.build import build_classifier
-from models.networks.encoders import VggEncoder
-from models.networks.kinds import Task
-from models.networks.resnet22 import ResNet22
-from models.networks.segmentation import build_segmentation
-from server_app.cli.main import main
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.encoders import VggEncoder
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.resnet22 import ResNet22
+from fedsilo.models.networks.segmentation import build_segmentation
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.colour import write_cifar10
 from tests.support.made_data import write_idx
 from tests.support.mends import HEART, PHANTOM, Case, Values, changed, check, refused, tiny
@@ -120,7 +120,7 @@ def test_a_run_whose_network_does_not_fit_ends_once_mended(case: Case, tmp_path:
     def attempt(values: Values) -> None:
         named = {"out": str(tmp_path), "data-dir": str(tmp_path), "run-name": f"run{next(names)}"}
         settings = resolve(changed(values, named))
-        run_inline(settings, len(silo_names(settings.common)), draw=False)
+        run_inline(settings, len(silo_names(settings.common)))
 
     check(case, attempt)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from client_app.privacy.protection import LEDGER
-from client_app.privacy.secure_aggregation import SUMS
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.client_app.privacy.protection import LEDGER
+from fedsilo.client_app.privacy.secure_aggregation import SUMS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.federation import SITES, Federation
 from tests.support.mends import GONE, Case, Values, check, refused, tiny
 
@@ -65,7 +65,7 @@ def test_what_diverged_is_not_hidden_and_leaves_at_a_lower_rate(
 
     def attempt(rate: float) -> str:
         named: Values = {"learning-rate": rate, "run-name": f"run-{rate}"}
-        return refused(lambda: run_inline(resolve({**values, **way, **named}), 3, draw=False))
+        return refused(lambda: run_inline(resolve({**values, **way, **named}), 3))
 
     said = attempt(1e12)
     assert "that are not finite" in said

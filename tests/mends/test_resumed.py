@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import InlineGrid, flower_identity, run_inline
-from server_app.run.runner import run
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, run_inline
+from fedsilo.server_app.run.runner import run
 from tests.support.data_folders import write_tables
 from tests.support.mends import HEART, Values, refused
 
@@ -23,14 +23,16 @@ TRIED = (
     "the sites or their data are not those of",
 )
 SMALL: Values = {**HEART, "method": "fedavg", "rounds": 1, "device": "cpu", "run-name": "run"}
-APP = importlib.import_module("client_app.app")  # the package has its app by the module's name
+APP = importlib.import_module(
+    "fedsilo.client_app.app"
+)  # the package has its app by the module's name
 
 
 def _attempt(folder: Path, nodes: int = 4, /, **more: Value) -> str:
     """Return why a run fails, empty where it has ended."""
     named = {key.replace("_", "-"): value for key, value in more.items()}
     settings = resolve({**SMALL, "out": str(folder), **named})
-    return refused(lambda: run_inline(settings, nodes, draw=False))
+    return refused(lambda: run_inline(settings, nodes))
 
 
 def _cut_short(folder: Path) -> None:
@@ -106,7 +108,7 @@ def test_a_ledger_of_an_earlier_run_of_a_name_leaves_another_name_free(tmp_path:
         settings = resolve({**SMALL, **noise, **named})
         with flower_identity():
             grid = InlineGrid(APP.app, settings.as_mapping(), nodes)
-            return refused(lambda: run(grid, settings, draw=False))
+            return refused(lambda: run(grid, settings))
 
     assert not attempt("first")
     told = attempt("second")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from datasets.registry import silo_names
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.mends import HEART, Case, Values, changed, check, refused, tiny
 from tests.support.tiny import TINY_METHOD, VIT
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_refused_ends_once_mended(case: Case, tmp_path: Path) -> N
     def attempt(values: Values) -> None:
         named = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
         settings = resolve(changed(values, named))
-        run_inline(settings, len(silo_names(settings.common)), draw=False)
+        run_inline(settings, len(silo_names(settings.common)))
 
     check(case, attempt)
 
@@ -108,7 +108,7 @@ def test_too_few_or_too_many_nodes_run_once_the_setting_is_mended(
     values = {**tiny("fedavg", rounds=1, join_timeout=0.1), "out": str(tmp_path)}
 
     def attempt(more: Values) -> None:
-        run_inline(resolve({**values, **more}), nodes, draw=False)
+        run_inline(resolve({**values, **more}), nodes)
 
     assert told in refused(lambda: attempt(wrong))
     assert not refused(lambda: attempt({**wrong, **mend}))
@@ -119,7 +119,7 @@ def test_a_run_directory_that_is_there_can_be_gone_on_with_or_left_alone(tmp_pat
 
     def attempt(**more: Value) -> str:
         named = {key.replace("_", "-"): value for key, value in more.items()}
-        return refused(lambda: run_inline(resolve({**values, **named}), 3, draw=False))
+        return refused(lambda: run_inline(resolve({**values, **named}), 3))
 
     assert not attempt()
     assert "choose another 'run-name', set 'resume' to true to go on with it" in attempt()

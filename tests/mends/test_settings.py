@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server_app.config.settings import resolve
+from fedsilo.server_app.config.settings import resolve
 from tests.support.mends import GONE, HEART, PHANTOM, Case, check, tiny
 from tests.support.tiny import TINY
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from datasets.registry import load_silo, silo_names
-from server_app.config.settings import resolve
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.server_app.config.settings import resolve
 from tests.support.colour import write_gtsrb, write_signs
 from tests.support.data_folders import SITES, write_images, write_tables
 from tests.support.made_data import SMALL, write_data

@@ -11,11 +11,11 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from datasets.io.state_files import save_state
-from datasets.registry import silo_names
-from models.networks.resnet22 import ResNet22
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.networks.resnet22 import ResNet22
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.mends import PHANTOM, Case, Changes, Values, changed, check, tiny
 from tests.support.tiny import VIT
 
@@ -174,6 +174,6 @@ def test_a_run_whose_weights_are_refused_ends_once_mended(case: Case, tmp_path: 
                 FILES[str(name)](path)
                 named[key] = str(path)
         settings = resolve(changed(values, named))
-        run_inline(settings, len(silo_names(settings.common)), draw=False)
+        run_inline(settings, len(silo_names(settings.common)))
 
     check(case, attempt)

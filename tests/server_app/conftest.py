@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.tiny import TINY, VIT
 
 DIGITS: dict[str, Value] = TINY | {"silo-test-size": 15, "mc-passes": 1}
@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         values = DIGITS | own | {"run-name": name, "out": str(out)}
         if name == "table":
             values = {k: v for k, v in values.items() if k not in _OF_DIGITS} | TABLE
-        run_inline(resolve(values), 4 if name == "table" else 3, draw=False)
+        run_inline(resolve(values), 4 if name == "table" else 3)
     return out
 
 

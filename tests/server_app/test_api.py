@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.contract.errors import DataError, RunDirectoryError, SettingError
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app import api
-from server_app.api import Run, compare, load_run, report, resume, simulate
-from server_app.cli.main import main
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app import api
+from fedsilo.server_app.api import Run, compare, load_run, report, resume, simulate
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.soak import in_soak
 
 Tiny = Callable[..., dict[str, Value]]

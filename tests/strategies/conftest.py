@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract.messages import (
+from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
     EVALUATE,
@@ -21,16 +21,16 @@ from models.contract.messages import (
     PEAK_MEMORY,
     SECONDS,
 )
-from models.contract.settings import CommonSettings, NoSettings
-from models.contract.settings_schema import Value
-from models.contract.site_facts import SiteFacts
-from server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
-from strategies.loop.hooks import Hook
-from strategies.loop.participants import Participants, meet_sites
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
-from strategies.wire.records import to_record
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.participants import Participants, meet_sites
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.records import to_record
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
@@ -255,9 +255,9 @@ def started(
 @pytest.fixture
 def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
     """Return a function that runs settings with real sites on a spying grid."""
-    from client_app.app import app
-    from server_app.config.settings import resolve
-    from strategies.methods.registry import strategy_class
+    from fedsilo.client_app.app import app
+    from fedsilo.server_app.config.settings import resolve
+    from fedsilo.strategies.methods.registry import strategy_class
 
     def run(values: Mapping[str, Value], hooks: Sequence[Hook] = ()) -> tuple[SpyGrid, RoundLoop]:
         settings = resolve({"run-name": "run", **values})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from server_app.deploy.deployment import Deployment
-from server_app.run.processes import runs
+from fedsilo.server_app.deploy.deployment import Deployment
+from fedsilo.server_app.run.processes import runs
 
 
 def kill(deployment: Deployment, member: str) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from client_app.app import app
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid, flower_identity
-from server_app.run.runner import run
+from fedsilo.client_app.app import app
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
+from fedsilo.server_app.run.runner import run
 
 SITES = ("cleveland", "hungary", "switzerland", "va")  # of 'heart-synthetic'
 _USUAL: Mapping[str, Value] = {

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from datasets.io.atomic_files import write_atomically
-from datasets.io.state_files import load_state, state_digest
-from models.contract.settings_schema import Value
-from models.contract.site_facts import SPLITS
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.state_files import load_state, state_digest
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.site_facts import SPLITS
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.tiny import TINY, TINY_METHOD, VARIANTS
 
 PATH = Path(__file__).with_name("golden.json")
@@ -78,7 +78,7 @@ def record(variants: Iterable[str]) -> None:
     for name in wanted:
         with tempfile.TemporaryDirectory() as out:
             values = values_of(name) | {"run-name": "run", "out": out}
-            known[name] = digests(run_inline(resolve(values), 3, draw=False))
+            known[name] = digests(run_inline(resolve(values), 3))
         content = {"machine": machine(), "runs": dict(sorted(known.items()))}
         write_atomically(PATH, json.dumps(content, indent=1) + "\n")
 

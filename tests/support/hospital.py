@@ -12,14 +12,22 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_app.app import app
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo
-from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN, Instruction
-from models.maths.standardisation import pooled_statistics, standardised, sums_of
-from server_app.config.settings import resolve
-from strategies.wire.bundles import unbundle
-from strategies.wire.records import to_record
+from fedsilo.client_app.app import app
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    HELLO,
+    METRICS,
+    TRAIN,
+    Instruction,
+)
+from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.wire.bundles import unbundle
+from fedsilo.strategies.wire.records import to_record
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

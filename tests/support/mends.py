@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models.contract.errors import FedsiloError
-from models.contract.settings_schema import Value
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.settings_schema import Value
 from tests.support.tiny import TINY, TINY_METHOD
 
 GONE = None  # the setting is taken away

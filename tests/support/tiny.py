@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
 
 # Small enough for seconds: 3 silos (one per distribution) of 40 training and 10 test digits.
 TINY: dict[str, Value] = {

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.explain.attention import (
+from fedsilo.client_app.explain.attention import (
     explain_by_attention,
     most_certain_explanations,
 )
-from client_app.explain.image_explanation import ImageExplanation
-from client_app.methods.base import SiteMethod
-from client_app.training.compute import Compute
-from datasets.silo.silos import Split
-from models.contract.errors import DataError
-from models.maths.dirichlet import vacuity
-from models.networks.prompted_vit import PromptedViT
+from fedsilo.client_app.explain.image_explanation import ImageExplanation
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.maths.dirichlet import vacuity
+from fedsilo.models.networks.prompted_vit import PromptedViT
 from tests.support.tiny import VIT_FIELDS
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -88,8 +88,8 @@ def test_a_network_that_is_not_evidential_has_probabilities_and_no_beliefs(opene
 @pytest.fixture
 def of_two(opened: Opened) -> PromptedViT:
     """Return a prompted ViT of two classes."""
-    from models.networks.build import build_classifier
-    from models.networks.kinds import Task
+    from fedsilo.models.networks.build import build_classifier
+    from fedsilo.models.networks.kinds import Task
 
     task = Task((1, 16, 16), 2)
     return cast(PromptedViT, build_classifier(opened("fedevprompt").common, task))

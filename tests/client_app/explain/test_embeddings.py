@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.explain.embeddings import PENULTIMATE, embed, single_classifier
-from client_app.methods.base import SiteMethod
-from client_app.training.compute import Compute
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.encoders import float_inputs
-from models.networks.kinds import Task
-from models.networks.mixture import Mixture
+from fedsilo.client_app.explain.embeddings import PENULTIMATE, embed, single_classifier
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.mixture import Mixture
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 

@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.explain.gradcam import explain_by_grad_cam, grad_cam, last_maps
-from client_app.explain.image_explanation import ImageExplanation
-from client_app.methods.base import SiteMethod
-from client_app.training.compute import Compute
-from client_app.training.loop import LocalTraining, train_locally
-from datasets.silo.silos import Split
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.encoders import ConvEncoder, ResidualBlock, float_inputs
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
-from models.networks.mixture import Mixture
-from models.networks.resnet22 import ResNet22
+from fedsilo.client_app.explain.gradcam import explain_by_grad_cam, grad_cam, last_maps
+from fedsilo.client_app.explain.image_explanation import ImageExplanation
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.loop import LocalTraining, train_locally
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock, float_inputs
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.mixture import Mixture
+from fedsilo.models.networks.resnet22 import ResNet22
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 Opened = Callable[..., SiteMethod]

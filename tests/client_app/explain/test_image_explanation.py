@@ -11,9 +11,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from client_app.explain.attention import rollout_map
-from client_app.explain.gradcam import cam_map
-from client_app.explain.image_explanation import (
+from fedsilo.client_app.explain.attention import rollout_map
+from fedsilo.client_app.explain.gradcam import cam_map
+from fedsilo.client_app.explain.image_explanation import (
     ImageExplanation,
     SaliencyMap,
     draw_image,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.explain.routing import DRAWN, LISTED, PatientExplanation, explain_routing
-from models.contract.settings import CommonSettings
-from models.methods.picsr import PICSRNetwork, PICSRSettings, Router
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
+from fedsilo.client_app.explain.routing import DRAWN, LISTED, PatientExplanation, explain_routing
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.picsr import PICSRNetwork, PICSRSettings, Router
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
 
 
 @pytest.fixture

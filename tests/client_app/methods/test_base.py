@@ -12,14 +12,14 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from client_app.methods.base import SiteMethod, refuse_row
-from client_app.site.request import Request
-from client_app.training.compute import Compute
-from datasets.silo.silos import Silo
-from models.contract.errors import DataError, SettingError
-from models.contract.messages import ARRAYS, Instruction
-from models.networks.exchanged import exchanged_arrays
-from strategies.wire.records import to_record
+from fedsilo.client_app.methods.base import SiteMethod, refuse_row
+from fedsilo.client_app.site.request import Request
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.messages import ARRAYS, Instruction
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.strategies.wire.records import to_record
 
 Opened = Callable[..., SiteMethod]
 

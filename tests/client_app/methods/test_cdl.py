@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.cdl import CDLSite
-from client_app.methods.moon import twin
-from client_app.site_round import SiteRound
-from models.contract.messages import ARRAYS, METRICS
-from models.methods.cdl import contrastive_divergence
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.client_app.methods.cdl import CDLSite
+from fedsilo.client_app.methods.moon import twin
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.models.methods.cdl import contrastive_divergence
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from tests.support.tiny import VIT_FIELDS
 
 Opened = Callable[..., CDLSite]

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.methods.cross import CrossSite
-from client_app.site_round import SiteRound
-from client_app.training.initial_network import initial_classifier
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, METRICS, measurements
-from models.methods.cross import CROSSED
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays, load_exchanged
-from models.networks.mixture import expert_array
+from fedsilo.client_app.methods.cross import CrossSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, METRICS, measurements
+from fedsilo.models.methods.cross import CROSSED
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.mixture import expert_array
 
 Opened = Callable[..., CrossSite]
 PLAIN = {"mc_passes": 0}
@@ -157,7 +157,7 @@ def test_one_foreign_model_is_open_at_a_time_and_nothing_is_stored(
 ) -> None:
     built: list[TokenClassifier] = []
     monkeypatch.setattr(
-        "client_app.methods.base.initial_classifier",
+        "fedsilo.client_app.methods.base.initial_classifier",
         lambda *site: built.append(initial_classifier(*site)) or built[-1],
     )
     came = sent(dict.fromkeys(("s1a", "s2a", "s3a"), weights))

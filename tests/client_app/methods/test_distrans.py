@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.methods.distrans import DisTransSite
-from client_app.privacy.blur import blurred
-from client_app.site.limits import Limits
-from client_app.site_round import SiteRound
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, METRICS
-from models.methods.distrans import OFFSET, DoubleChannelClassifier, double_channels
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+from fedsilo.client_app.methods.distrans import DisTransSite
+from fedsilo.client_app.privacy.blur import blurred
+from fedsilo.client_app.site.limits import Limits
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.models.methods.distrans import OFFSET, DoubleChannelClassifier, double_channels
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
 
 Opened = Callable[..., DisTransSite]
 Weights = Callable[..., dict[str, Any]]

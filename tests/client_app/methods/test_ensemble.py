@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.methods.ensemble import EnsembleSite
-from client_app.site_round import SiteRound
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import load_exchanged
-from models.networks.mixture import Mixture, expert_array
+from fedsilo.client_app.methods.ensemble import EnsembleSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import load_exchanged
+from fedsilo.models.networks.mixture import Mixture, expert_array
 
 Opened = Callable[..., EnsembleSite]
 ODDS = {"s1a": 0.0, "s2a": 4.0, "s3a": 8.0}  # what is added to the last bias of each expert

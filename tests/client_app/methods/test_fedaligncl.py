@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.methods import fedaligncl
-from client_app.methods.adversarial_alignment import Aligner, embedded
-from client_app.methods.fedaligncl import FedAlignCLSite
-from client_app.opening import admit, open_site
-from client_app.site_round import SiteRound
-from client_app.training.compute import choose_compute
-from client_app.training.loop import LocalTraining, train_locally
-from client_app.training.pacing import shuffled
-from datasets.silo.silos import Split
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS
-from models.contract.settings import CommonSettings
-from models.methods.fedaligncl import Discriminator
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+from fedsilo.client_app.methods import fedaligncl
+from fedsilo.client_app.methods.adversarial_alignment import Aligner, embedded
+from fedsilo.client_app.methods.fedaligncl import FedAlignCLSite
+from fedsilo.client_app.opening import admit, open_site
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.loop import LocalTraining, train_locally
+from fedsilo.client_app.training.pacing import shuffled
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedaligncl import Discriminator
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
 
 Opened = Callable[..., FedAlignCLSite]
 WIDTH = 16  # channels of the tiny conv network: 4 times its width

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.methods.fedavg_ft import FedAvgFTSite
-from client_app.site_round import SiteRound
-from models.contract.errors import CheckpointError, SiteError
-from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.exchanged import exchanged_arrays
+from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.models.contract.errors import CheckpointError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
+from fedsilo.models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., FedAvgFTSite]
 RATES = {"learning_rate": 0.5, "finetune_learning_rate": 0.25}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from client_app.methods.base import SiteMethod
-from client_app.site_round import SiteRound
-from models.contract.messages import ARRAYS
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.models.contract.messages import ARRAYS
 
 
 @pytest.mark.parametrize("method", ["fedavgm", "fedadam"])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.methods.feddistill import FedDistillSite
-from client_app.site_round import SiteRound
-from datasets.silo.silos import Split
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS, METRICS
-from models.networks.classifier import TokenClassifier
+from fedsilo.client_app.methods.feddistill import FedDistillSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.models.networks.classifier import TokenClassifier
 
 Opened = Callable[..., FedDistillSite]
 

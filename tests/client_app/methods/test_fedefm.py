@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.methods.base import SiteContext
-from client_app.methods.fedefm import FedEFMSite
-from client_app.site_round import SiteRound
-from client_app.training.loop import LocalTraining, steps_of, train_locally
-from datasets.io.state_files import load_state
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS
-from models.methods.fedefm import multishot_loss
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.client_app.methods.base import SiteContext
+from fedsilo.client_app.methods.fedefm import FedEFMSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.loop import LocalTraining, steps_of, train_locally
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.methods.fedefm import multishot_loss
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 
 Opened = Callable[..., FedEFMSite]
 Arrays = dict[str, Any]
@@ -144,7 +144,7 @@ def test_theta_is_sent_each_round_where_silos_go_on_from_it(
         name = f"{start}-{every}"
         more = {"continue_from": start, "evaluate_every": every, "rounds": 3}
         values = tiny("fedefm", topology="ring", **more) | {"run-name": name, "out": str(tmp_path)}
-        return (run_inline(resolve(values), 3, draw=False).path / "model.safetensors").read_bytes()
+        return (run_inline(resolve(values), 3).path / "model.safetensors").read_bytes()
 
     mean = model("mean", 1)
     assert mean == model("mean", 0), "how often one measures decides nothing"
@@ -169,7 +169,7 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
             patch.setattr(FedEFMSite, "__init__", opened)
             name = {"run-name": altered or "plain", "out": str(tmp_path)}
             values = tiny("fedefm", topology="ring", silos=5, rounds=1) | name
-            path = run_inline(resolve(values), 5, draw=False).path
+            path = run_inline(resolve(values), 5).path
         arrays, _ = load_state(next((path / "checkpoints").glob("*.safetensors")))
         return arrays
 

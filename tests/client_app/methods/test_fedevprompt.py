@@ -13,17 +13,17 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-import client_app.methods.fedevprompt as site_side
-from client_app.methods.fedevprompt import FedEvPromptSite
-from client_app.site_round import SiteRound
-from client_app.training.loop import LocalTraining, open_optimiser
-from datasets.io.state_files import load_state, save_state
-from models.contract.errors import CheckpointError, SiteError
-from models.contract.messages import ARRAYS, METRICS
-from models.networks.exchanged import exchanged_arrays
-from models.networks.prompted_vit import PromptedViT
-from models.networks.site_network import SiteNetwork
-from strategies.loop.initial_arrays import initial_weights, starting_network
+import fedsilo.client_app.methods.fedevprompt as site_side
+from fedsilo.client_app.methods.fedevprompt import FedEvPromptSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.loop import LocalTraining, open_optimiser
+from fedsilo.datasets.io.state_files import load_state, save_state
+from fedsilo.models.contract.errors import CheckpointError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 
 Opened = Callable[..., FedEvPromptSite]
 METHOD = "fedevprompt"

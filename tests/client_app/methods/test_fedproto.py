@@ -11,21 +11,21 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from client_app.methods.base import SiteContext
-from client_app.methods.fedproto import FedProtoSite
-from client_app.methods.local import LocalSite
-from client_app.site.private_state import SiteState
-from client_app.site.request import Request
-from client_app.site_round import SiteRound
-from client_app.training.class_means import class_means
-from client_app.training.compute import choose_compute
-from datasets.registry import load_silo
-from datasets.silo.silos import Split
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.maths.dirichlet import evidences
-from models.networks.classifier import TokenClassifier
-from server_app.config.settings import resolve
+from fedsilo.client_app.methods.base import SiteContext
+from fedsilo.client_app.methods.fedproto import FedProtoSite
+from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.client_app.site.request import Request
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.class_means import class_means
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
+from fedsilo.models.maths.dirichlet import evidences
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.server_app.config.settings import resolve
 
 Opened = Callable[..., FedProtoSite]
 SIZE = 64  # four tokens of 16 channels
@@ -183,7 +183,7 @@ def test_means_do_not_depend_on_the_batches_they_are_made_in(
         return class_means(network, site.silo, site.compute, function, 1)
 
     whole = found()
-    monkeypatch.setattr("client_app.training.evaluation._BATCH", 7)
+    monkeypatch.setattr("fedsilo.client_app.training.evaluation._BATCH", 7)
     parts = found()
     assert whole.keys() == parts.keys()
     for label in whole:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.methods.fedprox import FedProxSite
-from client_app.site_round import SiteRound
-from models.contract.messages import ARRAYS
+from fedsilo.client_app.methods.fedprox import FedProxSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.models.contract.messages import ARRAYS
 
 Opened = Callable[..., FedProxSite]
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.methods.base import SiteMethod
-from client_app.site_round import SiteRound
-from models.contract.errors import CheckpointError
-from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.networks.exchanged import exchanged_arrays
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
+from fedsilo.models.networks.exchanged import exchanged_arrays
 
 Opened = Callable[..., SiteMethod]
 

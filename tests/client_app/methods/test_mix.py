@@ -9,22 +9,22 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from client_app.methods.base import SiteContext
-from client_app.methods.mix import MixSite
-from client_app.methods.registry import method_class
-from client_app.site.private_state import SiteState
-from client_app.site.request import Request
-from client_app.site_round import SiteRound
-from client_app.training.compute import choose_compute
-from datasets.registry import load_silo
-from models.contract.errors import SiteError
-from models.contract.feature_statistics import FeatureStatistics
-from models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
-from models.contract.settings import NoSettings
-from models.methods.mix import PoolNotes
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from strategies.wire.records import to_record
+from fedsilo.client_app.methods.base import SiteContext
+from fedsilo.client_app.methods.mix import MixSite
+from fedsilo.client_app.methods.registry import method_class
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.client_app.site.request import Request
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.datasets.registry import load_silo
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
+from fedsilo.models.contract.settings import NoSettings
+from fedsilo.models.methods.mix import PoolNotes
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.strategies.wire.records import to_record
 
 Opened = Callable[..., MixSite]
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import client_app.methods.moon
-from client_app.methods.moon import MoonSite, twin
-from client_app.site_round import SiteRound
-from datasets.silo.silos import Split
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, METRICS
-from models.methods.moon import build_projection, contrastive_loss
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+import fedsilo.client_app.methods.moon
+from fedsilo.client_app.methods.moon import MoonSite, twin
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.models.methods.moon import build_projection, contrastive_loss
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
 from tests.support.tiny import VIT_FIELDS
 
 Opened = Callable[..., MoonSite]
@@ -134,7 +134,7 @@ def test_the_fixed_models_stay_in_eval_mode_and_get_no_gradient(
         twins.append(twin(network))
         return twins[-1]
 
-    monkeypatch.setattr(client_app.methods.moon, "twin", spy)
+    monkeypatch.setattr(fedsilo.client_app.methods.moon, "twin", spy)
     site = opened("moon", others, round=2)
     network = cast(TokenClassifier, site.open_network())
     start = arrays_of(network)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from client_app.methods.picsr import PICSRSite, RoutingProbe
-from client_app.opening import admit, open_method, open_site
-from client_app.site_round import SiteRound
-from datasets.silo.silos import Silo
-from models.contract.errors import CheckpointError, DataError, SettingError, SiteError
-from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.contract.settings import CommonSettings
-from models.methods.picsr import PICSRNetwork, PICSRSettings, build_router
-from models.networks.exchanged import exchanged_arrays
-from models.networks.mixture import expert_array
+from fedsilo.client_app.methods.picsr import PICSRSite, RoutingProbe
+from fedsilo.client_app.opening import admit, open_method, open_site
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.picsr import PICSRNetwork, PICSRSettings, build_router
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.mixture import expert_array
 
 Opened = Callable[..., PICSRSite]
 SITES = ("s1a", "s2a", "s3a")

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from client_app.methods.base import SiteMethod
-from client_app.methods.registry import method_class
-from models.contract.errors import SettingError
-from models.contract.methods import METHODS
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.methods.registry import method_class
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS
 
 
 @pytest.mark.parametrize("method", METHODS)

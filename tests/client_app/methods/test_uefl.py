@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.methods.uefl import CodeUse, UEFLSite
-from client_app.site_round import SiteRound
-from client_app.training.evaluation import tokens_of
-from models.contract.errors import CheckpointError, SettingError
-from models.contract.messages import ARRAYS, METRICS, Instruction
-from models.methods.uefl import UEFLNetwork, codebook_loss, gaussian_codebook
+from fedsilo.client_app.methods.uefl import CodeUse, UEFLSite
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.evaluation import tokens_of
+from fedsilo.models.contract.errors import CheckpointError, SettingError
+from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
+from fedsilo.models.methods.uefl import UEFLNetwork, codebook_loss, gaussian_codebook
 
 Opened = Callable[..., UEFLSite]
 WIDTH = 16  # channels of a width-4 network

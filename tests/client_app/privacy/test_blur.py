@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from client_app.privacy.blur import blurred
+from fedsilo.client_app.privacy.blur import blurred
 
 
 def spread(origin: torch.Tensor, share: torch.Tensor | None, blur: float) -> torch.Tensor:

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
+from fedsilo.client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
 
 SIZES = {"train": 100, "val": 10, "test": 50}
 METRICS = {

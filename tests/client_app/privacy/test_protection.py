@@ -14,26 +14,26 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from client_app.app import app
-from client_app.methods.base import SiteMethod
-from client_app.methods.fedevprompt import as_maps
-from client_app.opening import Site, open_round, open_site
-from client_app.privacy.protection import LEDGER, locked, read_own_ledger, spend
-from client_app.site.identity import site_settings
-from client_app.site.request import OwnCap
-from client_app.site_round import SiteRound
-from datasets.registry import load_silo
-from models.contract.errors import (
+from fedsilo.client_app.app import app
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.methods.fedevprompt import as_maps
+from fedsilo.client_app.opening import Site, open_round, open_site
+from fedsilo.client_app.privacy.protection import LEDGER, locked, read_own_ledger, spend
+from fedsilo.client_app.site.identity import site_settings
+from fedsilo.client_app.site.request import OwnCap
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.datasets.registry import load_silo
+from fedsilo.models.contract.errors import (
     ERROR_CODES,
     CheckpointError,
     RefusedError,
     SettingError,
     SiteError,
 )
-from models.contract.messages import ARRAYS, DP_RELEASES, EVALUATE, METRICS, TRAIN
-from models.contract.settings import CommonSettings
-from models.methods.fedevprompt import map_fault
-from models.privacy.accountant import epsilon
+from fedsilo.models.contract.messages import ARRAYS, DP_RELEASES, EVALUATE, METRICS, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedevprompt import map_fault
+from fedsilo.models.privacy.accountant import epsilon
 
 PRIVATE: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 2.0}
 ONE, TWO = epsilon(2.0, 1, 1e-5), epsilon(2.0, 2, 1e-5)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.privacy.secure_aggregation import SECRETS, SUMS, SecureSite
-from models.contract.errors import CheckpointError, RefusedError, SiteError
-from models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
-from models.contract.settings import CommonSettings
+from fedsilo.client_app.privacy.secure_aggregation import SECRETS, SUMS, SecureSite
+from fedsilo.models.contract.errors import CheckpointError, RefusedError, SiteError
+from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
+from fedsilo.models.contract.settings import CommonSettings
 
 NAMES = ["a", "b", "c", "d"]
 COMMON = CommonSettings(clip_norm=2.0, secure_aggregation="secagg")

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.site.audit_log import (
+from fedsilo.client_app.site.audit_log import (
     ANSWERED,
     FAILED,
     append_line,
@@ -25,11 +25,11 @@ from client_app.site.audit_log import (
     grouped,
     names_in,
 )
-from client_app.site.policy import matches
-from models.contract.errors import RefusedError
-from models.contract.messages import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
-from strategies.wire.bundles import record_bytes
-from strategies.wire.records import to_record
+from fedsilo.client_app.site.policy import matches
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
+from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import to_record
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]

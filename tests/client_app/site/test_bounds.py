@@ -8,8 +8,8 @@ from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.site.bounds import without_paths
-from client_app.site.private_state import drop_old_states
+from fedsilo.client_app.site.bounds import without_paths
+from fedsilo.client_app.site.private_state import drop_old_states
 
 Node = Callable[..., Context]
 

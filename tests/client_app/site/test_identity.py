@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from client_app.site.identity import own_name, site_settings, who_is
-from models.contract.errors import SettingError
+from fedsilo.client_app.site.identity import own_name, site_settings, who_is
+from fedsilo.models.contract.errors import SettingError
 
 Node = Callable[..., Context]
 

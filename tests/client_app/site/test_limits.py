@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from client_app.site.limits import NO_LIMITS, Limits, limits_of
-from client_app.site.policy import _STRICTER
-from models.contract.errors import RefusedError, SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, defaults
+from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
+from fedsilo.client_app.site.policy import _STRICTER
+from fedsilo.models.contract.errors import RefusedError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
 Node = Callable[..., Context]
 

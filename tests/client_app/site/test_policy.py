@@ -12,17 +12,17 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.app import app
-from client_app.methods.registry import method_class
-from client_app.site.audit_log import grouped, names_in
-from client_app.site.policy import SiteFile, audit_log, matches, read_site_file
-from models.contract.errors import RefusedError, SiteError
-from models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from models.contract.methods import METHODS, settings_class
-from models.contract.settings_schema import key_of
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from strategies.wire.bundles import record_bytes, unbundle
+from fedsilo.client_app.app import app
+from fedsilo.client_app.methods.registry import method_class
+from fedsilo.client_app.site.audit_log import grouped, names_in
+from fedsilo.client_app.site.policy import SiteFile, audit_log, matches, read_site_file
+from fedsilo.models.contract.errors import RefusedError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
+from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.settings_schema import key_of
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.strategies.wire.bundles import record_bytes, unbundle
 from tests.support.tiny import TINY
 
 Node = Callable[..., Context]
@@ -105,7 +105,7 @@ def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("data were opened")
 
-    monkeypatch.setattr("client_app.opening.load_silo", fail)
+    monkeypatch.setattr("fedsilo.client_app.opening.load_silo", fail)
 
 
 def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
@@ -511,7 +511,7 @@ def test_an_unforeseen_fault_of_the_log_keeps_the_answer_too(
     def fail(*_: Any) -> None:
         raise ValueError("63,1,4,140")
 
-    monkeypatch.setattr("client_app.site.audit_log.entry", fail)
+    monkeypatch.setattr("fedsilo.client_app.site.audit_log.entry", fail)
     reply = app(hello(), hospital())
     assert reason_of(reply) == "site s1a: ValueError (its text stands in the site's own log)"
 
@@ -534,7 +534,9 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             (home / ".own" / site).mkdir(parents=True, exist_ok=True)
             (home / ".own" / site / "seed").write_text(f"{TINY['seed']}\n")  # the simulation's
             configs.append({"site": site, "state-dir": str(home), "site-file": str(path)})
-        monkeypatch.setattr("server_app.run.inline_engine.partition_configs", lambda _: configs)
+        monkeypatch.setattr(
+            "fedsilo.server_app.run.inline_engine.partition_configs", lambda _: configs
+        )
 
     return give
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.site.private_state import SiteState, settings_digest_of
-from models.contract.errors import CheckpointError
-from models.contract.messages import Instruction
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
+from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
+from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.site.limits import Limits
-from client_app.site.run_book import RunBook, RunRecord
-from models.contract.errors import CheckpointError, RefusedError
-from models.contract.messages import Instruction
+from fedsilo.client_app.site.limits import Limits
+from fedsilo.client_app.site.run_book import RunBook, RunRecord
+from fedsilo.models.contract.errors import CheckpointError, RefusedError
+from fedsilo.models.contract.messages import Instruction
 
 
 def asked(round_: int, step: int = 0, name: str = "run") -> Instruction:

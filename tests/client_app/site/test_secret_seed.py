@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from client_app.site.secret_seed import secret_seed
-from models.contract.errors import CheckpointError
+from fedsilo.client_app.site.secret_seed import secret_seed
+from fedsilo.models.contract.errors import CheckpointError
 
 
 def test_the_seed_is_drawn_once_and_is_its_owners_alone(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from client_app.site.policy import SiteFile, parsed_site_file
-from client_app.site.sentences import SENTENCES, effective, explained
-from models.contract.settings_schema import Value, key_of
+from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
+from fedsilo.client_app.site.sentences import SENTENCES, effective, explained
+from fedsilo.models.contract.settings_schema import Value, key_of
 
 OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
 # Lists have no type to choose by, a choice has no free text

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from client_app.site.watch import watched
-from models.contract.errors import RefusedError
+from fedsilo.client_app.site.watch import watched
+from fedsilo.models.contract.errors import RefusedError
 
 
 def work_for_ever(seconds: float, megabytes: int) -> None:

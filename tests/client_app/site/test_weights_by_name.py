@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client_app.app import app
-from client_app.site.identity import site_settings
-from models.contract.errors import SettingError
-from models.contract.messages import HELLO
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
+from fedsilo.client_app.app import app
+from fedsilo.client_app.site.identity import site_settings
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import HELLO
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
 
 
 def _node(tmp_path: Path, weights: str, **node: Value) -> Context:

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.base import SiteMethod
-from client_app.site_round import SiteRound
-from client_app.training.certainty import BINS, EvidenceProbe
-from client_app.training.compute import Compute
-from client_app.training.evaluation import measure
-from datasets.silo.silos import Silo
-from models.contract.messages import METRICS
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.certainty import BINS, EvidenceProbe
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import measure
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.messages import METRICS
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 # Sums 4.2, 2 and 25: confidences 0.714, 0.85, 0.96 and vacuities 0.476, 1, 0.08

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from client_app.training import compute
-from client_app.training.compute import Compute, choose_compute
-from models.contract.errors import SettingError
-from models.contract.settings import GPU_SHARE
+from fedsilo.client_app.training import compute
+from fedsilo.client_app.training.compute import Compute, choose_compute
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import GPU_SHARE
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.training.compute import Compute
-from client_app.training.evaluation import in_batches, measure, over_batches, predict, tokens_of
-from datasets.silo.silos import Split
-from models.contract.settings import CommonSettings
-from models.networks.site_network import SiteNetwork
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import (
+    in_batches,
+    measure,
+    over_batches,
+    predict,
+    tokens_of,
+)
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SETTINGS = CommonSettings(mc_passes=3, seed=7)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.methods.base import SiteMethod
-from client_app.site_round import SiteRound
-from client_app.training import going_on
-from client_app.training.loop import open_optimiser
-from client_app.training.optimiser_state import moments_of, restore_moments
-from datasets.io.state_files import load_state
-from models.contract.settings_schema import Value
-from models.networks.exchanged import exchanged_arrays
-from server_app.records.run_directory import RunDirectory
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training import going_on
+from fedsilo.client_app.training.loop import open_optimiser
+from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 Opened = Callable[..., SiteMethod]
 Tiny = Callable[..., dict[str, Value]]

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.training.compute import Compute
-from client_app.training.held import OnDevice, Streamed
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.held import OnDevice, Streamed
 
 CPU = torch.device("cpu")
 

@@ -10,20 +10,20 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from client_app.training.compute import Compute
-from client_app.training.loop import (
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.loop import (
     LocalTraining,
     batches,
     open_optimiser,
     passes_of,
     train_locally,
 )
-from datasets.silo.silos import Silo, Split
-from models.contract.errors import SiteError
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.site_network import SiteNetwork
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 

@@ -7,13 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from client_app.training.compute import Compute, choose_compute
-from client_app.training.loop import LocalTraining, add_gradients, micro_batches, train_locally
-from datasets.silo.silos import Silo, Split
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+from fedsilo.client_app.training.compute import Compute, choose_compute
+from fedsilo.client_app.training.loop import (
+    LocalTraining,
+    add_gradients,
+    micro_batches,
+    train_locally,
+)
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.base import SiteMethod
-from client_app.site_round import SiteRound
-from client_app.training.optimiser_state import moments_of, restore_moments
-from client_app.training.pacing import open_pacing, shuffled
-from models.contract.messages import ARRAYS
-from models.contract.settings import CommonSettings
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
+from fedsilo.client_app.training.pacing import open_pacing, shuffled
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.settings import CommonSettings
 
 Opened = Callable[..., SiteMethod]
 SETTINGS = CommonSettings(epoch_steps=6, pace=2)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from client_app.training.repeatability import noted_operations
-from models.contract.errors import SiteError
+from fedsilo.client_app.training.repeatability import noted_operations
+from fedsilo.models.contract.errors import SiteError
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import flwr.supercore.version
 import psutil
 import pytest
 
-from client_app.worker import hospital
-from client_app.worker.hospital import commands, main
-from client_app.worker.parent import CANNOT
-from models.contract.errors import SettingError
+from fedsilo.client_app.worker import hospital
+from fedsilo.client_app.worker.hospital import commands, main
+from fedsilo.client_app.worker.parent import CANNOT
+from fedsilo.models.contract.errors import SettingError
 
 SECRET = Path("/tmp/fedsilo-x/secret")
 TOLD = ["--superlink", "a:9092", "--port", "9999", "--node-config", 'site="north"']
@@ -25,7 +25,7 @@ TOLD = ["--superlink", "a:9092", "--port", "9999", "--node-config", 'site="north
 
 def test_both_are_told_of_one_secret_and_the_runtime_apis_place() -> None:
     supernode, worker = commands(TOLD, SECRET, 7)
-    assert supernode[1:3] == ["-m", "client_app.worker.supernode"]
+    assert supernode[1:3] == ["-m", "fedsilo.client_app.worker.supernode"]
     assert supernode[3 : 3 + len(TOLD)] == TOLD
     assert supernode[-4:] == ["--isolation", "process", "--superexec-auth-secret-file", str(SECRET)]
     assert worker[3:] == [
@@ -121,7 +121,7 @@ def test_what_a_killed_worker_leaves_to_a_containers_first_process_is_collected(
 
 def test_nothing_starts_where_no_server_answers(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "client_app.worker.hospital", "--isolation", "process"],
+        [sys.executable, "-m", "fedsilo.client_app.worker.hospital", "--isolation", "process"],
         capture_output=True,
         text=True,
         check=False,

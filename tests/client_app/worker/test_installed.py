@@ -16,8 +16,8 @@ from flwr.cli.build import build_fab_from_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.worker.installed import ROOMS, installed_app, local_changes
-from models.contract.errors import RefusedError, SettingError
+from fedsilo.client_app.worker.installed import ROOMS, installed_app, local_changes
+from fedsilo.models.contract.errors import RefusedError, SettingError
 
 APP = Path(__file__).resolve().parents[3]
 Change = Callable[[dict[str, bytes]], None]

@@ -9,8 +9,8 @@ import pytest
 from flwr.supercore.version import package_version
 from flwr.supernode import start_client_internal
 
-from client_app.worker.pace import Pace
-from client_app.worker.supernode import READ, ShortWaits, shorten_waits
+from fedsilo.client_app.worker.pace import Pace
+from fedsilo.client_app.worker.supernode import READ, ShortWaits, shorten_waits
 
 
 def test_waits_are_short_for_ten_seconds_after_something_came() -> None:

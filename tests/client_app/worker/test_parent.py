@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from client_app.worker import parent
-from client_app.worker.parent import CANNOT, Worker, main, runs_any_app
-from models.contract.errors import SettingError
-from server_app.run.processes import free_ports
+from fedsilo.client_app.worker import parent
+from fedsilo.client_app.worker.parent import CANNOT, Worker, main, runs_any_app
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.run.processes import free_ports
 
 APP = Path(__file__).resolve().parents[3]
 RULES = 'methods: ["*"]\ndatasets: ["*"]\nrecords: ["*"]\n'
@@ -98,9 +98,9 @@ import os, sys, torch
 def no(*a, **k): raise AssertionError("a GPU was asked for")
 torch.cuda.is_available = torch.cuda.device_count = torch._C._cuda_getDeviceCount = no
 torch.cuda._lazy_init = torch._C._cuda_init = no
-from client_app.worker.parent import preload
+from fedsilo.client_app.worker.parent import preload
 preload()
-assert "client_app.methods.picsr" in sys.modules and "torchmetrics" in sys.modules
+assert "fedsilo.client_app.methods.picsr" in sys.modules and "torchmetrics" in sys.modules
 if os.fork() == 0: os._exit(0)
 os.wait()
 print(len(os.listdir("/proc/self/task")), torch.cuda.is_initialized())

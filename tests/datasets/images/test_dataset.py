@@ -11,15 +11,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from datasets.images.dataset import Classes, ImageDataSet
-from datasets.images.decoding import Decoded
-from datasets.images.index import ImageIndex, in_public, joined, take_share
-from datasets.io.locations import Places
-from datasets.registry import check_data_settings
-from datasets.silo.silos import Silo, Split, fingerprint, no_such_silo
-from datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.decoding import Decoded
+from fedsilo.datasets.images.index import ImageIndex, in_public, joined, take_share
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import check_data_settings
+from fedsilo.datasets.silo.silos import Silo, Split, fingerprint, no_such_silo
+from fedsilo.datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
 
 PLAIN = CommonSettings(dataset="images")
 

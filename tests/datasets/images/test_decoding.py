@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from datasets.images.decoding import (
+from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Fault,
     check_faults,
@@ -20,7 +20,7 @@ from datasets.images.decoding import (
     describe,
     shades_of_grey,
 )
-from models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError
 
 
 def saved(path: Path, pixels: npt.NDArray[np.uint8]) -> Path:

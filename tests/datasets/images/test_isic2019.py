@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets.images.isic2019 import CENTRES, DIAGNOSES, ISIC2019, class_of, classes_of
-from datasets.io.locations import Places
-from datasets.registry import load_silo, silo_count, silo_names
-from datasets.silo.silos import Silo
-from datasets.synthetic.dermoscopy_phantom import COUNTS
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.isic2019 import CENTRES, DIAGNOSES, ISIC2019, class_of, classes_of
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo, silo_count, silo_names
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.synthetic.dermoscopy_phantom import COUNTS
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 ISIC = CommonSettings(dataset="isic2019", image_size=32)
 HEADER = "image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK,target,center,fold,fold2"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from datasets.images.manifests import IMAGES, read_declaration
-from datasets.io.locations import Places
-from datasets.registry import load_silo, silo_count, silo_names
-from datasets.silo.silos import Silo
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.manifests import IMAGES, read_declaration
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo, silo_count, silo_names
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 OWN = CommonSettings(dataset="images")
 DECLARATION = """\
@@ -350,7 +350,7 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
 
 
 def test_the_documentation_names_each_key_of_the_declaration_and_column() -> None:
-    from datasets.images.manifests import KEYS
+    from fedsilo.datasets.images.manifests import KEYS
 
     text = (Path(__file__).resolve().parents[3] / "docs" / "images.md").read_text()
     text, _ = text.split("## Dermoscopic images of six centres")

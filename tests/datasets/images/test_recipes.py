@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.images.manifests import read_declaration
-from datasets.images.recipes import RECIPES, write_manifest
-from models.contract.errors import DataError, SettingError
-from server_app.cli.main import main
+from fedsilo.datasets.images.manifests import read_declaration
+from fedsilo.datasets.images.recipes import RECIPES, write_manifest
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.server_app.cli.main import main
 
 INBREAST = """Patient ID;Laterality;View;File Name;ACR;Bi-Rads;Mass ;Findings
 removed;R;CC;20586908;3;4a;X;mass

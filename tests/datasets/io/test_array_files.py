@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datasets.io.array_files import Wanted, read_arrays
-from models.contract.errors import DataError
+from fedsilo.datasets.io.array_files import Wanted, read_arrays
+from fedsilo.models.contract.errors import DataError
 from tests.fuzz.reply_mutations import npy
 
 WANTED = {"x": Wanted("iu", 8, ((None,), (None, 2)), 100, "up to 100 whole numbers")}

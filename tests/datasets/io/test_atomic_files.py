@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from datasets.io.atomic_files import build_folder, scratch_folder, write_atomically
+from fedsilo.datasets.io.atomic_files import build_folder, scratch_folder, write_atomically
 
 
 @pytest.fixture(scope="module")

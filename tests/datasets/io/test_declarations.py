@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ConfigDict
 
-from datasets.io.declarations import (
+from fedsilo.datasets.io.declarations import (
     Declared,
     Text,
     YamlError,
@@ -19,8 +19,8 @@ from datasets.io.declarations import (
     settings_model,
     whole,
 )
-from models.contract.errors import DataError
-from server_app.config.experiments import Tuning
+from fedsilo.models.contract.errors import DataError
+from fedsilo.server_app.config.experiments import Tuning
 
 
 class Ward(Declared):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from datasets.io.download import fetch
-from datasets.io.locations import RemoteFile
-from datasets.shifted.pools import Source
-from datasets.shifted.sources import SOURCES
-from models.contract.errors import DataError
+from fedsilo.datasets.io.download import fetch
+from fedsilo.datasets.io.locations import RemoteFile
+from fedsilo.datasets.shifted.pools import Source
+from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.models.contract.errors import DataError
 from tests.support.archives import write_zip
 
 CONTENT = {"images.gz": b"some images" * 1000, "labels.gz": b"some labels"}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from datasets.io.locations import Places, find_files, find_places, weight_paths
-from datasets.shifted.sources import SOURCES
-from models.contract.errors import DataError
+from fedsilo.datasets.io.locations import Places, find_files, find_places, weight_paths
+from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.models.contract.errors import DataError
 
 MNIST = SOURCES["mnist"]
 TEST_LABELS = "t10k-labels-idx1-ubyte.gz"

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from datasets.io import sealed_folders
-from datasets.io.sealed_folders import SEAL, STAMP, fault, open_sealed
-from models.contract.errors import DataError
+from fedsilo.datasets.io import sealed_folders
+from fedsilo.datasets.io.sealed_folders import SEAL, STAMP, fault, open_sealed
+from fedsilo.models.contract.errors import DataError
 
 CONTENT = {"inputs.npy": b"\x93NUMPY rows of a patient", "labels.npy": b"0110", "facts.json": b"{}"}
 YEAR = 365 * 24 * 3600

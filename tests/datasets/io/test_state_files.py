@@ -12,8 +12,8 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from datasets.io.state_files import load_state, save_state
-from models.contract.errors import CheckpointError
+from fedsilo.datasets.io.state_files import load_state, save_state
+from fedsilo.models.contract.errors import CheckpointError
 
 Arrays = dict[str, npt.NDArray[Any]]
 

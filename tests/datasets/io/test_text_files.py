@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from datasets.io.text_files import read_rows, read_text, same_text
-from models.contract.errors import DataError
+from fedsilo.datasets.io.text_files import read_rows, read_text, same_text
+from fedsilo.models.contract.errors import DataError
 
 
 def test_a_file_that_is_missing_or_no_text_is_refused_by_its_path(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.io.digests import json_digest
-from datasets.io.locations import Places
-from datasets.partition.label_skew import dealt, dirichlet_shares, label_shares
-from datasets.registry import (
+from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.partition.label_skew import dealt, dirichlet_shares, label_shares
+from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,
     cut_of,
@@ -22,10 +22,10 @@ from datasets.registry import (
     silo_count,
     silo_names,
 )
-from datasets.silo.silos import SPLITS
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
 
 SMALL = CommonSettings(dataset="mnist", partition="dirichlet", silos=3, concentration=2.0)
 

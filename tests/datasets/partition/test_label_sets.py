@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datasets.partition.label_sets import TOLERANCE, LabelCut, label_sets, level
-from datasets.silo.silos import SPLITS
-from models.contract.errors import DataError, SettingError
+from fedsilo.datasets.partition.label_sets import TOLERANCE, LabelCut, label_sets, level
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.models.contract.errors import DataError, SettingError
 
 NONE = np.empty(0, np.int64)
 

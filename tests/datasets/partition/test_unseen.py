@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.io.locations import Places
-from datasets.partition.label_sets import label_sets
-from datasets.partition.unseen import load_unseen, unseen_names
-from datasets.registry import check_data_settings, load_silo, silo_count, silo_names
-from datasets.silo.silos import SPLITS, DataSet, Silo, Split
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value, build
-from models.networks.kinds import Task
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.partition.label_sets import label_sets
+from fedsilo.datasets.partition.unseen import load_unseen, unseen_names
+from fedsilo.datasets.registry import check_data_settings, load_silo, silo_count, silo_names
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, build
+from fedsilo.models.networks.kinds import Task
 from tests.support.colour import ppm, write_gtsrb
 
 SMALL = CommonSettings(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from datasets.images.decoding import BrokenImageError
-from datasets.radiographs.decoding import as_int16, fit_square, read_grey, resize
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey, resize
 
 Pixels = npt.NDArray[Any]
 ALL_LEVELS = np.random.default_rng(0).permutation(65536).astype(np.uint16).reshape(256, 256)

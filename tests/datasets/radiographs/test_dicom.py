@@ -29,8 +29,8 @@ from pydicom.uid import (
     generate_uid,
 )
 
-from datasets.images.decoding import BrokenImageError
-from datasets.radiographs.dicom import is_dicom, read_dicom
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.radiographs.dicom import is_dicom, read_dicom
 
 LEVELS = np.array([[0, 1000], [2000, 4095]], dtype=np.uint16)
 LOW_LEVELS = np.array([[0, 100], [200, 255]], dtype=np.uint8)

@@ -14,13 +14,13 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from datasets.images.decoding import BrokenImageError
-from datasets.io.locations import Places
-from datasets.radiographs.endovascular import ENDOVASCULAR, read_picture
-from datasets.radiographs.masks import MaskedSilo, load_masked_silo
-from datasets.registry import check_data_settings, load_silo, silo_names
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.endovascular import ENDOVASCULAR, read_picture
+from fedsilo.datasets.radiographs.masks import MaskedSilo, load_masked_silo
+from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
 
 OWN = CommonSettings(dataset="endovascular")
 DECLARATION = """\
@@ -238,7 +238,7 @@ def test_a_changed_mask_is_read_again_and_an_equal_one_is_not(
     total = sum(int(part.masks.sum()) for part in second.splits().values())
     assert total == 8 * 16 + 16 * 16
     assert len(second.train) == len(first)
-    monkeypatch.setattr("datasets.radiographs.endovascular.read_picture", None)
+    monkeypatch.setattr("fedsilo.datasets.radiographs.endovascular.read_picture", None)
     assert torch.equal(load(places).train.masks, second.train.masks)
 
 

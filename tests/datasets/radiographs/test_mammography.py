@@ -14,14 +14,14 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from datasets.images.manifests import read_declaration
-from datasets.io.locations import Places
-from datasets.radiographs.mammography import MAMMOGRAPHY
-from datasets.registry import check_data_settings, load_silo, silo_names
-from datasets.silo.silos import Silo
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.networks.encoders import float_inputs
+from fedsilo.datasets.images.manifests import read_declaration
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
+from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.encoders import float_inputs
 
 OWN = CommonSettings(dataset="mammography")
 DECLARATION = """\

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.io.locations import Places
-from datasets.radiographs.masks import (
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.masks import (
     MASK_CLASSES,
     MaskedSplit,
     load_masked_silo,
     masked_data_sets,
     masked_silo,
 )
-from datasets.silo.silos import Silo, Split
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.networks.kinds import Task
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
 
 
 def split(count: int) -> Split:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets.io.locations import Places
-from datasets.radiographs.mini_mias import MINI_MIAS
-from datasets.registry import load_silo, silo_names
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.mini_mias import MINI_MIAS
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 OWN = CommonSettings(dataset="mini-mias", image_size=16)
 PLAIN = dataclasses.replace(OWN, intensity_profiles=False)

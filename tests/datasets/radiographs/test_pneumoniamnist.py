@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from datasets.io.locations import Places
-from datasets.radiographs.pneumoniamnist import PNEUMONIAMNIST, read_parts
-from datasets.registry import check_data_settings, load_silo, silo_names
-from datasets.silo.silos import Silo
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.pneumoniamnist import PNEUMONIAMNIST, read_parts
+from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
 
 OWN = CommonSettings(dataset="pneumoniamnist", intensity_profiles=False)
 SITES = ["vendor-a", "vendor-b", "vendor-c"]

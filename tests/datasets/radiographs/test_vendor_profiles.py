@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Profile
+from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Profile
 
 PROFILES = (SHOULDERED, SIGMOID, STEEP)
 every_profile = pytest.mark.parametrize("profile", PROFILES)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.io.locations import Places, find_places
-from datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
-from datasets.shifted.pools import open_pool
-from datasets.shifted.sources import SOURCES
-from models.contract.errors import DataError
+from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
+from fedsilo.datasets.shifted.pools import open_pool
+from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.models.contract.errors import DataError
 from tests.support.colour import (
     flat_planes,
     python2_batch,

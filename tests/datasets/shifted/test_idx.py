@@ -14,8 +14,8 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from datasets.shifted.idx import read_idx, read_labelled_images
-from models.contract.errors import DataError
+from fedsilo.datasets.shifted.idx import read_idx, read_labelled_images
+from fedsilo.models.contract.errors import DataError
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]
 CONTENT = b"\0\0\x08\x02" + struct.pack(">2I", 2, 3) + bytes([1, 2, 3, 4, 5, 6])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.shifted.pickles import read_batch
-from models.contract.errors import DataError
+from fedsilo.datasets.shifted.pickles import read_batch
+from fedsilo.models.contract.errors import DataError
 from tests.support.colour import flat_planes, python2_batch, read_or_refused
 
 PLANES = flat_planes(7, 3)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.io.locations import Places, find_places
-from datasets.shifted.pools import Pool, locate, open_pool, source_key
-from datasets.shifted.sources import SOURCES
-from models.contract.errors import DataError
+from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.shifted.pools import Pool, locate, open_pool, source_key
+from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.models.contract.errors import DataError
 
 MNIST = SOURCES["mnist"]
 TEST_LABELS = "t10k-labels-idx1-ubyte.gz"

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets.io.locations import Places
-from datasets.registry import load_silo
-from datasets.shifted.shifted import distributions, shift, silo_names
-from datasets.shifted.signs import decode_signs
-from datasets.shifted.tracks import cut_by_track
-from datasets.silo.silos import SPLITS, Silo, Split
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
-from models.networks.kinds import Task
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.shifted.shifted import distributions, shift, silo_names
+from fedsilo.datasets.shifted.signs import decode_signs
+from fedsilo.datasets.shifted.tracks import cut_by_track
+from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
 from tests.support.colour import write_cifar10, write_gtsrb
 
 SMALL = CommonSettings(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.shifted.tracks import cut_by_track, hold_out_tracks
-from models.contract.errors import DataError
+from fedsilo.datasets.shifted.tracks import cut_by_track, hold_out_tracks
+from fedsilo.models.contract.errors import DataError
 
 
 def test_whole_tracks_validate_from_the_end_on_as_long_as_they_fit() -> None:

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from datasets.io.locations import Places
-from datasets.io.sealed_folders import seal
-from datasets.registry import load_silo
-from datasets.silo.cache import cached_silo
-from datasets.silo.silos import SPLITS, Split, fingerprint, save_silo
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.sealed_folders import seal
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.silo.silos import SPLITS, Split, fingerprint, save_silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 FACTS = [3, "site", {"image-size": 16}]
 # What earlier versions called these silos' folders: users' caches hold such ones; tables since

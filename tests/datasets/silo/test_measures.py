@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.silo import measures
-from datasets.silo.measures import Measure, picture_measures, unit_pixels
+from fedsilo.datasets.silo import measures
+from fedsilo.datasets.silo.measures import Measure, picture_measures, unit_pixels
 
 NAN = float("nan")
 

@@ -11,12 +11,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
-from datasets.io.locations import Places
-from datasets.silo.row_splits import Indices, RowSplit, shared_out, split_rows
-from datasets.tables.heart import HEART
-from datasets.tables.parsing import parse_table
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.silo.row_splits import Indices, RowSplit, shared_out, split_rows
+from fedsilo.datasets.tables.heart import HEART
+from fedsilo.datasets.tables.parsing import parse_table
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 PLAIN = CommonSettings(dataset="table")
 

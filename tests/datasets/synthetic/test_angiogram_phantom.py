@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.io.locations import Places
-from datasets.radiographs.masks import load_masked_silo
-from datasets.registry import check_data_settings, load_silo, silo_names
-from datasets.synthetic.angiogram_phantom import (
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.masks import load_masked_silo
+from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
+from fedsilo.datasets.synthetic.angiogram_phantom import (
     ANGIOGRAM_PHANTOM,
     CLASSES,
     COUNTS,
     PLAN,
     phantom_frame,
 )
-from models.contract.errors import DataError, SettingError
-from models.contract.settings import CommonSettings
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
 
 PHANTOM = CommonSettings(dataset="angiogram-phantom", image_size=16, sample_share=0.1)
 SITES = ["human", "animal", "silicone", "simulation"]
@@ -112,7 +112,7 @@ def test_masks_come_from_the_cache_the_second_time(
     def never(*_: object) -> None:
         raise AssertionError("it is painted again")
 
-    monkeypatch.setattr("datasets.synthetic.angiogram_phantom.render", never)
+    monkeypatch.setattr("fedsilo.datasets.synthetic.angiogram_phantom.render", never)
     assert torch.equal(load_masked_silo("animal", PHANTOM, places).train.masks, first.train.masks)
 
 

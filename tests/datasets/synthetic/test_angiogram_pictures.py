@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from datasets.images.decoding import Pixels
-from datasets.synthetic.angiogram_pictures import LOOKS, render
-from datasets.synthetic.vessel_trees import ANATOMIES
+from fedsilo.datasets.images.decoding import Pixels
+from fedsilo.datasets.synthetic.angiogram_pictures import LOOKS, render
+from fedsilo.datasets.synthetic.vessel_trees import ANATOMIES
 
 KINDS = list(itertools.product(LOOKS, ANATOMIES))
 

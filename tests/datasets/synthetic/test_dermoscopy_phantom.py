@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.images.decoding import shades_of_grey
-from datasets.images.isic2019 import CENTRES, DIAGNOSES
-from datasets.io.locations import Places
-from datasets.registry import load_silo, silo_names
-from datasets.synthetic.dermoscopy_phantom import (
+from fedsilo.datasets.images.decoding import shades_of_grey
+from fedsilo.datasets.images.isic2019 import CENTRES, DIAGNOSES
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.synthetic.dermoscopy_phantom import (
     COUNTS,
     DERMOSCOPY_PHANTOM,
     PLAN,
     phantom_image,
 )
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 PHANTOM = CommonSettings(dataset="dermoscopy-phantom", image_size=32, sample_share=0.01)
 SIZES = {

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.io.locations import Places
-from datasets.registry import load_silo, silo_names
-from datasets.synthetic.mammogram_pictures import random_breast, render
-from datasets.synthetic.mammography_phantom import (
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.synthetic.mammogram_pictures import random_breast, render
+from fedsilo.datasets.synthetic.mammography_phantom import (
     COUNTS,
     MAMMOGRAPHY_PHANTOM,
     PLAN,
     phantom_mammogram,
 )
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 PHANTOM = CommonSettings(dataset="mammography-phantom", image_size=32, sample_share=0.05)
 SITES = ["hologic", "siemens", "ge"]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from datasets.registry import DATA_SETS, data_set
-from datasets.synthetic.phantom import PhantomDataSet, Plan, even_sequence
+from fedsilo.datasets.registry import DATA_SETS, data_set
+from fedsilo.datasets.synthetic.phantom import PhantomDataSet, Plan, even_sequence
 
 PLAN = Plan("a-phantom", {"one": (6, 3), "two": (3, 6)}, subject="lesion", again=0.3)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datasets.synthetic.vessel_trees import ANATOMIES, Tree, smooth_line
+from fedsilo.datasets.synthetic.vessel_trees import ANATOMIES, Tree, smooth_line
 
 
 @given(st.integers(0, 10**6), st.sampled_from(ANATOMIES))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from datasets.io.locations import Places
-from datasets.registry import load_silo, silo_names
-from datasets.silo.silos import SPLITS, Silo, fingerprint
-from datasets.tables.parsing import TableSchema
-from datasets.tables.schema_file import read_schema
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.silo.silos import SPLITS, Silo, fingerprint
+from fedsilo.datasets.tables.parsing import TableSchema
+from fedsilo.datasets.tables.schema_file import read_schema
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 TABLE = CommonSettings(dataset="table")
 SCHEMA = """\

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from datasets.io.locations import Places
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo
-from datasets.tables.heart import HEART, synthetic_text
-from models.contract.errors import DataError
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.tables.heart import HEART, synthetic_text
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
 
 SITES = ("cleveland", "hungary", "switzerland", "va")
 REAL = CommonSettings(dataset="heart")

@@ -10,10 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datasets.io.text_files import read_text
-from datasets.tables.parsing import Column, NewRows, Table, TableSchema, parse_new_rows, parse_table
-from models.contract.errors import DataError
-from models.maths.standardisation import standardised
+from fedsilo.datasets.io.text_files import read_text
+from fedsilo.datasets.tables.parsing import (
+    Column,
+    NewRows,
+    Table,
+    TableSchema,
+    parse_new_rows,
+    parse_table,
+)
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.maths.standardisation import standardised
 
 SCHEMA = TableSchema(
     columns=(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.tables.parsing import Column, TableSchema
 
 SCHEMA = TableSchema(
     columns=(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from datasets.tables.parsing import Column, TableSchema
-from datasets.tables.schema_file import read_schema
-from models.contract.errors import DataError
+from fedsilo.datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.tables.schema_file import read_schema
+from fedsilo.models.contract.errors import DataError
 
 GOOD: dict[str, Any] = {
     "columns": [

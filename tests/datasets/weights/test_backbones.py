@@ -24,18 +24,18 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from datasets.io.state_files import save_state
-from datasets.weights.backbones import (
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.datasets.weights.backbones import (
     backbone_digest,
     load_backbone,
     refuse_seen_images,
     weights_file,
 )
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from models.networks.prompted_vit import PromptedViT
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.prompted_vit import PromptedViT
 from tests.support.tiny import VIT_FIELDS
 
 SIZES: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
@@ -336,11 +336,11 @@ SERVED = {"test_vit": "whole", "vit_tiny_patch16_224": "absent", "deit_tiny_patc
 _ASKS = """
 import json, sys, time
 from safetensors.torch import save_file
-from datasets.weights.backbones import load_backbone
-from models.contract.errors import SettingError
-from models.networks.kinds import Task
-from models.networks.build import build_classifier
-from models.contract.settings import CommonSettings
+from fedsilo.datasets.weights.backbones import load_backbone
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.contract.settings import CommonSettings
 
 told = {}
 for name in sys.argv[2:]:

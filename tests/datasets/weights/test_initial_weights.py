@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from datasets.weights.initial_weights import load_initial_weights
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+from fedsilo.datasets.weights.initial_weights import load_initial_weights
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
 
 TASK = Task((1, 16, 16), 3)
 CONV = CommonSettings(network="conv", width=4, seed=1)
@@ -99,7 +99,7 @@ def test_vggs_features_come_from_timm_or_a_file_and_the_head_from_the_seed(
         asked.append((name, key))
         return given
 
-    monkeypatch.setattr("datasets.weights.initial_weights.timm_state", timms)
+    monkeypatch.setattr("fedsilo.datasets.weights.initial_weights.timm_state", timms)
     path = tmp_path / "vgg16_bn.pth"
     torch.save(given, path)
     for named in ("timm:vgg16_bn", path):

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from datasets.weights.provenance import provenance_of, refuse_other_provenance, run_beside
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.datasets.weights.provenance import provenance_of, refuse_other_provenance, run_beside
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 
 PHANTOM: dict[str, Value] = {
     "method": "fedavg",
@@ -68,7 +68,7 @@ def test_a_file_of_no_run_says_nothing(tmp_path: Path) -> None:
 def _run(out: Path, name: str, **more: Value) -> Path:
     named = {key.replace("_", "-"): value for key, value in more.items()}
     values = {**PHANTOM, **named, "run-name": name, "out": str(out)}
-    return run_inline(resolve(values), 4, draw=False).path
+    return run_inline(resolve(values), 4).path
 
 
 def test_weights_of_another_cut_start_neither_a_run_nor_a_fine_tuning(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.array_names import arrays_below, by_site, site_and_array, with_prefix
+from fedsilo.models.contract.array_names import arrays_below, by_site, site_and_array, with_prefix
 
 NAMES = st.dictionaries(st.text("ab/.", max_size=4), st.integers(), max_size=5)
 

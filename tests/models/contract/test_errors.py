@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from models.contract import errors
-from models.contract.errors import ERROR_CODES, EpsilonSpentError, FedsiloError, SiteError
+from fedsilo.models.contract import errors
+from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError, FedsiloError, SiteError
 
 
 def test_each_kind_of_error_has_a_code_of_its_own() -> None:

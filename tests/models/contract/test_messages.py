@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from models.contract.errors import SiteError
-from models.contract.messages import Instruction, measurement, measurements
-from models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import Instruction, measurement, measurements
+from fedsilo.models.contract.site_facts import SiteFacts
 
 
 @budget(max_examples=25, deadline=None)

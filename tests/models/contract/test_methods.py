@@ -4,9 +4,9 @@ from types import ModuleType
 
 import pytest
 
-from models.contract import methods
-from models.contract.errors import SettingError
-from models.contract.methods import METHODS, method_part, settings_class
+from fedsilo.models.contract import methods
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS, method_part, settings_class
 
 PARTS = [("models", "Settings"), ("strategies", ""), ("client_app", "Site")]
 

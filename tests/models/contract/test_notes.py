@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import SiteError
-from models.contract.messages import Instruction
-from models.contract.notes import Notes
-from models.methods.decentralised import MixingNotes
-from models.methods.mix import PoolNotes
-from models.methods.picsr import StageNotes
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.methods.decentralised import MixingNotes
+from fedsilo.models.methods.mix import PoolNotes
+from fedsilo.models.methods.picsr import StageNotes
 
 
 @given(st.dictionaries(st.text(), st.floats(0, 1)))

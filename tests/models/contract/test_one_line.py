@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import DataError, FedsiloError
-from models.contract.one_line import listed, one_line, printable, shortened, shown
+from fedsilo.models.contract.errors import DataError, FedsiloError
+from fedsilo.models.contract.one_line import listed, one_line, printable, shortened, shown
 
 
 @given(st.text(max_size=2000))

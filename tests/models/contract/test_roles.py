@@ -7,22 +7,22 @@ import json
 
 import pytest
 
-from client_app import opening
-from client_app.site import identity, private_state
-from datasets.partition import cuts
-from datasets.shifted.shifted import ShiftedImages
-from datasets.silo import row_splits
-from datasets.weights import provenance
-from models.contract import settings as common_settings
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import defaults, keys_with
-from models.networks import kinds
-from server_app.compare import over_setting
-from server_app.config import settings as config
-from server_app.config.settings import resolve
-from server_app.finetune import pretrain
-from server_app.finetune import settings as finetune
-from server_app.run import planning
+from fedsilo.client_app import opening
+from fedsilo.client_app.site import identity, private_state
+from fedsilo.datasets.partition import cuts
+from fedsilo.datasets.shifted.shifted import ShiftedImages
+from fedsilo.datasets.silo import row_splits
+from fedsilo.datasets.weights import provenance
+from fedsilo.models.contract import settings as common_settings
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import defaults, keys_with
+from fedsilo.models.networks import kinds
+from fedsilo.server_app.config import settings as config
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run import planning
+from fedsilo.server_app.studies.compare import over_setting
+from fedsilo.server_app.studies.finetune import pretrain
+from fedsilo.server_app.studies.finetune import settings as finetune
 
 _ROLES = (
     *("training", "course", "step", "seed", "privacy", "floor", "network", "vit", "shape", "data"),

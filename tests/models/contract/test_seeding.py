@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from models.contract.seeding import derive_seed, generator, seeded
+from fedsilo.models.contract.seeding import derive_seed, generator, seeded
 
 _KEYS = st.lists(st.one_of(st.integers(-9, 99), st.text("ab0:", max_size=3)), max_size=3).map(tuple)
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings, NoSettings
-from models.contract.settings_schema import Value, as_mapping, build, defaults, rule_of
-from models.methods.uefl import UEFLSettings
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.settings_schema import Value, as_mapping, build, defaults, rule_of
+from fedsilo.models.methods.uefl import UEFLSettings
 
 ALL = (CommonSettings, UEFLSettings, NoSettings)
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import (
     Value,
     as_mapping,
     build,

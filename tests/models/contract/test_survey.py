@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.survey import About, LeftOut, Measured, Spread, Survey
+from fedsilo.models.contract.survey import About, LeftOut, Measured, Spread, Survey
 
 
 def made() -> Survey:

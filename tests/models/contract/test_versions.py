@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.contract.errors import SiteError
-from models.contract.versions import FEDSILO, own_versions, refuse_other_versions
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.versions import FEDSILO, own_versions, refuse_other_versions
 
 
 def test_the_version_in_the_code_is_that_of_the_package() -> None:

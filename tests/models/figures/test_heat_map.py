@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from models.figures.heat_map import annotated_heat_map
-from models.figures.palette import AMOUNTS, SIGNED
+from fedsilo.models.figures.heat_map import annotated_heat_map
+from fedsilo.models.figures.palette import AMOUNTS, SIGNED
 
 
 def drawn(values: list[list[float | None]], **more: Any) -> Any:

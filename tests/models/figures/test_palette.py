@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from models.figures.palette import CATEGORIES, colours, line_styles, shades
+from fedsilo.models.figures.palette import CATEGORIES, colours, line_styles, shades
 
 # What a deuteranope and a protanope see of linear red, green and blue (Machado et al. 2009)
 DEUTERANOPIA = [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from models.figures.palette import line_styles
-from models.figures.panels import line_legend, without_frame
+from fedsilo.models.figures.palette import line_styles
+from fedsilo.models.figures.panels import line_legend, without_frame
 
 
 def test_axes_without_a_frame_keep_their_title() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.maths.attention_rollout import (
+from fedsilo.models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,
     distillation_loss,

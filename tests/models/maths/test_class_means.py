@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.contract.errors import SiteError
-from models.maths.class_means import (
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.maths.class_means import (
     ClassTargets,
     class_sums,
     class_targets,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from models.maths.conformal import (
+from fedsilo.models.maths.conformal import (
     conformity_scores,
     coverage_range,
     prediction_sets,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Dirichlet, kl_divergence
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.maths.dirichlet import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import (
     PRIOR_FLOOR,
     Evidence,
     annealing,
@@ -25,9 +25,9 @@ from models.maths.dirichlet import (
     skewed_prior,
     vacuity,
 )
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.kinds import Task
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.kinds import Task
 
 PARAMETER = st.floats(0.02, 80)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from torch import Tensor
 
-from models.contract.errors import SettingError, SiteError
-from models.maths import earth_movers
-from models.maths.earth_movers import (
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.maths import earth_movers
+from fedsilo.models.maths.earth_movers import (
     CONSTANT,
     LARGEST_LAYER,
     SMOOTHING,

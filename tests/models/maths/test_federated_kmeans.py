@@ -3,7 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.maths.federated_kmeans import Centroids, FloatArray, local_centroids, merge_centroids
+from fedsilo.models.maths.federated_kmeans import (
+    Centroids,
+    FloatArray,
+    local_centroids,
+    merge_centroids,
+)
 
 
 def _rows(*values: float) -> FloatArray:

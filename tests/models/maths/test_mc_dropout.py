@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.contract.seeding import seeded
-from models.contract.settings import CommonSettings
-from models.maths.mc_dropout import (
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.mc_dropout import (
     mc_dropout_probabilities,
     only_dropout_active,
     predictive_entropy,
 )
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.kinds import Task
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.kinds import Task
 
 
 def _network() -> TokenClassifier:

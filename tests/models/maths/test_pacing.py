@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.maths.pacing import batch_of, begins_epoch, check_pace, ends_epoch, epoch_of
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.pacing import batch_of, begins_epoch, check_pace, ends_epoch, epoch_of
 
 PAPER = CommonSettings(epoch_steps=120, pace=40)
 

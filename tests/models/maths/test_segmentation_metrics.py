@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_jaccard_index
 from torchmetrics.functional.segmentation import dice_score
 
-from models.maths.segmentation_metrics import image_dice, overlaps, segmentation_figures
+from fedsilo.models.maths.segmentation_metrics import image_dice, overlaps, segmentation_figures
 
 
 def mask(*ones: int) -> Tensor:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.contract.feature_statistics import FeatureStatistics
-from models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
 
 NAN = math.nan
 # Two hospitals: an age that both know, a pulse that one row lacks, a constant, and an unknown.

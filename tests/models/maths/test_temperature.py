@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from models.maths.temperature import fit_temperature, mean_loss, tempered
+from fedsilo.models.maths.temperature import fit_temperature, mean_loss, tempered
 
 
 def test_a_temperature_divides_the_logits() -> None:

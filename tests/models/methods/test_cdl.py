@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import build
-from models.methods.cdl import CDLSettings, contrastive_divergence, divergence
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence, divergence
 
 EVEN = torch.zeros(1, 2)  # probabilities 1/2, 1/2
 SKEWED = torch.tensor([[0.0, math.log(3)]])  # 1/4, 3/4

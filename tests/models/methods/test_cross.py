@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.contract.messages import INCOMING, measurement, measurements
-from models.methods.cross import metric_from
+from fedsilo.models.contract.messages import INCOMING, measurement, measurements
+from fedsilo.models.methods.cross import metric_from
 
 
 @pytest.mark.parametrize("site", ["ge", "s.1", "a/b", "x-y", "auc-from-ge", ".", "a.b.c"])

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from models.contract.errors import SettingError
-from models.contract.seeding import seeded
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.methods.distrans import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.methods.distrans import (
     DisTransSettings,
     DoubleChannelClassifier,
     DoubleHead,
@@ -24,10 +24,10 @@ from models.methods.distrans import (
     to_pixels,
     transformed,
 )
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
 
 DIGITS = Task((1, 16, 16), 10)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import models.methods
+import fedsilo.models.methods
 
-FOLDER = Path(models.methods.__path__[0])
+FOLDER = Path(fedsilo.models.methods.__path__[0])
 # Baselines that are of no paper
 OWN = {"__init__", "ensemble", "local", "mix", "star"}
 FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN)
@@ -75,7 +75,7 @@ def test_an_index_names_its_source_and_leads_to_functions_that_are_there(path: P
     assert all(SOURCE.fullmatch(source) for source in index.sources)
     assert len({number for number, _ in index.names}) == len(index.names)
     for _, name in index.names:
-        assert callable(resolve(name)), name
+        assert callable(resolve(f"fedsilo.{name}")), name
 
 
 def test_an_index_is_read_with_its_numbers_and_ends_at_an_empty_line() -> None:
@@ -91,7 +91,9 @@ def test_a_line_of_another_form_is_no_index_line() -> None:
         read_index("Equations (arXiv:2402.18888):\n  (8) an entropy")
 
 
-@pytest.mark.parametrize("name", ["models.methods.uefl.no_such", "models.no_such", "nowhere.x"])
+@pytest.mark.parametrize(
+    "name", ["fedsilo.models.methods.uefl.no_such", "fedsilo.models.no_such", "nowhere.x"]
+)
 def test_a_name_that_leads_nowhere_is_found_out(name: str) -> None:
     with pytest.raises((AttributeError, ModuleNotFoundError)):
         resolve(name)

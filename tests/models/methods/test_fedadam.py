@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import build
-from models.methods.fedadam import FedAdamSettings
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.methods.fedadam import FedAdamSettings
 
 HALVES = FedAdamSettings(beta1=0.5, beta2=0.5, tau=1.0, server_learning_rate=2.0)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from models.methods.fedaligncl import (
+from fedsilo.models.methods.fedaligncl import (
     Discriminator,
     FedAlignCLSettings,
     alignment_loss,

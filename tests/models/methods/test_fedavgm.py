@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import build
-from models.methods.fedavgm import FedAvgMSettings
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.methods.fedavgm import FedAvgMSettings
 
 
 def test_the_first_step_is_the_delta_and_the_second_has_momentum() -> None:

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import build
-from models.methods.feddistill import FedDistillSettings
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.methods.feddistill import FedDistillSettings
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])

@@ -9,14 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.contract.array_names import by_site
-from models.contract.settings import CommonSettings
-from models.methods import fedefm
-from models.methods.decentralised import mixed
-from models.methods.fedefm import FedEFMSettings, batch_closeness, distillation, multishot_loss
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.kinds import Task
+from fedsilo.models.contract.array_names import by_site
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods import fedefm
+from fedsilo.models.methods.decentralised import mixed
+from fedsilo.models.methods.fedefm import (
+    FedEFMSettings,
+    batch_closeness,
+    distillation,
+    multishot_loss,
+)
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.kinds import Task
 
 PLAIN = FedEFMSettings()
 

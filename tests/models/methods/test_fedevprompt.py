@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.methods.fedevprompt import (
+from fedsilo.models.methods.fedevprompt import (
     FedEvPromptSettings,
     any_of_class,
     map_fault,

@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import build
-from models.maths.class_means import ClassTargets
-from models.methods.fedproto import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.maths.class_means import ClassTargets
+from fedsilo.models.methods.fedproto import (
     FedProtoSettings,
     NearestPrototype,
     nearest_logits,
 )
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
 
 # Of three classes the second has no target
 TARGETS = ClassTargets(

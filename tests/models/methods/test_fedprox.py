@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import SettingError
-from models.contract.settings_schema import build
-from models.methods.fedprox import FedProxSettings, proximal_term
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 
 
 def test_the_proximal_term_is_half_mu_times_the_squared_distance_over_all_tensors() -> None:

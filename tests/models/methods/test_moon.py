@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.contract.errors import SettingError
-from models.contract.seeding import seeded
-from models.contract.settings_schema import build
-from models.methods.moon import MoonSettings, Projection, build_projection, contrastive_loss
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings_schema import build
+from fedsilo.models.methods.moon import MoonSettings, Projection, build_projection, contrastive_loss
 
 EAST, NORTH, WEST = (
     torch.tensor([[1.0, 0.0], [0.0, 1.0], [-2.0, 0.0]])[i : i + 1] for i in (0, 1, 2)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.contract.settings import CommonSettings
-from models.maths.standardisation import pooled_statistics, standardised, sums_of
-from models.methods.picsr import (
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.models.methods.picsr import (
     PICSRNetwork,
     PICSRSettings,
     Router,
@@ -20,10 +20,10 @@ from models.methods.picsr import (
     inverted,
     prototype,
 )
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.kinds import Task
-from models.networks.mixture import Mixture
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.mixture import Mixture
 
 CORNERS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0]])
 ROWS, IMAGES = Task((2,), 2), Task((1, 16, 16), 3)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.methods.picsr import (
+from fedsilo.models.methods.picsr import (
     PICSRSettings,
     Router,
     build_router,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.methods.uefl import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.uefl import (
     UEFLNetwork,
     UEFLSettings,
     codebook_loss,
@@ -17,8 +17,8 @@ from models.methods.uefl import (
     straight_through,
     uncertain_sites,
 )
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
 
 BOOK = torch.tensor([[0.0, 0.0], [4.0, 4.0]])
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier, build_evidence
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier, build_evidence
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
 
 TASK = Task((1, 16, 16), 10)
 

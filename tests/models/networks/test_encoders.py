@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.networks.encoders import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
+from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock, VggEncoder, float_inputs
 
 
 def test_8_bit_images_are_scaled_to_minus_one_to_one_and_other_inputs_are_left() -> None:

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.classifier import TokenClassifier
-from models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
-from models.networks.kinds import Task
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
+from fedsilo.models.networks.kinds import Task
 
 SMALL = CommonSettings(width=2, seed=3)
 TASK = Task((1, 16, 16), 10)

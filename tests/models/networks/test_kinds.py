@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task, network_kind
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task, network_kind
 
 TASK = Task((1, 16, 16), 10)
 ROWS = Task((5,), 3)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.encoders import float_inputs
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
-from models.networks.resnet22 import ResNet22, build_head, still_statistics
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.resnet22 import ResNet22, build_head, still_statistics
 
 
 def test_the_published_architecture_is_met_in_names_shapes_and_numbers() -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets.weights.backbones import backbone_digest, load_backbone
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from models.networks.resnet22 import ResNet22
+from fedsilo.datasets.weights.backbones import backbone_digest, load_backbone
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.resnet22 import ResNet22
 
 TASK = Task((1, 32, 32), 2)
 
@@ -190,7 +190,7 @@ def test_sites_tell_the_digest_of_given_weights_and_nothing_of_the_seeds(
 def test_a_run_starts_from_given_weights(
     published: dict[str, Tensor], saved: Callable[[Any], Path]
 ) -> None:
-    from strategies.loop.initial_arrays import initial_weights, starting_network
+    from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 
     found = initial_weights(starting_network(settings(saved(published)), TASK))
     given = published["first_conv.weight"].numpy()

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.networks.encoders import ConvEncoder
-from models.networks.kinds import Task
-from models.networks.pyramids import ConvPyramid, TransPyramid, ViTPyramid
-from models.networks.segmentation import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.encoders import ConvEncoder
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.pyramids import ConvPyramid, TransPyramid, ViTPyramid
+from fedsilo.models.networks.segmentation import (
     NETWORKS,
     PyramidNetwork,
     build_segmentation,
     segmentation_loss,
 )
-from models.networks.swin import PatchExpand, SwinUnet, swin_shape
+from fedsilo.models.networks.swin import PatchExpand, SwinUnet, swin_shape
 
 SETTINGS = dataclasses.replace(
     CommonSettings(),
@@ -104,7 +104,7 @@ def test_a_vit_gives_its_layers_tokens_in_order_and_keeps_no_hook() -> None:
     vit = pyramid.network.vit
     prompts = pyramid.network._layer_prompts()
     x = vit._pos_embed(vit.patch_embed(images * pyramid.network.scale + pyramid.network.offset))
-    from models.networks.prompted_vit import prefix_attention
+    from fedsilo.models.networks.prompted_vit import prefix_attention
 
     block = vit.blocks[0]
     x = x + prefix_attention(block.attn, block.norm1(x), prompts[0])[0]

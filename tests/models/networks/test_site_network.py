@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.contract.settings import CommonSettings
-from models.methods.uefl import UEFLNetwork, UEFLSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from models.networks.site_network import SiteNetwork
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.uefl import UEFLNetwork, UEFLSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class Plain(SiteNetwork):

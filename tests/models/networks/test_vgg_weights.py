@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.contract.errors import SettingError
-from models.networks.encoders import VggEncoder
-from models.networks.vgg_weights import fill_vgg
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.networks.encoders import VggEncoder
+from fedsilo.models.networks.vgg_weights import fill_vgg
 
 State = dict[str, Tensor]
 

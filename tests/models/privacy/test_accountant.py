@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
-from models.privacy.accountant import epsilon, epsilon_of_a_change
+from fedsilo.models.privacy.accountant import epsilon, epsilon_of_a_change
 
 DELTA = 1e-5
 

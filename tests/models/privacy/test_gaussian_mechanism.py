@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.contract.errors import SettingError, SiteError
-from models.contract.settings import CommonSettings
-from models.privacy.gaussian_mechanism import check_privacy_settings, clip_and_noise
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings, clip_and_noise
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.privacy.secure_sum import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.secure_sum import (
     MaskStream,
     Quantisation,
     masked,

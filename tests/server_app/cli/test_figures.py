@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
-from client_app.explain.embeddings import LAYERS
-from datasets.silo.silos import SPLITS
-from models.contract.errors import SettingError
-from server_app.cli.figures import Layer, parse_rows
-from server_app.cli.options import Split
+from fedsilo.client_app.explain.embeddings import LAYERS
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.cli.figures import Layer, parse_rows
+from fedsilo.server_app.cli.options import Split
 
 
 def test_rows_are_numbers_with_commas() -> None:

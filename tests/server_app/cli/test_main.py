@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
 
 Tiny = Callable[..., dict[str, Value]]
 

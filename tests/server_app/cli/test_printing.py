@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from server_app.cli.printing import line_printer
+from fedsilo.server_app.cli.printing import line_printer
 
 
 def test_a_line_is_printed_as_it_is_however_long_and_whatever_its_brackets() -> None:

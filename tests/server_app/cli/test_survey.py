@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server_app.cli.main import main
-from server_app.survey.document import read_survey_document
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.survey.document import read_survey_document
 from tests.support.browser import DESKTOP, PHONE, picture, rendered
 
 
@@ -59,7 +59,7 @@ def test_a_browser_shows_the_page(folder: Path, tmp_path: Path) -> None:
 
 
 def test_names_of_others_become_no_html_and_no_formula(folder: Path, tmp_path: Path) -> None:
-    from server_app.survey.page import survey_page
+    from fedsilo.server_app.studies.survey.page import survey_page
 
     nasty = "<script>$\\frac$&"
     text = (folder / "survey.json").read_text()

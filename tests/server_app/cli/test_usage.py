@@ -13,8 +13,8 @@ import click
 import pytest
 import typer.main
 
-from server_app.cli import main as command_line
-from server_app.cli.main import main, make_app
+from fedsilo.server_app.cli import main as command_line
+from fedsilo.server_app.cli.main import main, make_app
 
 PANELS = {
     "Run": "simulate resume watch pretrain",
@@ -208,7 +208,7 @@ def test_a_full_disk_is_one_line(
 
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     # Closed before anything is written, so that the write fails whatever the buffers
-    command = f"{sys.executable} -W ignore -m server_app.cli settings | true"
+    command = f"{sys.executable} -W ignore -m fedsilo.server_app.cli settings | true"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
         capture_output=True,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server_app.cli.main import main
-from server_app.records.progress import FILE
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.records.progress import FILE
 from tests.server_app.run.test_watched import written
 
 

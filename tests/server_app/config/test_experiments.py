@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.errors import SettingError
-from server_app.config.experiments import find_experiment, read_experiments
-from server_app.config.settings import resolve
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.config.experiments import find_experiment, read_experiments
+from fedsilo.server_app.config.settings import resolve
 
 ROOT = Path(__file__).resolve().parents[3]
 

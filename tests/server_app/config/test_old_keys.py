@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.methods import METHODS, settings_class
-from models.contract.settings_schema import defaults, without_groups
-from server_app.cli.main import main
-from server_app.config.experiments import read_experiments
-from server_app.config.old_keys import key_of_today, new_keys, overlaid, with_new_keys
-from server_app.config.settings import flat_values, grouped, known_defaults, read_toml, resolve
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.settings_schema import defaults, without_groups
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.experiments import read_experiments
+from fedsilo.server_app.config.old_keys import key_of_today, new_keys, overlaid, with_new_keys
+from fedsilo.server_app.config.settings import (
+    flat_values,
+    grouped,
+    known_defaults,
+    read_toml,
+    resolve,
+)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,11 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.contract.errors import SettingError
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from server_app.config.operator_files import REGISTRY, operator_terms, read_registry, read_weights
-from strategies.loop.terms import AgreedWeights, Registry, Terms
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.server_app.config.operator_files import (
+    REGISTRY,
+    operator_terms,
+    read_registry,
+    read_weights,
+)
+from fedsilo.strategies.loop.terms import AgreedWeights, Registry, Terms
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.methods import METHODS
-from server_app.config.experiments import read_experiments
-from server_app.config.settings import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.server_app.config.experiments import read_experiments
+from fedsilo.server_app.config.settings import (
     differences,
     flat_values,
     known_defaults,

@@ -13,21 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.contract.errors import SettingError
-from server_app.cli.main import main
-from server_app.config.operator_files import REGISTRY, read_registry
-from server_app.deploy.commands import MemberStatus, down, logs, status
-from server_app.deploy.deployment import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.operator_files import REGISTRY, read_registry
+from fedsilo.server_app.deploy.commands import MemberStatus, down, logs, status
+from fedsilo.server_app.deploy.deployment import (
     SERVER,
     Deployment,
     DeploymentError,
     plan,
     read_deployment,
 )
-from server_app.deploy.making import DeploymentRequest
-from server_app.deploy.run import resume_command
-from server_app.run.planning import RunSources
-from server_app.run.processes import app_folder, end_trees, free_ports, process_of, runs
+from fedsilo.server_app.deploy.making import DeploymentRequest
+from fedsilo.server_app.deploy.run import resume_command
+from fedsilo.server_app.run.planning import RunSources
+from fedsilo.server_app.run.processes import app_folder, end_trees, free_ports, process_of, runs
 
 
 @pytest.fixture

@@ -27,14 +27,14 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
 )
 from PIL import Image
 
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.deploy.deployment import key_fingerprint
-from server_app.doctor.findings import Finding, examine
-from server_app.doctor.registry import TARGETS
-from server_app.doctor.server import ServerSetup
-from server_app.doctor.site import SiteSetup
-from server_app.run.processes import app_folder, free_ports
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.deploy.deployment import key_fingerprint
+from fedsilo.server_app.doctor.findings import Finding, examine
+from fedsilo.server_app.doctor.registry import TARGETS
+from fedsilo.server_app.doctor.server import ServerSetup
+from fedsilo.server_app.doctor.site import SiteSetup
+from fedsilo.server_app.run.processes import app_folder, free_ports
 
 SCHEMA = """
 columns: [{name: age}, {name: chol, mean: 240.0, std: 50.0}]

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 
-from server_app.doctor.findings import Finding, Status, exit_code
-from server_app.doctor.report import lines_of
+from fedsilo.server_app.doctor.findings import Finding, Status, exit_code
+from fedsilo.server_app.doctor.report import lines_of
 from tests.server_app.doctor.conftest import (
     Hospital,
     Server,
@@ -319,7 +319,7 @@ SERVERS = {
     ),
     "disk slow": Broken(
         lambda one, request: request.getfixturevalue("monkeypatch").setattr(
-            "server_app.doctor.server.commit_seconds", lambda _: [0.1, 0.4, 0.9]
+            "fedsilo.server_app.doctor.server.commit_seconds", lambda _: [0.1, 0.4, 0.9]
         ),
         *("database", "takes 900 ms", "a disk of its own"),
     ),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from models.contract.methods import METHODS
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.config.settings import resolve
-from server_app.run.meeting import Meeting, meet_inline, read_meeting
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.meeting import Meeting, meet_inline, read_meeting
 from tests.support.tiny import TINY, TINY_METHOD
 
 
@@ -46,8 +46,8 @@ def test_it_prints_roster_splits_and_what_leaves_and_leaves_nothing(
 def test_who_cannot_take_part_fails_and_the_others_are_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client_app import opening
-    from models.contract.errors import RefusedError
+    from fedsilo.client_app import opening
+    from fedsilo.models.contract.errors import RefusedError
 
     def admit(site: Any, context: Any) -> None:
         if site.silo.name == "s2a":

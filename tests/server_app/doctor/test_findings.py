@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.contract.errors import DataError
-from server_app.doctor import machine
-from server_app.doctor.findings import (
+from fedsilo.models.contract.errors import DataError
+from fedsilo.server_app.doctor import machine
+from fedsilo.server_app.doctor.findings import (
     Check,
     Finding,
     Passed,
@@ -19,8 +19,8 @@ from server_app.doctor.findings import (
     examine,
     exit_code,
 )
-from server_app.doctor.registry import TARGETS
-from server_app.doctor.report import document, last_line, lines_of
+from fedsilo.server_app.doctor.registry import TARGETS
+from fedsilo.server_app.doctor.report import document, last_line, lines_of
 
 
 def _raising(error: Exception) -> Check[None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from server_app.doctor import gpu
-from server_app.doctor.findings import Refused, Skipped
+from fedsilo.server_app.doctor import gpu
+from fedsilo.server_app.doctor.findings import Refused, Skipped
 
 WHEELS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.contract.errors import CheckpointError
-from server_app.records.checkpoints import KEPT, CheckpointHook
-from server_app.records.recorders import FailureHook
-from strategies.loop.state import RoundState
+from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.server_app.records.checkpoints import KEPT, CheckpointHook
+from fedsilo.server_app.records.recorders import FailureHook
+from fedsilo.strategies.loop.state import RoundState
 
 
 def _state(round_: int) -> RoundState:

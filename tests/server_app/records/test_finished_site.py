@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.errors import DataError, RunDirectoryError, SettingError
-from server_app.records.finished_site import (
+from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
+from fedsilo.server_app.records.finished_site import (
     finished_settings,
     naming,
     refuse_shared_state,

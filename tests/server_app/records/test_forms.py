@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from models.contract.errors import RunDirectoryError
-from server_app.records.forms import HOOKS, STATE, SUMMARY
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.records.forms import HOOKS, STATE, SUMMARY
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 SILO = {
     "distribution": "D1",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import CheckpointError, RunDirectoryError
-from server_app.records.growing_csv import GrowingCsv
+from fedsilo.models.contract.errors import CheckpointError, RunDirectoryError
+from fedsilo.server_app.records.growing_csv import GrowingCsv
 
 HEADER = ("round", "site")
 Rows = list[list[str]]

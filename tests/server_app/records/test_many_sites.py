@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server_app.records.many_sites import MANY, listed, worst
+from fedsilo.server_app.records.many_sites import MANY, listed, worst
 
 NAMES = [f"s{number:02}" for number in range(30)]
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from models.contract.errors import SettingError, SiteError
-from models.contract.messages import ARRAYS, DP_RELEASES, METRICS
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.privacy.accountant import SPENT, epsilon
-from server_app.config.settings import resolve
-from server_app.records.privacy_account import PrivacyHook
-from server_app.records.summary import NO_PRIVACY, privacy_document
-from strategies.loop.participants import Participants
-from strategies.loop.reply_checks import TooFewSitesError
-from strategies.loop.state import RoundState, SiteReply
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, DP_RELEASES, METRICS
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.privacy.accountant import SPENT, epsilon
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.summary import NO_PRIVACY, privacy_document
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reply_checks import TooFewSitesError
+from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 Z, DELTA = 2.0, 1e-5
 ONE, TWO, THREE = (epsilon(Z, count, DELTA) for count in (1, 2, 3))

@@ -14,8 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import RunDirectoryError
-from server_app.records.progress import FILE, Progress, SiteProgress, metrics_text, read_progress
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.records.progress import (
+    FILE,
+    Progress,
+    SiteProgress,
+    metrics_text,
+    read_progress,
+)
 
 _SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+)\} (\S+)')
 START = datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)

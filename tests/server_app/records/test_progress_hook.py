@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message, MetricRecord
 
-import server_app.run.inline_engine
-from models.contract.errors import SiteError
-from models.contract.settings_schema import Value
-from server_app.records import progress_hook
-from server_app.records.progress import METRICS_FILE, Progress, read_progress
-from server_app.records.progress_hook import ProgressRecord
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid
-from strategies.loop.state import RoundState
+import fedsilo.server_app.run.inline_engine
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.records import progress_hook
+from fedsilo.server_app.records.progress import METRICS_FILE, Progress, read_progress
+from fedsilo.server_app.records.progress_hook import ProgressRecord
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid
+from fedsilo.strategies.loop.state import RoundState
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
@@ -46,7 +46,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
     def after(lives: int, fails: bool) -> None:
         monkeypatch.setattr(_LastingGrid, "lives", lives)
         monkeypatch.setattr(_LastingGrid, "fails", fails)
-        monkeypatch.setattr(server_app.run.inline_engine, "InlineGrid", _LastingGrid)
+        monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _LastingGrid)
 
     return after
 

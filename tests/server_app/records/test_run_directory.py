@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from models.contract.errors import RunDirectoryError
-from server_app.config.settings import launch_values, resolve, run_values
-from server_app.records.run_directory import (
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.config.settings import launch_values, resolve, run_values
+from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     config_document,
     default_run_name,

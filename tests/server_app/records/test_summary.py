@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from server_app.figures.learning_curves import draw_curves, series
-from server_app.records.run_directory import RunDirectory
-from server_app.records.summary import (
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.summary import (
     NO_PRIVACY,
     by_distribution,
     means,
     privacy_document,
     result_table,
 )
+from fedsilo.server_app.studies.figures.learning_curves import draw_curves, series
 
 VALUES = {
     "s1a": {"accuracy": 0.8, "entropy": 0.2},

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.config.settings import resolve
-from server_app.records import tracking
-from server_app.records.recorders import MetricsHook, TrafficHook
-from server_app.records.run_directory import RunDirectory
-from server_app.records.tracking import TRACKERS, Scalar, TrackingHook
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records import tracking
+from fedsilo.server_app.records.recorders import MetricsHook, TrafficHook
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.tracking import TRACKERS, Scalar, TrackingHook
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState
 from tests.support.soak import in_soak
 
 Told = Counter[tuple[str, int, float]]
@@ -92,7 +92,7 @@ def test_a_runs_rows_are_told_and_the_run_is_the_same(
     track: str, tiny: Callable[..., dict[str, Value]], tmp_path: Path
 ) -> None:
     pytest.importorskip(PACKAGE[track])
-    from server_app.run.inline_engine import run_inline
+    from fedsilo.server_app.run.inline_engine import run_inline
 
     runs = {}
     for choice in ("none", track):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server_app.run.processes import RUN_MARK, end_run, runs
+from fedsilo.server_app.run.processes import RUN_MARK, end_run, runs
 
 # Starts a child in a session of its own that loses its parent, as Ray's do; says both ids
 FAMILY = """
@@ -56,7 +56,7 @@ def start(home: Path) -> Start:
     def started(seconds: str = "600") -> tuple[Guard, list[psutil.Process]]:
         command = [sys.executable, "-c", FAMILY, seconds]
         guard = subprocess.Popen(
-            [sys.executable, "-m", "server_app.run.guard", str(home), *command],
+            [sys.executable, "-m", "fedsilo.server_app.run.guard", str(home), *command],
             env=os.environ | {RUN_MARK: str(home)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -83,7 +83,14 @@ def test_when_the_pipe_ends_everything_of_the_run_ends_and_its_folder_goes(
 
 
 def test_a_killed_starter_is_an_end_of_the_pipe(home: Path) -> None:
-    guarded = [sys.executable, "-m", "server_app.run.guard", str(home), sys.executable, "-c"]
+    guarded = [
+        sys.executable,
+        "-m",
+        "fedsilo.server_app.run.guard",
+        str(home),
+        sys.executable,
+        "-c",
+    ]
     starter = (
         f"import os, subprocess, time\n"
         f"p = subprocess.Popen({[*guarded, 'import time; time.sleep(600)']!r},"

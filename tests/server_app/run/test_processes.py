@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server_app.run import processes
-from server_app.run.processes import bound_environment, end_if_bound, runs
+from fedsilo.server_app.run import processes
+from fedsilo.server_app.run.processes import bound_environment, end_if_bound, runs
 
 ENDS_WITH = "FEDSILO_ENDS_WITH"
 

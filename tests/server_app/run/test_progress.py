@@ -10,12 +10,12 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 from rich.console import Console
 
-from models.contract.messages import METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS
-from models.contract.site_facts import SiteFacts
-from server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
-from server_app.records.run_directory import RunDirectory
-from server_app.run.progress import ProgressHook
-from server_app.run.progress_bars import (
+from fedsilo.models.contract.messages import METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.server_app.records.recorders import FailureHook, MetricsHook, TrafficHook
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.progress import ProgressHook
+from fedsilo.server_app.run.progress_bars import (
     PROGRESS_VARIABLE,
     Bars,
     MarkerBars,
@@ -23,9 +23,9 @@ from server_app.run.progress_bars import (
     choose_bars,
     follow,
 )
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.uefl import UEFL
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.uefl import UEFL
 
 FACTS = SiteFacts("s1a", "D1", (1, 16, 16), 10, {"train": [1]}, {"train": "x"})
 ROSTER = Participants({"s1a": FACTS}, {"s1a": 5})

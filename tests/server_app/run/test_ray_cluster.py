@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from models.contract.errors import SettingError
-from server_app.run import ray_cluster
-from server_app.run.processes import free_ports
-from server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
-from server_app.run.ray_nodes import TOKEN, describe
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.run import ray_cluster
+from fedsilo.server_app.run.processes import free_ports
+from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
+from fedsilo.server_app.run.ray_nodes import TOKEN, describe
 
 FILES = {"client_app/app.py": "a1", "models/x.py": "b2"}
 HERE: dict[str, Any] = {

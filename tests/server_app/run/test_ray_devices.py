@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.contract.errors import SettingError
-from server_app.run.ray_engine import _check_device
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.run.ray_engine import _check_device
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

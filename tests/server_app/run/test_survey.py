@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.survey import Measured, Survey
-from server_app.run.survey import cell_names, distance, distances
+from fedsilo.models.contract.survey import Measured, Survey
+from fedsilo.server_app.run.survey import cell_names, distance, distances
 from tests.models.contract.test_survey import made
 
 

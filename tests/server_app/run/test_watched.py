@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from models.contract.errors import RunDirectoryError
-from server_app.records.progress import FILE, Progress, SiteProgress, now
-from server_app.run.watched import clock, look_at, newest_run, size
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, now
+from fedsilo.server_app.run.watched import clock, look_at, newest_run, size
 
 
 def written(folder: Path, **changes: Any) -> Path:

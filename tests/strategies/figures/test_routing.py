@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from strategies.figures.routing import draw_routing, violin
-from strategies.methods.picsr import PICSR
+from fedsilo.strategies.figures.routing import draw_routing, violin
+from fedsilo.strategies.methods.picsr import PICSR
 
 EXPERTS = ["cleveland", "hungary", "va"]
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from strategies.figures.topology import draw_edge_weights, draw_topology
+from fedsilo.strategies.figures.topology import draw_edge_weights, draw_topology
 
 TIMES = {"complete": 3.0, "ring": 2.5, "star": 4.0}
 

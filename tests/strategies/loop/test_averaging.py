@@ -8,9 +8,9 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from strategies.loop.averaging import weighted_mean
-from strategies.loop.state import SiteReply
+from fedsilo.models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from fedsilo.strategies.loop.averaging import weighted_mean
+from fedsilo.strategies.loop.state import SiteReply
 
 Replies = Callable[..., SiteReply]
 

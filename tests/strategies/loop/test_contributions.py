@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SiteError
-from models.contract.messages import EVALUATE, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from strategies.loop.contributions import contributions, far_out
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.strategies.loop.contributions import contributions, far_out
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
 
 Replies = Callable[..., SiteReply]
 BEFORE = {"w": np.float32([1, 1]), "n.running_mean": np.float32([0])}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import SettingError
-from models.contract.messages import EVALUATE, TRAIN
-from models.contract.settings import CommonSettings
-from strategies.loop.drawing import drawn_sites, refuse_site_count
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.drawing import drawn_sites, refuse_site_count
 
 SITES = [f"s{number}" for number in range(10)]
 

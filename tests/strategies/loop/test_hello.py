@@ -12,11 +12,11 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.contract.errors import SiteError
-from models.contract.feature_statistics import Sums
-from models.contract.messages import CONFIG
-from models.contract.site_facts import SiteFacts
-from strategies.loop.hello import read_hello, sums_fault
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.feature_statistics import Sums
+from fedsilo.models.contract.messages import CONFIG
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.strategies.loop.hello import read_hello, sums_fault
 
 FACTS = SiteFacts(
     site="north",

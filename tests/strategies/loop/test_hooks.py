@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from models.contract.errors import SiteError
-from models.contract.messages import EVALUATE, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from strategies.loop.hooks import Hook
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import RoundState
-from strategies.methods.fedavg import FedAvg
-from strategies.wire.records import to_record
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.records import to_record
 
 START = {"w": np.zeros(2, np.float32)}
 

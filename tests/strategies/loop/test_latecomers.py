@@ -15,14 +15,14 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-import server_app.run.inline_engine
-from datasets.io.state_files import load_state
-from models.contract.messages import ARRAYS, CONFIG
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import Value
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid
-from strategies.loop.participants import Participants, meet_latecomers, meet_sites
+import fedsilo.server_app.run.inline_engine
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.messages import ARRAYS, CONFIG
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid
+from fedsilo.strategies.loop.participants import Participants, meet_latecomers, meet_sites
 from tests.support.soak import in_soak
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
@@ -260,7 +260,7 @@ def late_run(
         grid.sent = []
         values = tiny(method, rounds=3, **changes)
         with monkeypatch.context() as patch:
-            patch.setattr(server_app.run.inline_engine, "InlineGrid", grid)
+            patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", grid)
             return inline_run(values, out=out, draw=draw)
 
     return run

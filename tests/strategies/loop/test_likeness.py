@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.feature_statistics import Sums
-from models.contract.site_facts import SiteFacts
-from strategies.loop.likeness import odd_sums, other_tasks, shared_data
+from fedsilo.models.contract.feature_statistics import Sums
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.strategies.loop.likeness import odd_sums, other_tasks, shared_data
 
 PLAIN = SiteFacts("", "D1", (2,), 2, {"train": [6, 4]}, {}, features=("age", "chol"))
 

@@ -7,9 +7,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract.messages import CONFIG, EVALUATE
-from server_app.run.inline_engine import InlineGrid, partition_configs
-from strategies.loop.messaging import exchange
+from fedsilo.models.contract.messages import CONFIG, EVALUATE
+from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.strategies.loop.messaging import exchange
 
 
 def asks(nodes: Iterable[int]) -> list[Message]:

@@ -13,14 +13,14 @@ from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.contract.errors import SiteError
-from models.contract.messages import CONFIG
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.networks.kinds import Task
-from server_app.run.inline_engine import InlineGrid, partition_configs
-from strategies.loop.participants import Participants, meet_sites, wait_for_nodes
-from strategies.wire.bundles import record_bytes
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import CONFIG
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.strategies.loop.participants import Participants, meet_sites, wait_for_nodes
+from fedsilo.strategies.wire.bundles import record_bytes
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
 ONE = dataclasses.replace(COMMON, min_sites=1)
@@ -84,8 +84,8 @@ def test_sites_are_sorted_by_name_whatever_their_node_ids(order: list[str]) -> N
 
 
 def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) -> None:
-    from client_app.app import app
-    from server_app.config.settings import resolve
+    from fedsilo.client_app.app import app
+    from fedsilo.server_app.config.settings import resolve
 
     values = resolve(tiny("fedavg"))
     participants = meet_sites(
@@ -329,9 +329,9 @@ def test_what_leaves_for_pooled_figures_is_told_and_where_they_go() -> None:
 
 
 def test_the_real_sites_send_sums_whose_figures_are_those_of_all_training_rows() -> None:
-    from client_app.app import app
-    from datasets.registry import load_silo, silo_names
-    from server_app.config.settings import resolve
+    from fedsilo.client_app.app import app
+    from fedsilo.datasets.registry import load_silo, silo_names
+    from fedsilo.server_app.config.settings import resolve
 
     values = resolve({"method": "fedavg", "dataset": "heart-synthetic"})
     participants = meet_sites(

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from models.contract.feature_statistics import Sums
-from models.contract.messages import EVALUATE, FIGURES, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.methods.fedavg import FedAvg
-from strategies.wire.records import to_record
+from fedsilo.models.contract.feature_statistics import Sums
+from fedsilo.models.contract.messages import EVALUATE, FIGURES, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.records import to_record
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies.loop.ranges import array_fault, metric_fault, metric_range, too_many
+from fedsilo.strategies.loop.ranges import array_fault, metric_fault, metric_range, too_many
 
 
 @pytest.mark.parametrize(

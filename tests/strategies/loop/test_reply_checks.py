@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, RecordDict
 
-from models.contract.errors import EpsilonSpentError, RefusedError, SiteError
-from models.contract.messages import EVALUATE, TRAIN
-from strategies.loop.phase import Phase
-from strategies.loop.reply_checks import needed_metrics, refusal, refuse_too_few
-from strategies.loop.state import ArraySpec
+from fedsilo.models.contract.errors import EpsilonSpentError, RefusedError, SiteError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.strategies.loop.phase import Phase
+from fedsilo.strategies.loop.reply_checks import needed_metrics, refusal, refuse_too_few
+from fedsilo.strategies.loop.state import ArraySpec
 
 Content = Callable[..., RecordDict]
 SPEC = {"w": ArraySpec((2, 3))}

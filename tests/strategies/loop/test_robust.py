@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.contract.errors import SettingError, SiteError
-from models.contract.methods import METHODS
-from models.contract.settings import AGGREGATIONS, CommonSettings
-from strategies.loop.averaging import weighted_mean
-from strategies.loop.drawing import refuse_site_count
-from strategies.loop.robust import chosen_by_krum, fewest_sites, robust_mean
-from strategies.loop.state import SiteReply
-from strategies.methods.registry import strategy_class
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.strategies.loop.averaging import weighted_mean
+from fedsilo.strategies.loop.drawing import refuse_site_count
+from fedsilo.strategies.loop.robust import chosen_by_krum, fewest_sites, robust_mean
+from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.methods.registry import strategy_class
 
 Replies = Callable[..., SiteReply]
 ROBUST = [name for name in AGGREGATIONS if name != "mean"]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from models.contract.errors import SiteError
-from models.contract.messages import EVALUATE, TRAIN
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
 
 Started = Callable[..., tuple[Any, FedAvg]]
 

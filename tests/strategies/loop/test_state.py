@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from models.contract.messages import CONFIG, Instruction
-from strategies.loop.state import SiteReply
-from strategies.wire.bundles import record_bytes
-from strategies.wire.records import from_record, to_record
+from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import from_record, to_record
 
 
 def test_arrays_come_back_from_the_wire_as_they_went() -> None:

@@ -10,12 +10,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from models.contract.errors import SiteError
-from models.contract.messages import SURVEYED
-from models.contract.settings import CommonSettings
-from server_app.run.inline_engine import InlineGrid, partition_configs
-from strategies.loop.surveying import read_survey, survey_sites
-from strategies.loop.terms import Registry
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import SURVEYED
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.strategies.loop.surveying import read_survey, survey_sites
+from fedsilo.strategies.loop.terms import Registry
 from tests.models.contract.test_survey import made
 
 SETTINGS = CommonSettings(dataset="table")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from strategies.loop.state import SiteReply
-from strategies.loop.updates import in_kinds, update, update_norm
+from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.loop.updates import in_kinds, update, update_norm
 
 Replies = Callable[..., SiteReply]
 BEFORE = {"w": np.float32([1, 1]), "n.running_mean": np.float32([0])}

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from torch import nn
 
-from datasets.io.state_files import load_state
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS
-from models.contract.settings import CommonSettings
-from models.methods.cdl import CDLSettings
-from models.networks.exchanged import exchanged_arrays
-from server_app.config.settings import resolve
-from server_app.records.finished_site import finished_site
-from strategies.loop.participants import Participants
-from strategies.methods.cdl import CDL
-from strategies.methods.decentralised import Decentralised
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.cdl import CDLSettings
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.finished_site import finished_site
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.methods.cdl import CDL
+from fedsilo.strategies.methods.decentralised import Decentralised
 
 Tiny = Callable[..., dict[str, Any]]
 Run = Callable[..., tuple[Any, CDL]]

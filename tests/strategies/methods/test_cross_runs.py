@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from models.contract.settings_schema import Value
-from server_app.cli.main import main
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.tiny import VIT
 
 Tiny = Callable[..., dict[str, Value]]

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.io.state_files import load_state
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from models.methods.distrans import OFFSET, DisTransSettings, build_embedding
-from server_app.records.finished_site import finished_site
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import RoundState
-from strategies.methods.distrans import DisTrans
-from strategies.methods.fedavg import FedAvg
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.methods.distrans import OFFSET, DisTransSettings, build_embedding
+from fedsilo.server_app.records.finished_site import finished_site
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.methods.distrans import DisTrans
+from fedsilo.strategies.methods.fedavg import FedAvg
 
 Tiny = Callable[..., dict[str, Any]]
 Run = Callable[..., tuple[Any, RoundLoop]]

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import ArraySpec, RoundState
-from strategies.methods.ensemble import Ensemble
-from strategies.wire.records import to_record
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.methods.ensemble import Ensemble
+from fedsilo.strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.contract.messages import TRAIN
-from models.contract.settings import CommonSettings
-from models.methods.fedadam import FedAdamSettings
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedadam import FedAdam
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedadam import FedAdamSettings
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedadam import FedAdam
 
 
 def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(

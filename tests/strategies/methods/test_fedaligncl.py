@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings
-from models.methods.fedaligncl import FedAlignCLSettings
-from server_app.config.settings import resolve
-from strategies.loop.participants import Participants
-from strategies.loop.phase import Phase
-from strategies.loop.reply_checks import why_unusable
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedaligncl import FedAlignCL
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedaligncl import FedAlignCLSettings
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.phase import Phase
+from fedsilo.strategies.loop.reply_checks import why_unusable
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedaligncl import FedAlignCL
 
 # Two rounds an epoch; alignment from the second epoch on, which is round 3
 COMMON = CommonSettings(epoch_steps=4, pace=2, width=4, rounds=6, silos=3)

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from models.methods.uefl import UEFLSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from server_app.config.experiments import find_experiment
-from server_app.config.settings import resolve
-from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.participants import Participants
-from strategies.methods.fedavg import FedAvg
-from strategies.methods.uefl import UEFL
+from fedsilo.models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.methods.uefl import UEFLSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.methods.uefl import UEFL
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMON = CommonSettings(width=4, seed=7, silos=3)

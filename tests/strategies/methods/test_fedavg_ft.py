@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings
-from models.methods.fedavg_ft import FedAvgFTSettings
-from strategies.loop.participants import Participants
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.fedavg_ft import FedAvgFT
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
 
 ALL = ["s1a", "s2a", "s3a"]
 Build = Callable[..., FedAvgFT]

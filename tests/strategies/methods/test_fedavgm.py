@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datasets.io.state_files import load_state
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from models.methods.fedavgm import FedAvgMSettings
-from server_app.config.experiments import find_experiment
-from server_app.config.settings import resolve
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.fedavg import FedAvg
-from strategies.methods.fedavgm import FedAvgM
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.methods.fedavgm import FedAvgMSettings
+from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.methods.fedavgm import FedAvgM
 
 ROOT = Path(__file__).resolve().parents[3]
 Replied = Callable[..., SiteReply]

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError, SiteError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.methods.feddistill import FedDistillSettings
-from server_app.config.settings import resolve
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import ArraySpec, RoundState
-from strategies.methods.feddistill import FedDistill
-from strategies.wire.records import to_record
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.methods.feddistill import FedDistillSettings
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.methods.feddistill import FedDistill
+from fedsilo.strategies.wire.records import to_record
 from tests.support.tiny import DERMOSCOPY
 
 START = RoundState(0, {})

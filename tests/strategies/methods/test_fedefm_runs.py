@@ -9,15 +9,15 @@ import pytest
 from flwr.app import Message
 from torch import Tensor
 
-import server_app.run.inline_engine
-from client_app.methods.fedefm import FedEFMSite
-from datasets.io.state_files import load_state
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS, CONFIG
-from models.contract.settings_schema import Value
-from models.methods.fedefm import EXPERT, VISITOR
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid
+import fedsilo.server_app.run.inline_engine
+from fedsilo.client_app.methods.fedefm import FedEFMSite
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, CONFIG
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.methods.fedefm import EXPERT, VISITOR
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
@@ -41,7 +41,7 @@ class _Spy(InlineGrid):
 
 @pytest.fixture
 def spied(monkeypatch: pytest.MonkeyPatch) -> type[_Spy]:
-    monkeypatch.setattr(server_app.run.inline_engine, "InlineGrid", _Spy)
+    monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _Spy)
     _Spy.seen = []
     return _Spy
 
@@ -120,7 +120,7 @@ def test_a_silo_that_dies_between_the_phases_is_left_out_of_the_mean_and_the_run
 
     spied.seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_app.run.inline_engine, "InlineGrid", Dying)
+        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", Dying)
         with pytest.raises(KeyboardInterrupt):
             inline_run(values, out=tmp_path / "cut")
     cut = inline_run({**values, "resume": True}, out=tmp_path / "cut")

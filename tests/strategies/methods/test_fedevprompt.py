@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.messages import EVALUATE, TRAIN
-from models.contract.settings import CommonSettings
-from models.methods.fedevprompt import FedEvPromptSettings
-from models.networks.kinds import Task
-from server_app.config.settings import resolve
-from strategies.loop.participants import Participants
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.fedevprompt import FedEvPrompt
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.fedevprompt import FedEvPrompt
 from tests.support.tiny import DERMOSCOPY, VIT_FIELDS
 
 TASK = Task((1, 16, 16), 3)

@@ -17,28 +17,28 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-import client_app.opening
-import server_app.run.inline_engine
-from client_app.site.private_state import SiteState, settings_digest_of
-from client_app.site_round import SiteRound
-from client_app.training.loop import LocalTraining
-from datasets.io.state_files import load_state
-from datasets.registry import load_silo
-from datasets.silo.silos import Silo, Split
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS, EVALUATE, HELLO, Instruction
-from models.contract.settings import CommonSettings
-from models.methods.fedevprompt import FedEvPromptSettings
-from models.networks.exchanged import exchanged_arrays
-from models.networks.prompted_vit import PromptedViT
-from server_app.config.settings import resolve
-from server_app.records.run_directory import RunDirectory
-from server_app.run.inline_engine import InlineGrid
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.methods.fedevprompt import FedEvPrompt
-from strategies.wire.bundles import record_bytes
-from strategies.wire.records import to_record
+import fedsilo.client_app.opening
+import fedsilo.server_app.run.inline_engine
+from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
+from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, HELLO, Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import InlineGrid
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.methods.fedevprompt import FedEvPrompt
+from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 NODES = {1001: "s1a", 1002: "s2a", 1003: "s3a"}
@@ -267,7 +267,7 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
         return dataclasses.replace(silo, train=train)
 
     assert all(held(tiny, site)[3] for site in ALL)
-    monkeypatch.setattr(client_app.opening, "load_silo", load)
+    monkeypatch.setattr(fedsilo.client_app.opening, "load_silo", load)
     grid, strategy = spied_run(tiny("fedevprompt", distillation_weight=1.0))
     replies, sent = by_round(grid.replies, of_reply=True), by_round(grid.sent)
     expected = strategy.method.expected("train", "s2a", strategy.current())
@@ -294,8 +294,8 @@ class _DyingGrid(InlineGrid):
 
 _GOES_ON = """
 import json, sys
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import run_inline
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
 run_inline(resolve(json.loads(sys.argv[1])), 3, False)
 """
 
@@ -308,7 +308,7 @@ def test_a_new_process_goes_on_from_the_sites_own_prompts_and_moments(
     values |= {"optimiser-state": "run"}
     whole = inline_run(values, out=tmp_path / "whole").path
     with monkeypatch.context() as patch:
-        patch.setattr(server_app.run.inline_engine, "InlineGrid", _DyingGrid)
+        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _DyingGrid)
         _DyingGrid.lives = 6  # the hellos and the first round
         with pytest.raises(KeyboardInterrupt):
             inline_run(values, out=tmp_path / "cut")

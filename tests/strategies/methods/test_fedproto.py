@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError, SiteError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.methods.fedproto import FedProtoSettings
-from server_app.config.settings import resolve
-from server_app.run.inline_engine import partition_configs
-from strategies.loop.participants import Participants, meet_sites
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import ArraySpec, RoundState
-from strategies.methods.fedproto import FedProto, held
-from strategies.wire.records import to_record
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.methods.fedproto import FedProtoSettings
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import partition_configs
+from fedsilo.strategies.loop.participants import Participants, meet_sites
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.methods.fedproto import FedProto, held
+from fedsilo.strategies.wire.records import to_record
 from tests.support.tiny import DERMOSCOPY
 
 START = RoundState(0, {})
@@ -258,7 +258,7 @@ def test_a_class_below_the_floor_weighs_nothing_in_the_mean(
 def test_a_hospitals_raised_floor_keeps_a_class_at_home_and_the_server_does_not_ask_for_it(
     spy_grid: Any, tiny: Callable[..., dict[str, Any]], told: Any, tmp_path: Path
 ) -> None:
-    from client_app.app import app
+    from fedsilo.client_app.app import app
 
     values = resolve(tiny("fedproto", rounds=1, run_name="run"))
     nodes = [{**node, "sums-min-count": 37} for node in partition_configs(3)]

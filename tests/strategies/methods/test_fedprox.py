@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS
-from models.contract.settings import CommonSettings, NoSettings
-from models.methods.fedprox import FedProxSettings
-from server_app.config.settings import resolve
-from strategies.loop.participants import Participants
-from strategies.methods.fedavg import FedAvg
-from strategies.methods.fedprox import FedProx
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.methods.fedprox import FedProxSettings
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.methods.fedprox import FedProx
 
 Run = Callable[..., tuple[Any, FedProx]]
 Tiny = Callable[..., dict[str, Any]]

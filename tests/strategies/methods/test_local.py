@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from models.contract.errors import SiteError
-from models.contract.settings import CommonSettings, NoSettings
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.methods.local import Local
-from strategies.wire.records import to_record
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.methods.local import Local
+from fedsilo.strategies.wire.records import to_record
 
 
 def test_no_array_crosses_the_wire_in_either_direction(

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.notes import Notes
-from models.contract.settings import CommonSettings, NoSettings
-from models.methods.mix import PoolNotes
-from models.networks.kinds import Task
-from strategies.loop.participants import Participants
-from strategies.loop.state import ArraySpec, RoundState
-from strategies.methods.mix import Mix
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.methods.mix import PoolNotes
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.methods.mix import Mix
 
 ALL = ["s1a", "s2a", "s3a"]
 STATE = RoundState(1, {"w": np.float32([4])}, {"kept": 1})

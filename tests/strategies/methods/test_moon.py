@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from torch import nn
 
-from client_app.privacy.protection import LEDGER
-from datasets.io.state_files import load_state
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from models.contract.settings import CommonSettings, NoSettings
-from models.methods.moon import MoonSettings
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from server_app.config.settings import resolve
-from server_app.records.finished_site import finished_site
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import RoundState
-from strategies.methods.fedavg import FedAvg
-from strategies.methods.moon import Moon
+from fedsilo.client_app.privacy.protection import LEDGER
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.methods.moon import MoonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.finished_site import finished_site
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.methods.moon import Moon
 
 Tiny = Callable[..., dict[str, Any]]
 Run = Callable[..., tuple[Any, RoundLoop]]

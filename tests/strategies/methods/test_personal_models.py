@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from models.contract.settings import CommonSettings
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.personal_models import keepers, with_keepers
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.personal_models import keepers, with_keepers
 
 ROUND, RUN = CommonSettings(), CommonSettings(optimiser_state="run")
 

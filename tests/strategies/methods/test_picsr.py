@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from models.contract.errors import SettingError
-from models.contract.messages import EVALUATE, TRAIN
-from models.contract.settings import CommonSettings
-from models.methods.picsr import PICSRSettings, StageNotes, build_router
-from models.networks.build import build_classifier
-from models.networks.exchanged import exchanged_arrays
-from models.networks.kinds import Task
-from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.participants import Participants
-from strategies.loop.state import ArraySpec, RoundState, SiteReply
-from strategies.methods.picsr import PICSR
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.picsr import PICSRSettings, StageNotes, build_router
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.methods.picsr import PICSR
 
 ALL = ["s1a", "s2a", "s3a"]
 TASK = Task((1, 16, 16), 10)

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from client_app.methods.picsr import PICSRSite
-from datasets.silo.silos import Silo
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS, EVALUATE, HELLO
-from models.contract.settings import CommonSettings
-from models.methods.picsr import PICSRSettings
-from models.networks.build import build_classifier
-from models.networks.kinds import Task
-from strategies.loop.initial_arrays import initial_weights
-from strategies.loop.participants import Participants
-from strategies.loop.round_loop import RoundLoop
-from strategies.methods.picsr import PICSR
-from strategies.wire.records import to_record
+from fedsilo.client_app.methods.picsr import PICSRSite
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE, HELLO
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.picsr import PICSRSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.methods.picsr import PICSR
+from fedsilo.strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 TASK = Task((1, 16, 16), 10)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.methods import METHODS, settings_class
-from models.contract.settings import CommonSettings
-from strategies.loop.method import Method
-from strategies.loop.participants import Participants
-from strategies.methods.registry import strategy_class
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models.contract.messages import ARRAYS
-from models.contract.settings_schema import Value
-from models.methods.decentralised import MODEL
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.methods.decentralised import MODEL
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 Tiny = Callable[..., dict[str, Value]]
 

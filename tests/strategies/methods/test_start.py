@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.messages import ARRAYS, START
-from models.contract.settings_schema import Value
-from server_app.records.run_directory import RunDirectory
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import ARRAYS, START
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]

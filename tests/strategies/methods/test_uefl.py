@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.contract.errors import SettingError
-from models.contract.messages import TRAIN
-from models.contract.settings import CommonSettings
-from models.methods.uefl import UEFLSettings, gaussian_codebook
-from models.networks.kinds import Task
-from strategies.loop.participants import Participants
-from strategies.loop.state import RoundState, SiteReply
-from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
 ENTROPY = "incoming.val.entropy"
 PERSONAL = {"codebooks": "personal"}

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from models.contract.errors import SiteError
-from models.contract.messages import ARRAYS
-from models.contract.settings import CommonSettings
-from models.methods.uefl import UEFLSettings, gaussian_codebook
-from models.networks.kinds import Task
-from strategies.loop.round_loop import RoundLoop
-from strategies.loop.state import RoundState
-from strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
-from strategies.wire.records import to_record
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
+from fedsilo.strategies.wire.records import to_record
 
 Run = Callable[..., tuple[Any, Any]]
 Tiny = Callable[..., dict[str, Any]]

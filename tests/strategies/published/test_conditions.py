@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from models.methods.uefl import UEFLSettings
-from server_app.config.experiments import Experiment, read_experiments
-from server_app.config.settings import resolve
-from strategies.loop.participants import Participants
-from strategies.loop.reporting import Published
-from strategies.methods.registry import strategy_class
-from strategies.published.conditions import Conditions, first_of, in_words
-from strategies.published.uefl import shifted_digits
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.methods.uefl import UEFLSettings
+from fedsilo.server_app.config.experiments import Experiment, read_experiments
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.published.conditions import Conditions, first_of, in_words
+from fedsilo.strategies.published.uefl import shifted_digits
 
 ROOT = Path(__file__).resolve().parents[3]
 NUMBERS = Published({"all": {"accuracy": 0.5}})

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from models.contract.methods import settings_class
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from strategies.loop.participants import Participants
-from strategies.methods.registry import strategy_class
-from strategies.published.fedaligncl import mammography, mammography_cross
+from fedsilo.models.contract.methods import settings_class
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.published.fedaligncl import mammography, mammography_cross
 
 VENDORS = ("ge", "hologic", "siemens")
 ROWS = ("Single", "Fed", "Fed-CL", "Fed-Align", "Fed-Align-CL", "Mix")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from models.contract.methods import settings_class
-from models.contract.settings import CommonSettings
-from models.contract.site_facts import SiteFacts
-from strategies.loop.method import Method
-from strategies.loop.participants import Participants
-from strategies.methods.registry import strategy_class
-from strategies.published.picsr import heart_disease
+from fedsilo.models.contract.methods import settings_class
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.published.picsr import heart_disease
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 HEART: dict[str, Any] = {"dataset": "heart"}

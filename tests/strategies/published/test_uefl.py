@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from models.contract.settings import CommonSettings
-from models.contract.settings_schema import as_mapping, build
-from models.methods.uefl import UEFLSettings
-from server_app.config.experiments import Experiment, read_experiments
-from server_app.config.settings import RunSettings, resolve
-from strategies.loop.participants import Participants
-from strategies.methods.registry import strategy_class
-from strategies.published.uefl import shifted_digits
-from strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, build
+from fedsilo.models.methods.uefl import UEFLSettings
+from fedsilo.server_app.config.experiments import Experiment, read_experiments
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.published.uefl import shifted_digits
+from fedsilo.strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row
 
 ROOT = Path(__file__).resolve().parents[3]
 

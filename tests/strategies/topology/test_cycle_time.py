@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from datasets.partition.silo_sets import Link, SiloSet, open_silo_set
-from models.methods.decentralised import LinkSettings
-from strategies.topology.cycle_time import cycle_time, resolve_links, topology_document
-from strategies.topology.graphs import Topology, build_topology
+from fedsilo.datasets.partition.silo_sets import Link, SiloSet, open_silo_set
+from fedsilo.models.methods.decentralised import LinkSettings
+from fedsilo.strategies.topology.cycle_time import cycle_time, resolve_links, topology_document
+from fedsilo.strategies.topology.graphs import Topology, build_topology
 
 GIGABIT = 125_000_000  # bytes: a second at 1 Gbps
 DEFAULTS = LinkSettings(access_gbps=100.0, link_gbps=1.0, link_latency_ms=10.0)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datasets.partition.silo_sets import Link, SiloSet, open_silo_set
-from models.contract.errors import SettingError
-from strategies.topology.graphs import Topology, build_topology
+from fedsilo.datasets.partition.silo_sets import Link, SiloSet, open_silo_set
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.strategies.topology.graphs import Topology, build_topology
 
 KINDS = ("complete", "ring", "star", "hub", "matcha")
 SQUARE = {"ab": 2.0, "ac": 1.0, "ad": 1.0, "bc": 1.0, "bd": 1.0, "cd": 2.0}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.contract.errors import SettingError
-from strategies.topology.matcha import (
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.strategies.topology.matcha import (
     Matcha,
     _rounded,
     _solve,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.contract.errors import SiteError
-from strategies.wire.bundles import (
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.wire.bundles import (
     BUNDLE,
     Bundles,
     bundle,

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models.contract.errors import SiteError
-from strategies.wire.records import ArrayError, read_header, unpack
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.wire.records import ArrayError, read_header, unpack
 from tests.fuzz.reply_mutations import npy
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.contract.errors import SiteError
-from strategies.wire.secure_keys import (
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.wire.secure_keys import (
     Shares,
     agreed_key,
     cut,

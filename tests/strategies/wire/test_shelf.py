@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from models.contract.errors import RunDirectoryError
-from strategies.wire.shelf import Shelf
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.strategies.wire.shelf import Shelf
 
 
 def _content(*arrays: Any) -> RecordDict:

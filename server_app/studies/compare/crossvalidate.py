@@ -1,0 +1,215 @@
+"""``fedsilo crossvalidate``: repeated stratified cross-validation over each site's rows.
+
+Every experiment is run on the same splits, so that methods are compared run by run; the first
+experiment is the one that the others are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from fedsilo.datasets.registry import data_fingerprint, data_set
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.studies.compare.corrected_interval import Interval, corrected_interval
+from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
+from fedsilo.server_app.studies.compare.slurm import Jobs
+from fedsilo.server_app.studies.compare.tables import joined, markdown_table
+from fedsilo.server_app.studies.compare.trials import Trial, run_groups
+
+COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
+
+Summaries = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """What a cross-validation found.
+
+    ``intervals`` has the columns ``COLUMNS``: each experiment's figures, then differences, whose
+    ``compared_with`` names the experiment that is taken off.
+    """
+
+    intervals: pd.DataFrame
+    metrics: Sequence[str]
+
+
+def crossvalidate(
+    experiments: Sequence[str],
+    sources: RunSources,
+    *,
+    folds: int,
+    repeats: int,
+    jobs: Jobs = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> CrossValidation:
+    """Run what is missing and return the figures.
+
+    Args:
+        experiments: their names; the others are compared with the first.
+        sources: where settings come from, over those of each experiment.
+        folds: folds of each site's rows, at least 2.
+        repeats: shufflings.
+        jobs: runs at once; 0: one for each core; or Slurm's parameters.
+        tell: takes a line before the runs begin.
+
+    Raises:
+        FedsiloError: the data set has no folds, a setting is wrong, or a run failed.
+    """
+    names = list(dict.fromkeys(experiments))
+    plans = {name: planned(name, sources)[0] for name in names}
+    refuse_mixed_optimisers({name: settings.common for name, settings in plans.items()})
+    trials = [_trials(settings, folds, repeats) for settings in plans.values()]
+    runs = folds * repeats
+    tell(f"{len(names)} experiments, {folds} folds, {repeats} repeats: {len(names) * runs} runs")
+    _refuse_other_data(plans)
+    first = plans[names[0]].common
+    folder = Path(first.out) / "crossvalidation"
+    summaries = dict(zip(names, run_groups(trials, folder, jobs), strict=True))
+    metrics = data_set(first.dataset).headline
+    figures = figure_intervals(summaries, metrics, folds)
+    differences = difference_intervals(summaries, metrics, folds)
+    return CrossValidation(joined([figures, differences]), metrics)
+
+
+def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
+    first, *_ = plans
+    common = plans[first].common
+    for name, settings in plans.items():
+        if (settings.common.dataset, settings.common.data_dir) != (common.dataset, common.data_dir):
+            raise SettingError(
+                f"experiment '{name}' is on other data than '{first}': methods are compared on "
+                "the same splits; name experiments of one data set"
+            )
+
+
+def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
+    base, data = settings.as_mapping(), data_fingerprint(settings.common)
+    if "test-folds" not in data_set(str(base["dataset"])).settings:
+        raise SettingError(
+            f"data set '{base['dataset']}' has a split of its own and no folds: use 'fedsilo "
+            "compare' with several seeds"
+        )
+    trials = []
+    for repeat in range(repeats):
+        for fold in range(folds):
+            cut: dict[str, Value] = {
+                "test-folds": folds,
+                "test-fold": fold,
+                "fold-seed": repeat,
+                "seed": repeat,
+                "evaluate-every": 0,
+                "run-name": "",
+            }
+            trials.append(Trial(resolve({**base, **cut}), {"repeat": repeat, "fold": fold}, data))
+    return trials
+
+
+def figure_intervals(
+    summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
+) -> pd.DataFrame:
+    """Return each experiment's figures, per site and in the mean over sites.
+
+    A metric that a site's test rows leave undefined in some run (AUC of one class) is given over
+    the other runs, and the site is no part of its mean over sites.
+    """
+    records = []
+    for name, runs in summaries.items():
+        for metric in metrics:
+            for group, values in _by_group(runs, metric).items():
+                known = [value for value in values if value is not None]
+                if known:  # all metrics are shares: an interval beyond them says nothing
+                    interval = corrected_interval(known, folds).within(0.0, 1.0)
+                    records.append((name, "", group, metric, interval))
+    return interval_frame(records)
+
+
+def difference_intervals(
+    summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
+) -> pd.DataFrame:
+    """Return the first experiment's figures minus each other's, run by run on the same split."""
+    first, *others = summaries
+    records = []
+    for other in others:
+        for metric in metrics:
+            mine, theirs = (_by_group(summaries[name], metric) for name in (first, other))
+            for group in mine:
+                pairs = zip(mine[group], theirs[group], strict=True)
+                known = [a - b for a, b in pairs if a is not None and b is not None]
+                if known:
+                    interval = corrected_interval(known, folds)
+                    records.append((first, other, group, metric, interval))
+    return interval_frame(records)
+
+
+def interval_frame(records: Sequence[tuple[str, str, str, str, Interval]]) -> pd.DataFrame:
+    """Return intervals as a table with the columns ``COLUMNS``."""
+    cells = [
+        (*names, interval.mean, interval.low, interval.high, interval.p, interval.runs)
+        for *names, interval in records
+    ]
+    frame = pd.DataFrame(cells, columns=list(COLUMNS))
+    return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
+
+
+def _by_group(runs: Summaries, metric: str) -> dict[str, list[float | None]]:
+    """Return, per site and for ``all``, the metric's value in each run, None where undefined."""
+    sites = sorted({site for summary in runs for site in summary["sites"]})
+    by_site = {
+        site: [summary["sites"].get(site, {}).get(metric) for summary in runs] for site in sites
+    }
+    whole = [values for values in by_site.values() if None not in values]
+    mean: list[float | None] = [sum(run) / len(run) for run in zip(*whole, strict=True)]
+    return {**by_site, "all": mean}
+
+
+def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
+    """Return one metric's table: a line per experiment, then the paired differences."""
+    (_, *groups), *lines = _lines(intervals, metric)
+    table = Table(title=f"test {metric}: mean and 95 % interval", title_justify="left")
+    table.add_column("experiment")
+    for group in groups:
+        table.add_column(group, justify="right")
+    for label, *cells in lines:
+        narrow = [cell.replace(" [", "\n[").replace(" p=", "\np=") for cell in cells]
+        table.add_row(label, *narrow, end_section=True)
+    return table
+
+
+def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
+    """Return the column titles of one metric, then a line per experiment and per difference."""
+    chosen = intervals[intervals["metric"] == metric]
+    groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
+    cells: dict[str, dict[str, str]] = {}
+    for figure in chosen.itertuples():
+        taken_off = str(figure.compared_with)
+        label = f"{figure.experiment} less {taken_off}" if taken_off else str(figure.experiment)
+        cells.setdefault(label, {})[str(figure.group)] = _cell(figure)
+    body = [[label, *(row.get(group, "") for group in groups)] for label, row in cells.items()]
+    return [["experiment", *groups], *body]
+
+
+def _cell(figure: Any) -> str:
+    sign = "+" if figure.compared_with else ""
+    if pd.isna(figure.low):
+        return f"{figure.mean:{sign}.3f} (1 run)"
+    p = f" p={figure.p:.3f}" if figure.compared_with else ""
+    return f"{figure.mean:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]{p}"
+
+
+def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
+    """Return the tables as Markdown, one per metric."""
+    parts = []
+    for metric in metrics:
+        columns, *lines = _lines(intervals, metric)
+        body = markdown_table(columns, lines)
+        parts.append(f"**{metric}**, mean and 95 % interval\n\n{body}")
+    return "\n".join(parts)

@@ -1,0 +1,319 @@
+"""``fedsilo compare``: experiments over seeds, mean and standard deviation, beside the papers'.
+
+A run lies in ``<out>/<experiment>-seed<n>``. One that is finished with the same settings is read
+and not run again; one that was cut short is resumed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsilo.datasets.io.locations import find_places
+from fedsilo.datasets.registry import data_set, load_silo
+from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import RunSettings, differences
+from fedsilo.server_app.records.finished_run import FinishedRun, has_begun, has_ended
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.processes import bound_environment
+from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
+from fedsilo.server_app.studies.compare.results import (
+    chosen_metrics,
+    constant_results,
+    experiment_results,
+    figure_of,
+    of_split,
+)
+from fedsilo.server_app.studies.compare.significance import (
+    Tested,
+    check_tests,
+    markdown_tests,
+    notes,
+    significance,
+)
+from fedsilo.server_app.studies.compare.slurm import Jobs, SlurmPool
+from fedsilo.server_app.studies.compare.tables import comparison_markdown, joined
+from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
+
+# experiment -> seed -> summary of the split
+Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRuns:
+    """How the runs of a comparison are made.
+
+    Attributes:
+        sources: where settings come from, over those of each experiment.
+        engine: ``ray`` or ``inline``.
+        supernodes: simulated sites; None: the experiment's, else all silos.
+        seeds: seeds 0 to ``seeds - 1``.
+        own_splits: whether each seed draws a split of its own.
+    """
+
+    sources: RunSources
+    engine: str = "inline"
+    supernodes: int | None = None
+    seeds: int = 3
+    own_splits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which figures of the runs are compared.
+
+    Attributes:
+        split: ``test`` or ``val``.
+        metrics: names and patterns of metrics, parted by commas; None: the data set's headline.
+        tests: the same, of which to test whether experiments differ; None: none.
+        paired: whether those tests are of the differences by seed.
+    """
+
+    split: str = "test"
+    metrics: str | None = None
+    tests: str | None = None
+    paired: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found: tidy results (see tables.py), tests, and what to know of those."""
+
+    results: pd.DataFrame
+    split: str
+    tested: Sequence[Tested] = ()
+    notes: Sequence[str] = ()
+
+    def markdown(self, median: bool = False) -> str:
+        """Return table and tests as Markdown."""
+        text = comparison_markdown(self.results, self.split, median)
+        return text + markdown_tests(self.tested, self.split, self.notes)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the comparison."""
+
+    experiment: str
+    settings: RunSettings
+    sites: int
+    command: list[str]
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the run lies."""
+        common = self.settings.common
+        return RunDirectory(Path(common.out) / common.run_name)
+
+    def finished(self) -> bool:
+        """Tell whether a finished run with these settings is there.
+
+        Raises:
+            RunDirectoryError: there is a run of that name with other settings.
+        """
+        run = FinishedRun(self.directory)
+        if not has_begun(run.path):
+            return False
+        other = differences(run.settings.decisive(), self.settings.decisive())
+        silos = run.silos
+        if len(silos) != self.sites:
+            other = f"{len(silos)} sites took part there and {self.sites} are asked for here"
+        elif not other:
+            other = self._other_data(silos)
+        if other:
+            raise RunDirectoryError(
+                f"{run.path} holds a run with other settings: {other}; "
+                "choose another --out or remove it"
+            )
+        return has_ended(run.path)
+
+    def _other_data(self, silos: Mapping[str, Any]) -> str:
+        """Say whose data are not those of the run; nothing where there are no data to look at."""
+        common = self.settings.common
+        try:
+            held = [load_silo(site, common) for site in silos]
+        except DataError as error:
+            folder = find_places(common.data_dir, common.cache_dir).data
+            exists = folder is not None and folder.is_dir()
+            return f"the data cannot be read now ({error})" if exists else ""
+        differing = [
+            silo.name
+            for silo in held
+            if silos[silo.name]["fingerprints"] != silo.fingerprints
+            or silos[silo.name].get("schema", "") != silo.schema
+        ]
+        return f"the data of {', '.join(differing)} are others there" if differing else ""
+
+    def run(self) -> None:
+        """Run or resume it in a process of its own.
+
+        Raises:
+            FedsiloError: it failed; with the run's own error line.
+        """
+        resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
+        done = subprocess.run(
+            [*self.command, *resume],
+            env=bound_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            raise FedsiloError(
+                f"{self.directory.path.name} failed: {lines[-1].removeprefix('fedsilo: error: ')}"
+            )
+
+
+def compare(
+    experiments: Sequence[str],
+    runs: SeedRuns,
+    asked: Asked,
+    *,
+    jobs: Jobs = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Run what is missing and return all runs' figures.
+
+    Args:
+        experiments: their names; of one named twice the second is passed over.
+        runs: how runs are made.
+        asked: which figures of them are compared.
+        jobs: runs at once; 0: as many as there are cores for; or Slurm's parameters.
+        tell: takes a line each time a run has ended.
+
+    Raises:
+        FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
+    """
+    names = list(dict.fromkeys(experiments))
+    all_jobs = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
+    data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
+    refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
+    check_tests(data_sets, tests=asked.tests, paired=asked.paired, seeds=runs.seeds)
+    _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
+    summaries = _summaries(all_jobs, asked.split)
+    results = _results(all_jobs, summaries, asked)
+    tested = _tests(summaries, asked)
+    remarks = notes(tested[0], runs.seeds, asked.paired, _same_split(all_jobs)) if tested else []
+    return Comparison(results, asked.split, tested, remarks)
+
+
+def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
+    """Return what the runs found on ``split``.
+
+    Raises:
+        SettingError: no site has samples of it.
+    """
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    for job in jobs:
+        summary = of_split(FinishedRun(job.directory).summary, split)
+        summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
+    if not any(summary["mean"] for runs in summaries.values() for summary in runs.values()):
+        raise SettingError(
+            f"no site has {split} samples to compare by: set 'val-folds', or use 'fedsilo tune'"
+        )
+    return summaries
+
+
+def _results(jobs: Sequence[Job], summaries: Summaries, asked: Asked) -> pd.DataFrame:
+    """Return all results: of each experiment, then of answering one class every time."""
+    all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
+    metrics = chosen_metrics(asked.metrics, all_summaries, "--metrics") if asked.metrics else None
+    data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
+    frames = [
+        experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
+        for name, runs in summaries.items()
+    ]
+    for job in {job.settings.common.dataset: job for job in jobs}.values():
+        frames.append(constant_results(FinishedRun(job.directory).silos, asked.split, metrics))
+    return joined(frames)
+
+
+def _tests(summaries: Summaries, asked: Asked) -> list[Tested]:
+    """Return the tests of each metric asked for, over the seeds that have it."""
+    if not asked.tests:
+        return []
+    all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
+    tested = []
+    for metric in chosen_metrics(asked.tests, all_summaries, "--tests"):
+        samples: dict[str, dict[int, float]] = {name: {} for name in summaries}
+        for name, runs in summaries.items():
+            for seed, summary in runs.items():
+                value = figure_of(summary, "all", metric)
+                if value is not None:
+                    samples[name][seed] = value
+        tested.append(significance(metric, samples, asked.paired))
+    return tested
+
+
+def _same_split(jobs: Sequence[Job]) -> bool:
+    """Tell whether all seeds of each experiment saw the same split."""
+    splits: dict[str, list[Any]] = {}
+    for job in jobs:
+        silos = FinishedRun(job.directory).silos
+        fingerprints = {site: facts["fingerprints"] for site, facts in silos.items()}
+        splits.setdefault(job.experiment, []).append(fingerprints)
+    return all(
+        fingerprints == by_seed[0] for by_seed in splits.values() for fingerprints in by_seed
+    )
+
+
+def _job(experiment: str, seed: int, runs: SeedRuns) -> Job:
+    # A split of its own needs a name of its own, or the run of another split would be taken for it
+    own_split: dict[str, Value] = {"fold-seed": seed} if runs.own_splits else {}
+    name = f"{experiment}-{'split' if runs.own_splits else 'seed'}{seed}"
+    settings, resources = planned(
+        experiment,
+        runs.sources,
+        supernodes=runs.supernodes,
+        overrides={"seed": seed, **own_split, "run-name": name},
+    )
+    command = _command(experiment, settings, runs, own_split)
+    return Job(experiment, settings, int(resources["num-supernodes"]), command)
+
+
+def _command(
+    experiment: str, settings: RunSettings, runs: SeedRuns, own_split: Mapping[str, Value]
+) -> list[str]:
+    """Return the command line of a run in a process of its own."""
+    common, sources = settings.common, runs.sources
+    command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", experiment]
+    command += ["--engine", runs.engine, "--seed", str(common.seed)]
+    command += ["--name", common.run_name, "--out", common.out]
+    for text in [*sources.changes, *(f"{key}={value}" for key, value in own_split.items())]:
+        command += ["--set", text]
+    if runs.supernodes is not None:
+        command += ["--supernodes", str(runs.supernodes)]
+    for flag, path in (("--config", sources.config), ("--file", sources.file)):
+        command += [flag, str(path)] if path else []
+    return command
+
+
+def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
+    if not jobs:
+        return
+    threads = max(job.settings.common.threads for job in jobs)
+    width = "by Slurm"
+    if isinstance(at_once, int):
+        parallel = runs_at_once(at_once, threads)
+        pool, width = ThreadPoolExecutor(parallel), f"{parallel} at once"
+    else:
+        pool = SlurmPool(at_once, jobs[0].directory.path.parent)
+    tell(f"{len(jobs)} runs, {width}")
+    names: list[str] = []
+
+    def ended(job: Job, _: None) -> None:
+        names.append(job.directory.path.name)
+        tell(f"{len(names)}/{len(jobs)} {names[-1]}")
+
+    with pool:  # a thread only waits for its run's process or job
+        run_missing(pool, Job.run, jobs, ended)

@@ -1,0 +1,195 @@
+"""``fedsilo sweep``: a figure of finished runs over a setting in which they differ.
+
+Accuracy over the share of unseen labels, for example, as the FedEFM paper compares. A line is an
+experiment of ``fedsilo compare``, a point the mean over seeds, its bar their standard deviation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, keys_with, unknown_key
+from fedsilo.models.figures.palette import colours
+from fedsilo.server_app.config.old_keys import key_of_today
+from fedsilo.server_app.config.settings import differences, known_defaults
+from fedsilo.server_app.records.finished_run import FinishedRun, finished_run, has_begun
+from fedsilo.server_app.studies.compare.results import chosen_metrics, figure_of, of_split
+from fedsilo.server_app.studies.compare.tables import deviation, mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SEED = re.compile(r"-(seed|split)\d+$")  # as `fedsilo compare` names runs
+_SEEDS = keys_with(CommonSettings, "seed")  # settings in which the runs of one point may differ
+_MARKERS = "osD^vP*X<>"
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """A finished run: where it lies, its settings, and its summary of the split."""
+
+    path: Path
+    settings: Mapping[str, Value]
+    summary: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """The experiment that it is a run of."""
+        return _SEED.sub("", self.path.resolve().name)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Figures of all sites over a setting.
+
+    ``points`` has a row per experiment and value of the setting: ``experiment``, ``value``,
+    ``mean``, ``sd`` and ``seeds``; values ascend within an experiment.
+    """
+
+    setting: str
+    label: str
+    experiments: Sequence[str]
+    points: pd.DataFrame
+
+    def lines(self) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield each experiment with its points."""
+        for experiment in self.experiments:
+            points = self.points[self.points["experiment"] == experiment]
+            yield experiment, list(points.itertuples())
+
+
+def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> Sweep:
+    """Return a metric of finished runs over a setting.
+
+    Args:
+        setting: in which the runs differ.
+        folders: run directories, or folders of such.
+        metric: a name or pattern; of several that fit the first is taken.
+        split: ``test`` or ``val``.
+
+    Raises:
+        SettingError: the setting is none, or no number, or the metric is in no run.
+        RunDirectoryError: a folder holds no finished run, or runs of one line differ otherwise.
+    """
+    runs = [read_run(run, split) for run in finished_runs(folders)]
+    chosen = chosen_metrics(metric, [run.summary for run in runs], "--metric")[0]
+    experiments = list(dict.fromkeys(run.line for run in runs))
+    setting = key_of_today(setting)
+    return Sweep(setting, f"{split} {chosen}", experiments, sweep_points(runs, setting, chosen))
+
+
+def finished_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Return the runs in ``folders`` and directly below them, each once.
+
+    Raises:
+        RunDirectoryError: there is none in one of them, or one that has not ended.
+    """
+    runs: dict[Path, FinishedRun] = {}
+    for folder in folders:
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        begun = [path for path in (folder, *inside) if has_begun(path)]
+        if not begun:
+            raise RunDirectoryError(f"{folder} is no run directory and holds none")
+        for path in begun:
+            runs.setdefault(path.resolve(), finished_run(path))
+    return list(runs.values())
+
+
+def read_run(run: FinishedRun, split: str) -> SweptRun:
+    """Return a finished run with its figures of ``split``."""
+    settings = run.settings.decisive()
+    return SweptRun(run.path, settings, of_split(run.summary, split))
+
+
+def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.DataFrame:
+    """Return the points of a sweep, those of undefined figures left out.
+
+    Raises:
+        SettingError: ``setting`` is none of these runs' or no number.
+        RunDirectoryError: two runs of an experiment differ in more, or are the same run twice.
+    """
+    seen: set[tuple[Any, ...]] = set()
+    first: dict[str, SweptRun] = {}
+    records = []
+    for run in runs:
+        value = _number(run, setting)
+        refuse_other_settings(first.setdefault(run.line, run), run, setting)
+        identity = (run.line, value, *(run.settings[key] for key in _SEEDS))
+        if identity in seen:
+            raise RunDirectoryError(
+                f"{run.path}: another run of '{run.line}' has the same seed and {setting} {value:g}"
+            )
+        seen.add(identity)
+        records.append((run.line, value, figure_of(run.summary, "all", metric)))
+    figures = pd.DataFrame(records, columns=["experiment", "value", "figure"])
+    ascending = figures.dropna(subset="figure").sort_values("value", kind="stable")
+    grouped = ascending.groupby(["experiment", "value"], sort=False)
+    points = grouped["figure"].agg(mean=mean, sd=deviation, seeds="size")
+    return points.reset_index()
+
+
+def point_text(point: Any) -> str:
+    """Return a point of a sweep for people."""
+    spread = f" ± {point.sd:.3f}" if point.seeds > 1 else ""
+    return f"{point.mean:.3f}{spread} at {point.value:g}"
+
+
+def draw_sweep(swept: Sweep) -> Figure:
+    """Return the picture: a line per experiment, mean and standard deviation over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 4.6), layout="constrained")
+    axes = figure.subplots()
+    lines = dict(swept.lines())
+    for number, (name, colour) in enumerate(colours(list(lines)).items()):
+        axes.errorbar(
+            [point.value for point in lines[name]],
+            [point.mean for point in lines[name]],
+            [point.sd for point in lines[name]],
+            label=name,
+            color=colour,
+            marker=_MARKERS[number % len(_MARKERS)],
+            markersize=5,
+            capsize=3,
+        )
+    axes.set_xlabel(swept.setting)
+    axes.set_ylabel(f"{swept.label}, mean and sd over seeds")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize="small")
+    return figure
+
+
+def _number(run: SweptRun, setting: str) -> float:
+    if setting not in run.settings and setting in known_defaults():
+        raise SettingError(f"setting '{setting}' is none of the run in {run.path}: leave it out")
+    if setting not in run.settings:
+        raise unknown_key(setting, run.settings)
+    value = run.settings[setting]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SettingError(f"setting '{setting}' is {value!r} in {run.path}: no number to draw by")
+    return float(value)
+
+
+def refuse_other_settings(first: SweptRun, run: SweptRun, *free_settings: str) -> None:
+    """Refuse runs of one name that differ in more than their seeds and what is free.
+
+    Raises:
+        RunDirectoryError: they do.
+    """
+    free = {*free_settings, *_SEEDS}
+    before, now = (
+        {key: value for key, value in swept.settings.items() if key not in free}
+        for swept in (first, run)
+    )
+    if other := differences(before, now):
+        raise RunDirectoryError(
+            f"{run.path} is no run of the same experiment as {first.path}: {other}"
+        )

@@ -1,0 +1,240 @@
+"""``fedsilo bars``: figures of finished runs site by site (UEFL's figures 1 and 5).
+
+A bar is an experiment of ``fedsilo compare`` at a site: the mean over its seeds, with their
+standard deviation. Beside a run's model may stand each site's own, as it was before the average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.figures.palette import GREY, colours
+from fedsilo.server_app.records.finished_run import FinishedRun
+from fedsilo.server_app.studies.compare.over_setting import (
+    SweptRun,
+    finished_runs,
+    read_run,
+    refuse_other_settings,
+)
+from fedsilo.server_app.studies.compare.tables import deviation, mean
+from fedsilo.server_app.studies.figures.learning_curves import CURVES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_USUAL = ("accuracy", "entropy", "perplexity")
+_LEGEND_COLUMNS = 3
+_OWN = "trained-"  # a site's own model, right after its training
+_KEY = ["metric", "experiment", "site", "distribution"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedBars:
+    """Which figures are drawn.
+
+    Attributes:
+        metrics: names and patterns, parted by commas; None: accuracy, entropy, perplexity.
+        split: ``test`` or ``val``.
+        round: of which round; None: the last of each run.
+        own: whether also of each site's own model before the average, on validation samples.
+    """
+
+    metrics: str | None = None
+    split: str = "test"
+    round: int | None = None
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class SiteBars:
+    """Figures by site: ``table`` has ``metric, experiment, site, distribution, mean, sd, seeds``.
+
+    ``title`` says of which samples and round they are.
+    """
+
+    table: pd.DataFrame
+    title: str
+
+
+def site_bars(folders: Sequence[Path], asked: AskedBars) -> SiteBars:
+    """Return the figures of finished runs by site.
+
+    Args:
+        folders: run directories, or folders of such.
+        asked: which figures.
+
+    Raises:
+        SettingError: no run has the metric or the round, or own models were asked for on test data.
+        RunDirectoryError: a folder holds no finished run, sites are not the same, or runs of one
+            name differ in more than their seed.
+    """
+    split = "val" if asked.own else asked.split
+    runs = finished_runs(folders)
+    _refuse_unlike(runs, split)
+    cells = pd.DataFrame(
+        [cell for run in runs for cell in _cells(run, split, asked)],
+        columns=[*_KEY, "value"],
+    )
+    place = {metric: number for number, metric in enumerate(_chosen(cells, asked.metrics))}
+    cells = cells[cells["metric"].isin(list(place))]
+    cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
+    grouped = cells.groupby(_KEY, sort=False)["value"]
+    table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
+    when = "the last round" if asked.round is None else f"round {asked.round}"
+    return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
+
+
+def _refuse_unlike(runs: Sequence[FinishedRun], split: str) -> None:
+    first: dict[str, SweptRun] = {}
+    seeds: dict[tuple[str, object], Path] = {}
+    for run in runs:
+        read = read_run(run, split)
+        refuse_other_settings(first.setdefault(read.line, read), read)
+        other = seeds.setdefault((read.line, read.settings["seed"]), run.path)
+        if other != run.path:
+            raise RunDirectoryError(f"{run.path} has the same name and seed as {other}")
+        if _silos(run) != _silos(runs[0]):
+            raise RunDirectoryError(
+                f"{run.path} is of other data or sites than {runs[0].path}: name runs of the same"
+            )
+
+
+def _silos(run: FinishedRun) -> tuple[str, dict[str, str]]:
+    return run.settings.common.dataset, _groups(run)
+
+
+def _groups(run: FinishedRun) -> dict[str, str]:
+    return {site: str(facts["distribution"]) for site, facts in sorted(run.silos.items())}
+
+
+def _cells(
+    run: FinishedRun, split: str, asked: AskedBars
+) -> Iterator[tuple[str, str, str, str, float]]:
+    """Yield metric, name of the bar, site, distribution and value.
+
+    Raises:
+        SettingError: the round was not measured.
+        RunDirectoryError: metrics.csv names a site that silos.json does not.
+    """
+    rows = [row for row in run.metrics if row["split"] == split]
+    measured = sorted({int(row["round"]) for row in rows if not row["metric"].startswith(_OWN)})
+    round_ = run.summary["rounds"] if asked.round is None else asked.round
+    if round_ not in measured:
+        raise SettingError(
+            f"the run in {run.path} has no {split} figures of round {round_}; it has those of "
+            f"{', '.join(map(str, measured)) or 'none'}"
+        )
+    line, groups = read_run(run, split).line, _groups(run)
+    for row in rows:
+        own = row["metric"].startswith(_OWN)
+        if int(row["round"]) == round_ and (asked.own or not own):
+            if row["site"] not in groups:
+                site = one_line(row["site"], 60)
+                raise RunDirectoryError(
+                    f"{run.path / 'metrics.csv'} has figures of site '{site}', which silos.json "
+                    "does not name: the run directory was altered"
+                )
+            name = {True: f"{line}, own", False: line}[own]
+            metric = row["metric"].removeprefix(_OWN)
+            yield metric, name, row["site"], groups[row["site"]], float(row["value"])
+
+
+def _chosen(cells: pd.DataFrame, asked: str | None) -> list[str]:
+    """Return the metrics asked for.
+
+    Raises:
+        SettingError: a name or pattern fits none.
+    """
+    known = sorted(cells["metric"].unique())
+    if asked is None:
+        return [metric for metric in _USUAL if metric in known]
+    chosen: dict[str, None] = {}
+    for pattern in [part.strip() for part in asked.split(",")]:
+        fitting = [metric for metric in known if fnmatchcase(metric, pattern)]
+        if not fitting:
+            raise SettingError(
+                f"--metrics: no run has a metric '{pattern}'; there are {', '.join(known)}"
+            )
+        chosen |= dict.fromkeys(fitting)
+    return list(chosen)
+
+
+def draw_bars(bars: SiteBars) -> Figure:
+    """Return the picture: a panel per metric, sites beside one another, a colour an experiment."""
+    from matplotlib.figure import Figure
+
+    table = bars.table
+    metrics, names = list(table["metric"].unique()), list(table["experiment"].unique())
+    groups = dict(sorted(zip(table["site"], table["distribution"], strict=True)))
+    width = 1.2 + len(groups) * max(0.6, 0.17 * len(names) + 0.2)
+    figure = Figure(figsize=(max(5.0, width), 0.9 + 2.0 * len(metrics)), layout="constrained")
+    panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        _draw_panel(axes, table[table["metric"] == metric], list(groups), colours(names))
+        axes.set_ylabel(CURVES.get(metric, metric))
+        _part_groups(axes, list(groups.values()))
+    _name_groups(panels[0], groups)
+    panels[-1].set_xticks(range(len(groups)), list(groups))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small"
+    )
+    figure.suptitle(bars.title, fontsize="medium")
+    return figure
+
+
+def _draw_panel(
+    axes: Axes, table: pd.DataFrame, sites: Sequence[str], coloured: Mapping[str, str]
+) -> None:
+    """Draw one metric: per experiment a bar at each site that has it."""
+    each = 0.84 / len(coloured)
+    for number, (name, colour) in enumerate(coloured.items()):
+        here = table[table["experiment"] == name].set_index("site").reindex(list(sites))
+        # Of a single seed there is no deviation to draw
+        errors = here["sd"].tolist() if (here["seeds"] > 1).any() else None
+        axes.bar(
+            [place - 0.42 + (number + 0.5) * each for place in range(len(sites))],
+            here["mean"].tolist(),
+            each,
+            yerr=errors,
+            error_kw={"elinewidth": 0.8, "capsize": 1.5},
+            label=name,
+            color=colour,
+            edgecolor="white",
+            linewidth=0.5,
+        )
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _part_groups(axes: Axes, groups: Sequence[str]) -> None:
+    """Draw a line wherever the distribution changes from one site to the next."""
+    for place in range(1, len(groups)):
+        if groups[place] != groups[place - 1]:
+            axes.axvline(place - 0.5, color=GREY, linewidth=0.8, linestyle=":")
+
+
+def _name_groups(axes: Axes, groups: Mapping[str, str]) -> None:
+    """Write each distribution above its sites; sites that are one each need no second name."""
+    places: dict[str, list[int]] = {}
+    for place, (site, group) in enumerate(groups.items()):
+        if group != site:
+            places.setdefault(group, []).append(place)
+    for group, at in places.items():
+        axes.annotate(
+            group,
+            (sum(at) / len(at), 1),
+            xycoords=axes.get_xaxis_transform(),
+            ha="center",
+            va="bottom",
+            fontsize="small",
+        )

@@ -1,0 +1,119 @@
+"""What runs have found, taken out of their summaries into the one tidy table of tables.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pandas as pd
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.records.summary import by_distribution, means
+from fedsilo.server_app.studies.compare.tables import tidy
+
+Summary = Mapping[str, Any]
+
+CONSTANT = "always positive (class 1)"
+
+
+def of_split(summary: Summary, split: str) -> dict[str, Any]:
+    """Return ``summary`` with the figures of ``split``: test as they stand, or val.
+
+    Choices between settings are made on validation figures; the papers published no such.
+    """
+    if split == "test":
+        return dict(summary)
+    return {**summary, **summary["validation"], "published": None}
+
+
+def chosen_metrics(asked: str, summaries: Sequence[Summary], option: str) -> list[str]:
+    """Return the metrics of the runs that ``asked`` names, in its order.
+
+    Args:
+        asked: names and shell-style patterns, parted by commas.
+        summaries: the runs', of the split that is shown.
+        option: of the command, for the error.
+
+    Raises:
+        SettingError: a name or pattern fits no metric of any run.
+    """
+    known = sorted({metric for summary in summaries for metric in summary["mean"]})
+    chosen: dict[str, None] = {}
+    for pattern in [part.strip() for part in asked.split(",")]:
+        fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
+        if not fitting:
+            raise SettingError(
+                f"{option}: no run has a metric '{pattern}'; there are {', '.join(known)}"
+            )
+        chosen |= dict.fromkeys(fitting)
+    return list(chosen)
+
+
+def figure_of(summary: Summary, group: str, metric: str) -> float | None:
+    """Return a run's figure of a distribution or ``all``, None where it is undefined."""
+    values = summary["mean"] if group == "all" else summary["distributions"][group]
+    return float(values[metric]) if metric in values else None
+
+
+def experiment_results(
+    experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
+) -> pd.DataFrame:
+    """Return the results of one experiment: its distributions, then ``all``.
+
+    A figure that is undefined for a group (AUC of one class) has no row.
+
+    Args:
+        experiment: its name.
+        summaries: seed -> what the run found.
+        metrics: those shown, in their order.
+    """
+    first = next(iter(summaries.values()))
+    published = first["published"] or {}
+    records = []
+    for group in [*first["distributions"], "all"]:
+        paper = published.get(group, {})
+        for metric in metrics:
+            for seed, summary in summaries.items():
+                value = figure_of(summary, group, metric)
+                if value is not None:
+                    as_published = (paper.get(metric), paper.get(f"{metric}-sd"))
+                    cells = (experiment, first["method"], seed, group, metric, value, *as_published)
+                    records.append(cells)
+    return tidy(records)
+
+
+def constant_results(
+    silos: Mapping[str, Any], split: str, metrics: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Return what answering the second of two classes every time would score, per distribution.
+
+    A predictor that has seen nothing: what a method's accuracy is to be held against. Nothing is
+    returned for more than two classes.
+
+    Args:
+        silos: the content of ``silos.json``.
+        split: whose labels are answered.
+        metrics: those shown; None: all.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for site, facts in silos.items():
+        counts = facts["label_counts"][split]
+        if len(counts) == 2 and sum(counts):
+            scores[site] = _constant_scores(counts[1] / sum(counts))
+    if not scores:
+        return tidy([])
+    groups = by_distribution(scores, {site: silos[site]["distribution"] for site in scores})
+    return tidy(
+        (CONSTANT, "constant", 0, group, metric, value, None, None)
+        for group, values in [*groups.items(), ("all", means(scores))]
+        for metric, value in values.items()
+        if metrics is None or metric in metrics
+    )
+
+
+def _constant_scores(share: float) -> dict[str, float]:
+    """Score "always class 1" where ``share`` of the samples are; of one class only accuracy."""
+    if share in (0.0, 1.0):
+        return {"accuracy": share}
+    return {"accuracy": share, "balanced-accuracy": 0.5, "auc": 0.5}

@@ -1,0 +1,131 @@
+"""Runs of a comparison as jobs of Slurm, by submitit.
+
+A run waits in Slurm's queue, not here; a thread of this process waits for its job's end. Data,
+caches and the folder of runs must be where the jobs' machines see them under the same paths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import parse_assignment
+
+Outcome = TypeVar("Outcome")
+SLURM = "slurm"
+_MOST = 64  # jobs in the queue at once
+_LINE = 300  # characters of a job's own words
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Where runs go: Slurm's parameters as submitit names them.
+
+    Attributes:
+        parameters: ``timeout_min``, ``slurm_partition``, ``cpus_per_task``, ``mem_gb`` ...
+        cluster: submitit's executor; ``local`` runs jobs as processes of this machine.
+    """
+
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    cluster: str = SLURM
+
+
+Jobs = int | Slurm
+
+
+def read_jobs(text: str, parameters: list[str]) -> Jobs:
+    """Return what ``--jobs`` and ``--slurm`` ask for.
+
+    Raises:
+        SettingError: neither a number nor ``slurm``, or parameters without it.
+    """
+    if text == SLURM:
+        return Slurm(dict(_parameter(one) for one in parameters))
+    if parameters:
+        raise SettingError(f"--slurm is of --jobs slurm, and --jobs is {text}")
+    if not re.fullmatch(r"\d{1,6}", text):
+        raise SettingError(f"--jobs is {text!r}; it must be a number of at least 0, or slurm")
+    return int(text)
+
+
+def _parameter(text: str) -> tuple[str, Value]:
+    key, value = parse_assignment(text)
+    return key.replace("-", "_"), value
+
+
+class SlurmPool(ThreadPoolExecutor):
+    """A pool whose work is done by jobs; what is cancelled here is cancelled in the queue too.
+
+    Raises:
+        SettingError: submitit or Slurm is not installed, or a parameter is none of its.
+    """
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        super().__init__(_MOST)
+        self._jobs: list[Any] = []
+        self._executor = _executor(slurm, folder)
+
+    def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
+        """Hand ``work`` to the queue."""
+        return super().submit(self._by_job, work, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the pool; with ``cancel_futures`` the jobs that wait or run as well."""
+        if cancel_futures:
+            for job in self._jobs:
+                with suppress(Exception):  # of whatever kind: it has ended, or Slurm is gone
+                    job.cancel()
+        super().shutdown(wait=wait, cancel_futures=cancel_futures)
+
+    def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
+        job = self._executor.submit(_told, work, *args, **kwargs)
+        self._jobs.append(job)
+        if error := job.exception():
+            raise FedsiloError(
+                f"job {job.job_id} of Slurm failed: {_last_words(str(error))}; "
+                f"its log is {job.paths.stderr}. Finished runs stay: run this again"
+            )
+        outcome, reason = job.result()
+        if reason:
+            raise FedsiloError(reason)
+        done: Outcome = outcome
+        return done
+
+
+def _last_words(said: str) -> str:
+    """Return the last line of a traceback that submitit frames with lines of its own."""
+    lines = [line for line in said.partition("You can check")[0].splitlines() if line.strip(" -")]
+    return (lines or ["no reason given"])[-1][:_LINE]
+
+
+def _told(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> tuple[Outcome | None, str]:
+    """Return the work's outcome, or its error as one line: a job would lose it in a traceback."""
+    try:
+        return work(*args, **kwargs), ""
+    except FedsiloError as error:
+        return None, str(error)
+
+
+def _executor(slurm: Slurm, folder: Path) -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise SettingError(
+            "--jobs slurm needs submitit: pip install 'fedsilo[slurm]', or leave it out"
+        ) from None
+    try:
+        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=slurm.cluster)
+        executor.update_parameters(name="fedsilo", **slurm.parameters)
+    except (RuntimeError, ValueError, TypeError, NameError) as error:
+        reason = " ".join(str(error).split())[:_LINE]
+        raise SettingError(
+            f"--jobs slurm cannot be used here: {reason}; see docs/cluster.md"
+        ) from None
+    return executor

@@ -1,0 +1,190 @@
+"""Many runs at once: what is missing is run, and the first failure starts no more.
+
+A trial is a short run by the inline engine in a worker process, of which only the summary is kept.
+It lies in ``<folder>/<key>.json``, the key a hash of all that decides the result: what is there is
+not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.progress import Progress
+
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.versions import git_revision
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.finished_run import FinishedRun
+from fedsilo.server_app.run.processes import end_with
+from fedsilo.server_app.run.progress_bars import make_console
+from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
+
+Missing = TypeVar("Missing")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: its settings, what tells it apart from others of its kind, its data's digest."""
+
+    settings: RunSettings
+    label: Mapping[str, Value]
+    data: str
+
+    def key(self) -> str:
+        """Return the name of its summary's file: another version of fedsilo runs it again."""
+        text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def runs_at_once(jobs: int, threads: int = 1) -> int:
+    """Return how many runs go on at once: ``jobs``, 0 for one for each ``threads`` cores."""
+    return jobs or max(1, (os.cpu_count() or 1) // threads)
+
+
+def run_missing(
+    pool: Executor,
+    work: Callable[[Missing], Outcome],
+    missing: Sequence[Missing],
+    ended: Callable[[Missing, Outcome], None],
+) -> None:
+    """Run all that is missing in a pool.
+
+    Args:
+        pool: as wide as runs may go on at once.
+        work: makes one run.
+        missing: the runs.
+        ended: told of each run and its outcome as it ends; what it raises ends all.
+
+    Raises:
+        FedsiloError: a worker process died.
+        Exception: what ``work`` or ``ended`` raised; what runs is finished, nothing new begins.
+    """
+    started = [(run, pool.submit(work, run)) for run in missing]
+    run_of = {future: run for run, future in started}
+    try:
+        for future in as_completed(run_of):
+            ended(run_of[future], future.result())
+    except BrokenProcessPool:
+        raise FedsiloError(
+            "a worker process died, for want of memory perhaps: finished trials stay; run this "
+            "again with fewer --jobs"
+        ) from None
+    except BaseException:  # also Ctrl-C
+        pool.shutdown(cancel_futures=True)
+        raise
+
+
+def run_groups(
+    groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs
+) -> list[list[dict[str, Any]]]:
+    """Run groups of trials side by side and return their summaries, group by group."""
+    summaries = iter(run_trials([trial for group in groups for trial in group], folder, jobs))
+    return [[next(summaries) for _ in group] for group in groups]
+
+
+def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[str, Any]]:
+    """Run what has no summary yet and return all summaries, in the order of ``trials``.
+
+    Args:
+        trials: the runs.
+        folder: of their summaries.
+        jobs: runs at once, 0 for one a core; or Slurm's parameters.
+
+    Raises:
+        FedsiloError: a run failed; the finished ones stay and are used again.
+    """
+    keys = [trial.key() for trial in trials]  # once: each asks git for the revision
+    paths = {key: folder / f"{key}.json" for key in keys}
+    waiting = {k: trial for k, trial in zip(keys, trials, strict=True) if not paths[k].is_file()}
+    missing = [_Work(trial, str(paths[key])) for key, trial in waiting.items()]
+    console = make_console()
+    with (
+        Progress(console=console, disable=not console.is_terminal) as bar,
+        _pool(jobs, folder, max(len(missing), 1)) as pool,
+    ):
+        task = bar.add_task("runs", total=len(missing))
+
+        def ended(work: _Work, failure: str) -> None:
+            if failure:
+                raise FedsiloError(f"trial {dict(work.trial.label)} failed: {failure}")
+            bar.advance(task)
+
+        # A job on another machine has no command beside it whose end it should follow
+        run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
+    return [json.loads(paths[key].read_text()) for key in keys]
+
+
+def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
+    if isinstance(jobs, Slurm):
+        return SlurmPool(jobs, folder)
+    # Not fork: torch's threads do not survive it
+    context = multiprocessing.get_context("spawn")
+    parallel = min(runs_at_once(jobs), runs)
+    return ProcessPoolExecutor(
+        parallel, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),)
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a worker process is sent: a trial, and where its summary is to lie."""
+
+    trial: Trial
+    path: str
+
+
+def _begin_worker(command: int) -> None:
+    """Let Ctrl-C reach the command only, which ends its workers; they also end when it is killed.
+
+    Not by SIGTERM, with which a pool ends its workers, and which they must not survive.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+    end_with(command, signal.SIGUSR1)
+
+
+def _run(work: _Work) -> str:
+    """Run a trial as ``_run_quietly`` does; where the command has ended, end without another."""
+    try:
+        return _run_quietly(work)
+    except SystemExit:
+        os._exit(1)  # the pool's own loop would take it for the trial's failure and go on
+
+
+def _run_quietly(work: _Work) -> str:
+    """Run a trial and write the summary; return what went wrong, empty if nothing."""
+    from fedsilo.server_app.run.inline_engine import run_inline
+
+    with (
+        tempfile.TemporaryDirectory(prefix="fedsilo-trial-") as out,
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
+        settings = work.trial.settings
+        common = dataclasses.replace(settings.common, out=out, run_name="trial", resume=False)
+        settings = dataclasses.replace(settings, common=common)
+        try:
+            directory = run_inline(settings, len(silo_names(common)))
+        except FedsiloError as error:
+            return str(error)
+        summary = FinishedRun(directory).summary
+        write_atomically(Path(work.path), json.dumps(summary))
+    return ""

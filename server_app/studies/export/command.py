@@ -1,0 +1,158 @@
+"""``fedsilo export``: a finished run's model as one program, with its test vectors and its card.
+
+A folder, whole or not at all, and only if the program answers as fedsilo does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from fedsilo.datasets.io.atomic_files import build_folder
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.versions import installed_software
+from fedsilo.server_app.studies.export.bundle import write_bundle
+from fedsilo.server_app.studies.export.card import card_text
+from fedsilo.server_app.studies.export.formats import write_onnx, write_pt2
+from fedsilo.server_app.studies.export.program import (
+    INPUTS,
+    PROBABILITIES,
+    TOLERANCE,
+    Program,
+    open_program,
+)
+from fedsilo.server_app.studies.finetune.request import refuse_target
+from fedsilo.server_app.studies.predict.model import SiteModel, open_model
+
+CARD = "model-card.md"
+FORMATS = ("pt2", "onnx", "monai")
+VECTORS_FILE = "test-vectors.safetensors"
+_WRITERS: Mapping[str, tuple[str, Callable[[Program, Path], float]]] = {
+    "pt2": ("model.pt2", write_pt2),
+    "onnx": ("model.onnx", write_onnx),
+}
+_USAGE = {
+    "pt2": """\
+```python
+import torch
+model = torch.export.load("model.pt2").module()   # nothing of fedsilo is needed
+probabilities = model(inputs)
+```""",
+    "onnx": """\
+```python
+import onnxruntime
+session = onnxruntime.InferenceSession("model.onnx")
+(probabilities,) = session.run(["probabilities"], {"inputs": inputs})
+```""",
+    "monai": """\
+```sh
+python -m monai.bundle run --config_file configs/inference.json --bundle_root . --input_dir DIR
+```""",
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was exported.
+
+    Attributes:
+        folder: where it lies.
+        difference: how far its probabilities are from fedsilo's on the test vectors, at most.
+        interface: what the program takes and answers.
+    """
+
+    folder: Path
+    difference: float
+    interface: Mapping[str, Any]
+
+    def lines(self) -> list[str]:
+        """Return it for a terminal."""
+        taken, given = self.interface["inputs"], self.interface["outputs"]
+        return [
+            f"takes {taken['type']} {_shape(taken)}: {taken['meaning']}",
+            f"answers {_shape(given)}: {given['meaning']}",
+            f"differs from fedsilo's own by {self.difference:.1e} at most ({TOLERANCE:g} allowed)",
+            str(self.folder),
+        ]
+
+
+def export(
+    run_dir: Path,
+    form: str = "pt2",
+    site: str | None = None,
+    out: Path | None = None,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+) -> Export:
+    """Export a finished run's model.
+
+    Args:
+        run_dir: the run directory.
+        form: of ``FORMATS``.
+        site: whose model; None: that of all sites.
+        out: the folder to write, not there yet; None: one in the run directory.
+        data_dir: the data directory; None: the run's own.
+        state_dir: the site's private state; None: the run directory's.
+
+    Raises:
+        FedsiloError: the model cannot be opened or written in this form, the program answers
+            otherwise, or the folder is there already.
+    """
+    if form not in FORMATS:
+        raise SettingError(f"--format is '{form}'; it must be one of {', '.join(FORMATS)}")
+    folder = out or run_dir / f"export-{form}{f'-{site}' if site else ''}"
+    refuse_target(folder, "another --out")
+    model = open_model(run_dir, site, data_dir, state_dir)
+    program, differences = open_program(model), list[float]()
+
+    def fill(work: Path) -> None:
+        if form == "monai":
+            differences.append(write_bundle(program, work))
+            card_at = work / "docs" / "README.md"
+        else:
+            name, write = _WRITERS[form]
+            differences.append(write(program, work / name))
+            card_at = work / CARD
+        _write_about(program, work, differences[0])
+        card_at.write_text(_card(model, site, form))
+
+    build_folder(folder, fill)
+    return Export(folder, differences[0], program.interface())
+
+
+def _write_about(program: Program, folder: Path, difference: float) -> None:
+    """Write what goes in and out, and the vectors by which one sees that it works."""
+    model = program.model
+    about = program.interface() | {
+        "run": model.run.path.resolve().name,
+        "site": model.site if model.own else None,
+        "weights": model.weights_digest(),
+        "test vectors": {
+            "file": VECTORS_FILE,
+            "made up": "no patient's sample is among them",
+            "largest difference": difference,
+            "allowed": TOLERANCE,
+        },
+        "software": installed_software(),
+    }
+    (folder / "program.json").write_text(json.dumps(about, indent=2) + "\n")
+    tensors = {INPUTS: program.vectors.contiguous(), PROBABILITIES: program.answers.contiguous()}
+    save_file(tensors, folder / VECTORS_FILE)
+
+
+def _card(model: SiteModel, site: str | None, form: str) -> str:
+    taken = (
+        "`program.json` says what goes in and what comes out. Files are decoded as the run's "
+        "were, which is not part of the program: `fedsilo predict` does both."
+    )
+    facts = {"weights (SHA-256)": model.weights_digest()} | installed_software()
+    return card_text(model.run, site if model.own else None, [_USAGE[form], "", taken], facts)
+
+
+def _shape(side: Mapping[str, Any]) -> str:
+    return "(" + ", ".join(map(str, side["shape"])) + ")"

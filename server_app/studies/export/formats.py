@@ -1,0 +1,103 @@
+"""The forms that a program is written in, each read back and held against our own answers."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from fedsilo.models.contract.errors import ExportError
+from fedsilo.server_app.studies.export.program import INPUTS, PROBABILITIES, VECTORS, Program
+
+_SIZES = (VECTORS, 1, 3)  # batches that a program is tried with
+
+
+def exported(program: Program) -> ExportedProgram:
+    """Return the program as torch.export has it, for batches of any size.
+
+    Raises:
+        ExportError: the network holds something that cannot be exported.
+    """
+    batch = {INPUTS: {0: Dim("batch", min=1)}}
+    try:
+        with torch.no_grad(), quiet():
+            return torch.export.export(program.module, (program.vectors,), dynamic_shapes=batch)
+    except Exception as error:  # the tracer raises nearly anything
+        raise ExportError(_cannot("pt2", error)) from error
+
+
+def write_pt2(program: Program, path: Path) -> float:
+    """Write the program for PyTorch; return how far its answers are from ours, at most.
+
+    Raises:
+        ExportError: it cannot be exported, or answers otherwise.
+    """
+    with quiet():
+        torch.export.save(exported(program), path)
+        read: Any = torch.export.load(path).module()
+    with torch.no_grad():
+        return max(program.difference(read(program.vectors[:n]), n) for n in _SIZES)
+
+
+def write_onnx(program: Program, path: Path) -> float:
+    """Write the program for ONNX runtimes; return how far its answers are from ours, at most.
+
+    Raises:
+        ExportError: it cannot be exported, answers otherwise, or the extra is not installed.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # what torch writes ONNX by
+    except ImportError:
+        raise ExportError(
+            "format 'onnx' needs the extra of that name: pip install 'fedsilo[onnx]'"
+        ) from None
+    try:
+        with torch.no_grad(), quiet():
+            torch.onnx.export(
+                exported(program),
+                (program.vectors,),
+                path,
+                input_names=[INPUTS],
+                output_names=[PROBABILITIES],
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        answers = [
+            session.run([PROBABILITIES], {INPUTS: program.vectors[:n].numpy()})[0] for n in _SIZES
+        ]
+    except ExportError:
+        raise
+    except Exception as error:  # the converter and the runtime raise nearly anything
+        raise ExportError(_cannot("onnx", error)) from error
+    pairs = zip(answers, _SIZES, strict=True)
+    return max(program.difference(torch.from_numpy(answer), n) for answer, n in pairs)
+
+
+def _cannot(name: str, error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"this model cannot be written as '{name}' ({text}): choose another --format"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep exporters' chatter, which is for their authors, off the terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

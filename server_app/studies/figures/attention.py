@@ -1,0 +1,107 @@
+"""``fedsilo attention``: where a run's ViT looked on its most certain images, site by site.
+
+It runs where the images lie, as ``fedsilo explain`` does; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from fedsilo.client_app.explain.attention import most_certain_explanations
+from fedsilo.client_app.explain.image_explanation import ImageExplanation, draw_image, draw_map
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.figures.palette import BLACK, WRONG
+from fedsilo.server_app.records.finished_site import finished_site, sites_of
+from fedsilo.server_app.studies.figures.learning_curves import write_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedsilo.models.networks.prompted_vit import PromptedViT
+
+
+@dataclass(frozen=True)
+class SitePicture:
+    """A site's sheet; ``path`` is None where the site has no images of the split."""
+
+    site: str
+    path: Path | None
+
+
+def attention(
+    run_dir: Path,
+    site: str | None = None,
+    split: str = "test",
+    images: int = 5,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+    out: Path | None = None,
+) -> Iterator[SitePicture]:
+    """Draw, per site, where the model looked on its most certain images of each class.
+
+    Args:
+        run_dir: the run directory.
+        site: the one site to draw; None: all.
+        split: train, val or test.
+        images: of each class, at most.
+        data_dir: the data directory; None: the run's own.
+        state_dir: the folder of the site's private state; None: the run directory's.
+        out: the folder of the pictures; None: the run directory.
+
+    Raises:
+        FedsiloError: the run has not ended, or its network is no ViT.
+    """
+    for name in [site] if site else sites_of(run_dir):
+        method = finished_site(run_dir, name, data_dir, state_dir)
+        if method.common.network != "vit":
+            raise SettingError(
+                f"{run_dir} is a run of network '{method.common.network}', which has no "
+                "attention to draw"
+            )
+        network = cast("PromptedViT", method.open_network())
+        held, classes = method.silo.splits()[split], method.silo.class_names()
+        if not len(held):
+            yield SitePicture(name, None)
+            continue
+        sheet = most_certain_explanations(network, held, method.compute, classes, images)
+        title = f"{name}: most certain {split} images of each class, and where it looked"
+        path = (out or run_dir) / f"attention-{name}.png"
+        write_picture(path, draw_sheet(sheet, classes, title, images))
+        yield SitePicture(name, path)
+
+
+def draw_sheet(
+    sheet: Sequence[Sequence[ImageExplanation]], classes: Sequence[str], title: str, columns: int
+) -> Figure:
+    """Return two rows per class: its images, and below them the maps over them.
+
+    An answer that is not the image's class stands in another colour.
+
+    Args:
+        sheet: per class, explanations of up to ``columns`` of its images.
+        classes: names of the classes.
+        title: of the sheet.
+        columns: images a row.
+    """
+    from matplotlib.figure import Figure
+
+    size = (max(0.8 + 1.7 * columns, 0.085 * len(title)), 0.9 + 3.5 * len(classes))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(2 * len(classes), columns, squeeze=False)
+    for axes in panels.flatten():
+        axes.set_axis_off()
+    for label, (name, explanations) in enumerate(zip(classes, sheet, strict=True)):
+        upper, lower = panels[2 * label], panels[2 * label + 1]
+        if not explanations:
+            upper[0].set_title(f"{name}: no image", fontsize="small", loc="left")
+        for above, below, explanation in zip(upper, lower, explanations, strict=False):
+            draw_image(above, explanation.image)
+            draw_map(below, explanation.image, explanation.saliency)
+            answer, (measure, value) = explanation.answer(), explanation.uncertainty()
+            caption = f"{name}: said {classes[answer]}\n{measure} {value:.2f}"
+            above.set_title(caption, fontsize="x-small", color=BLACK if answer == label else WRONG)
+    figure.suptitle(title, fontsize="medium")
+    return figure

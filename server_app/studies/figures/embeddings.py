@@ -1,0 +1,302 @@
+"""``fedsilo embeddings``: what runs make of all sites' samples, as t-SNE and as two numbers.
+
+t-SNE (van der Maaten and Hinton 2008) as the Fed-Align-CL paper's figures 4 and 6. How far a site
+can be told from the embeddings measures the domain shift that is left in them, how far the class
+can, what they are good for. It runs where the data lie; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.explain.embeddings import EMBEDDING, embed
+from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.server_app.records.finished_site import (
+    finished_settings,
+    naming,
+    opened,
+    refuse_shared_state,
+    sites_of,
+)
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.figures.style import run_title
+
+_FOLDS = 5
+_FEWEST = 4  # samples: of fewer there is no neighbourhood to keep
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """The embeddings of a run's sites.
+
+    Attributes:
+        sites: names of the sites.
+        classes: names of the classes.
+        site: (n,) each sample's site, by number.
+        row: (n,) its row in the site's split.
+        label: (n,) its class.
+        values: (n, c) its embedding.
+        own_models: whether sites embed with models of their own, whose axes have nothing in common.
+    """
+
+    sites: list[str]
+    classes: list[str]
+    site: Array
+    row: Array
+    label: Array
+    values: Array
+    own_models: bool
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A site's share of a cloud; ``probed`` is what its model makes of the first site's sample."""
+
+    rows: Tensor
+    labels: Tensor
+    values: Tensor
+    probed: Tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples are embedded, and by what.
+
+    Attributes:
+        sites: names of sites; none: all of a run.
+        split: train, val or test.
+        layer: of the network, one of ``LAYERS``.
+        limit: samples a site; None: all.
+        seed: of the choice up to the limit, of t-SNE and of the folds.
+    """
+
+    sites: Sequence[str] = ()
+    split: str = "test"
+    layer: str = EMBEDDING
+    limit: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A cloud on the plane: a run's title, the points (n, 2), and ``separability``."""
+
+    title: str
+    cloud: Cloud
+    points: Array
+    numbers: dict[str, float | None]
+
+    def lines(self) -> list[str]:
+        """Return the numbers in two lines, with a third where each site has its own model."""
+        site, largest, auc = self.numbers.values()
+        lines = [
+            "site: too few samples or sites to tell"
+            if site is None
+            else f"site told from embedding: {site:.2f} (largest site {largest:.2f})",
+            "class: too few samples or classes to tell"
+            if auc is None
+            else f"class told from embedding: AUC {auc:.2f}",
+        ]
+        if self.cloud.own_models:
+            lines.append("a model per site: they differ by model, too")
+        return lines
+
+
+def embeddings(
+    run_dirs: Sequence[Path],
+    selection: Selection,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+    tell: Callable[[str], None] = print,
+) -> list[Panel]:
+    """Return what the models of one or several runs make of all sites' samples, a panel per run.
+
+    Args:
+        run_dirs: finished runs.
+        selection: which samples, and by what they are embedded.
+        data_dir: where the data lie; None: where the runs' lay.
+        state_dir: the folder of the site's private state; None: the run directory's.
+        tell: is given a line on each site without samples of the split.
+
+    Raises:
+        FedsiloError: a run has not ended, mixes several networks, or holds too few samples.
+    """
+    # Before anything is computed: have all the runs ended?
+    titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
+    panels = []
+    for run_dir, title in zip(run_dirs, titles, strict=True):
+        with naming(run_dir):
+            sites = sites_of(run_dir, selection.sites)
+            refuse_shared_state(state_dir, run_dirs, len(sites))
+            opened_sites = (opened(run_dir, site, data_dir, state_dir) for site in sites)
+            cloud = gather(opened_sites, selection, tell)
+            points = on_plane(cloud.values, selection.seed)
+        panels.append(Panel(title, cloud, points, separability(cloud, selection.seed)))
+    return panels
+
+
+def write_document(run_dir: Path, panel: Panel, selection: Selection) -> Path:
+    """Write a run's ``embeddings.json``; return its place."""
+    facts = {"split": selection.split, "layer": selection.layer, "seed": selection.seed}
+    RunDirectory(run_dir).write_json("embeddings.json", document(panel, facts))
+    return run_dir / "embeddings.json"
+
+
+def gather(
+    sites: Iterable[tuple[SiteMethod, SiteNetwork]],
+    selection: Selection,
+    tell: Callable[[str], None] = print,
+) -> Cloud:
+    """Return the embeddings of sites' samples, each by the network that the site has.
+
+    Args:
+        sites: each with its method and network, opened one after the other.
+        selection: which samples, and by what they are embedded.
+        tell: is given a line on each site without samples of the split.
+
+    Raises:
+        FedsiloError: a run has not ended, or its model mixes several networks.
+    """
+    parts: dict[str, _Part] = {}
+    classes: list[str] = []
+    probe: Tensor | None = None
+    for method, network in sites:
+        site, split = method.silo.name, method.silo.splits()[selection.split]
+        classes = list(method.silo.class_names())
+        if not len(split):
+            tell(f"site {site} has no {selection.split} samples")
+            continue
+        rows = _chosen(len(split), selection.limit, selection.seed, site)
+        probe = split.inputs[:1] if probe is None else probe
+        values, probed = (
+            embed(network, inputs, method.compute, selection.layer)
+            for inputs in (split.inputs[rows], probe)
+        )
+        if not values.isfinite().all():
+            raise DataError(f"the embeddings of site {site} are not finite: its training diverged")
+        parts[site] = _Part(rows, split.labels[rows], values, probed)
+    if not parts:
+        raise DataError(f"no site has {selection.split} samples: choose another --split")
+    return _joined(parts, classes)
+
+
+def _joined(parts: Mapping[str, _Part], classes: list[str]) -> Cloud:
+    probed = [part.probed for part in parts.values()]
+    return Cloud(
+        sites=list(parts),
+        classes=classes,
+        site=np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts.values()]),
+        row=torch.cat([part.rows for part in parts.values()]).numpy(),
+        label=torch.cat([part.labels for part in parts.values()]).numpy(),
+        values=torch.cat([part.values for part in parts.values()]).numpy(),
+        # Models that embed one and the same sample otherwise are not one model
+        own_models=not all(torch.allclose(probed[0], other, atol=1e-5) for other in probed),
+    )
+
+
+def _chosen(count: int, limit: int | None, seed: int, site: str) -> Tensor:
+    """Return the rows to embed, in order: all, or ``limit`` of them, the same of every run."""
+    if limit is None or limit >= count:
+        return torch.arange(count)
+    rng = generator(seed, "embeddings", site)
+    return torch.randperm(count, generator=rng)[:limit].sort().values
+
+
+def on_plane(values: Array, seed: int) -> Array:
+    """Return the t-SNE (n, 2) of embeddings (n, c), perplexity min(30, (n - 1) / 3).
+
+    Raises:
+        DataError: there are fewer than four.
+    """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    count = len(values)
+    if count < _FEWEST:
+        raise DataError(f"t-SNE needs at least {_FEWEST} samples, and there are {count}")
+    # Principal components cannot start what has one dimension, or where all samples are alike
+    varied = values.shape[1] > 1 and values.std(axis=0).max() > 0
+    with threadpool_limits(1):  # sums of several threads would move points from run to run
+        planner = TSNE(
+            perplexity=min(30.0, (count - 1) / 3),
+            init="pca" if varied else "random",
+            random_state=seed,
+        )
+        return np.asarray(planner.fit_transform(values))
+
+
+def separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
+    """Return how well site and class can be told from the embeddings, by five-fold validation.
+
+    A logistic regression on standardised embeddings: ``site accuracy`` beside ``largest site``, the
+    share of the site with most samples, and ``label AUC`` (of several classes the mean of each
+    against the rest). Sites and classes of fewer than five samples are left out; where fewer than
+    two are left the numbers are None.
+    """
+    numbers: dict[str, float | None] = dict.fromkeys(("site accuracy", "largest site", "label AUC"))
+    kept = _frequent(cloud.site)
+    if kept.any():
+        numbers["site accuracy"] = _validated(
+            cloud.values[kept], cloud.site[kept], "accuracy", seed
+        )
+        numbers["largest site"] = float(np.bincount(cloud.site[kept]).max() / kept.sum())
+    kept = _frequent(cloud.label)
+    if kept.any():
+        scoring = "roc_auc" if len(np.unique(cloud.label[kept])) == 2 else "roc_auc_ovr"
+        numbers["label AUC"] = _validated(cloud.values[kept], cloud.label[kept], scoring, seed)
+    return numbers
+
+
+def _frequent(targets: Array) -> Array:
+    """Return (n,) which samples are of a target with enough of them; none if one target is left."""
+    enough = np.bincount(targets) >= _FOLDS
+    return np.asarray(enough[targets] & (enough.sum() > 1))
+
+
+def _validated(values: Array, targets: Array, scoring: str, seed: int) -> float:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from threadpoolctl import threadpool_limits
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+    folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
+    with threadpool_limits(1):
+        return float(cross_val_score(model, values, targets, cv=folds, scoring=scoring).mean())
+
+
+def document(panel: Panel, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return embeddings.json: ``facts``, the numbers, and a point per sample."""
+    cloud = panel.cloud
+    columns = zip(cloud.site, cloud.row, cloud.label, panel.points, strict=True)
+    return {
+        **facts,
+        "own models": cloud.own_models,
+        "dimensions": cloud.values.shape[1],
+        **panel.numbers,
+        "classes": cloud.classes,
+        "points": [
+            {
+                "site": cloud.sites[site],
+                "row": int(row),
+                "label": int(label),
+                "x": round(float(x), 4),
+                "y": round(float(y), 4),
+            }
+            for site, row, label, (x, y) in columns
+        ],
+    }

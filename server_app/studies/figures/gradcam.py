@@ -1,0 +1,229 @@
+"""``fedsilo gradcam``: where runs' convolutional networks find a class in a site's images.
+
+It runs where the images lie, as ``fedsilo explain`` does; nothing is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.explain.gradcam import explain_by_grad_cam, last_maps
+from fedsilo.client_app.explain.image_explanation import ImageExplanation, draw_image, draw_map
+from fedsilo.client_app.methods.base import SiteMethod, refuse_row
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.figures.palette import BLACK, WRONG
+from fedsilo.models.figures.panels import without_frame
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.server_app.records.finished_site import (
+    finished_settings,
+    naming,
+    opened,
+    refuse_shared_state,
+)
+from fedsilo.server_app.studies.figures.style import run_title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one run made of the images: its title and an explanation of each row."""
+
+    title: str
+    explanations: list[ImageExplanation]
+
+
+@dataclass(frozen=True)
+class GradCamSheet:
+    """What runs made of the same images.
+
+    Attributes:
+        title: of the sheet.
+        columns: one per run.
+        truths: the images' classes.
+        reasons: why each image is shown, empty where its row was named.
+    """
+
+    title: str
+    columns: list[Column]
+    truths: list[int]
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """Images chosen by who is right about them: ``each`` of every scenario and class.
+
+    The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
+    the first alone is right ("ours against the federated ones"), the second is right and the first
+    is not ("Fed-Align against ours"). Of the images that fit the first in the split's order are
+    taken: nobody picks them.
+    """
+
+    each: int
+
+    def chosen(self, truths: Tensor, answers: Sequence[Tensor]) -> list[tuple[int, str]]:
+        """Return rows with their scenario, by scenario and class.
+
+        Args:
+            truths: (n), the classes.
+            answers: (n) of each run, what it says.
+        """
+        right = torch.stack([answer == truths for answer in answers])
+        first, others = right[0], right[1:]
+        fits = {
+            "all are right": right.all(dim=0),
+            "all are wrong": ~right.any(dim=0),
+            "the first alone is right": first & ~others.any(dim=0),
+            "the second is right, the first is not": ~first & others[0],
+        }
+        return [
+            (int(row), name)
+            for name, fit in fits.items()
+            for label in sorted(set(truths.tolist()))
+            for row in (fit & (truths == label)).nonzero().flatten()[: self.each]
+        ]
+
+
+def gradcam(
+    run_dirs: Sequence[Path],
+    site: str,
+    rows: Sequence[int] | Scenarios,
+    split: str = "test",
+    label: str | None = None,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+) -> GradCamSheet:
+    """Return where the networks of one or several runs find a class in a site's images.
+
+    Args:
+        run_dirs: finished runs on the same data.
+        site: the images' site; its data must be here.
+        rows: of the split, from 0; or by which scenarios they are chosen.
+        split: train, val or test.
+        label: the name of the class; None: in each image what each network says.
+        data_dir: the data directory; None: the run's own.
+        state_dir: the folder of the site's private state; None: the run directory's.
+
+    Raises:
+        FedsiloError: a run has not ended, has no convolutional network or other images, or there is
+            no such row or class, no image of any scenario, or one run to choose by.
+    """
+    refuse_shared_state(state_dir, run_dirs, 1)
+    if isinstance(rows, Scenarios) and len(run_dirs) < 2:
+        raise SettingError("--scenarios tells runs apart by who is right: name two runs or more")
+    # Before anything is computed: have all the runs ended?
+    titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
+    runs: list[tuple[SiteMethod, SiteNetwork]] = []
+    for run_dir in run_dirs:
+        with naming(run_dir):
+            method, network = opened(run_dir, site, data_dir, state_dir)
+            runs.append((method, network))
+            _refuse_other_images(runs[0][0].silo, method.silo, split)
+            last_maps(network)
+    chosen = _chosen(runs, rows, split) if isinstance(rows, Scenarios) else [(r, "") for r in rows]
+    columns: list[Column] = []
+    for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
+        with naming(run_dir):
+            shown = _explanations(method, network, split, [row for row, _ in chosen], label)
+            columns.append(Column(title, shown))
+    labels = runs[0][0].silo.splits()[split].labels
+    subject = f"Grad-CAM of class {label}" if label else "Grad-CAM of what each network says"
+    truths, reasons = [int(labels[row]) for row, _ in chosen], [reason for _, reason in chosen]
+    return GradCamSheet(f"{site}: {subject}", columns, truths, reasons)
+
+
+def _chosen(
+    runs: Sequence[tuple[SiteMethod, SiteNetwork]], scenarios: Scenarios, split: str
+) -> list[tuple[int, str]]:
+    held = runs[0][0].silo.splits()[split]
+    answers = []
+    for method, network in runs:
+        exact = dataclasses.replace(method.compute, bf16=False)
+        answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
+    chosen = scenarios.chosen(held.labels, answers)
+    if not chosen:
+        raise SettingError(f"site {runs[0][0].silo.name} has no {split} images that fit a scenario")
+    return chosen
+
+
+def _explanations(
+    method: SiteMethod, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
+) -> list[ImageExplanation]:
+    names = list(method.silo.class_names())
+    if wanted is not None and wanted not in names:
+        raise SettingError(f"--class is '{wanted}'; the classes are {', '.join(names)}")
+    label = None if wanted is None else names.index(wanted)
+    held, explanations = method.silo.splits()[split], []
+    for row in rows:
+        refuse_row(method.silo, split, row)
+        title = f"{split} row {row}\ntruth {names[int(held.labels[row])]}"
+        explanations.append(
+            explain_by_grad_cam(network, held, method.compute, row, title, names, label)
+        )
+    return explanations
+
+
+def draw_sheet(sheet: GradCamSheet) -> Figure:
+    """Return the picture: a row per image, a column with the image itself and one per run.
+
+    Each map is in its own colours. An answer that is not the truth stands in another colour.
+    """
+    from matplotlib.figure import Figure
+
+    columns, rows = sheet.columns, len(sheet.truths)
+    head = max(column.title.count("\n") for column in columns)
+    size = (2.6 * (1 + len(columns)), 0.7 + 0.2 * head + 2.85 * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, 1 + len(columns), squeeze=False)
+    for index, (truth, (first, *others)) in enumerate(zip(sheet.truths, panels, strict=True)):
+        shown = columns[0].explanations[index]
+        draw_image(first, shown.image)
+        reason = sheet.reasons[index] if sheet.reasons else ""
+        _caption(first, "\n".join(filter(None, [shown.title, reason])))
+        for axes, column in zip(others, columns, strict=True):
+            explanation = column.explanations[index]
+            draw_map(axes, explanation.image, explanation.saliency)
+            right = explanation.answer() == truth
+            _caption(axes, _answer(explanation), BLACK if right else WRONG)
+    for axes, heading in zip(
+        panels[0], ["image", *(column.title for column in columns)], strict=True
+    ):
+        axes.set_title(heading, fontsize="small")
+    figure.suptitle(sheet.title, fontsize="medium")
+    return figure
+
+
+def _answer(explanation: ImageExplanation) -> str:
+    """Return what a network said, and where that differs the class that is drawn."""
+    answer, drawn = explanation.answer(), explanation.saliency.label
+    classes, shares = explanation.classes, explanation.probabilities
+    caption = f"says {classes[answer]}: {shares[answer]:.2f}"
+    if drawn is not None and drawn != answer:
+        caption += f"\nmap of {classes[drawn]}: {shares[drawn]:.2f}"
+    return caption if explanation.saliency.values.any() else f"{caption}\n(nothing speaks for it)"
+
+
+def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
+    without_frame(axes)
+    axes.set_xlabel(text, fontsize="small", color=colour)
+
+
+def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
+    same = first.fingerprints[split] == silo.fingerprints[split]
+    if not same or first.class_names() != silo.class_names():
+        raise SettingError(
+            f"its {split} images or classes of site {silo.name} are not those of the first run: "
+            "name runs with the same data settings"
+        )

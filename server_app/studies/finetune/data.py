@@ -1,0 +1,157 @@
+"""The data of fine-tuning: sites' images pooled, with labels or masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from fedsilo.datasets.radiographs.masks import MaskedSilo, MaskedSplit, load_masked_silo
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
+from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
+
+S = TypeVar("S", Silo, MaskedSilo)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Images of all sites, in site order.
+
+    Attributes:
+        train, val, test: inputs, and labels (n,) or masks (n, h, w).
+        task: input shape and number of classes.
+        classes: their names, empty if they have none.
+        sites: whose images.
+        origin: the site of each test image.
+    """
+
+    train: Split
+    val: Split
+    test: Split
+    task: Task
+    classes: tuple[str, ...]
+    sites: tuple[str, ...]
+    origin: tuple[str, ...]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of images by split."""
+        return {name: len(getattr(self, name)) for name in SPLITS}
+
+
+def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
+    """Return the sites of the data set, or those of them that are ``wanted``.
+
+    Raises:
+        SettingError: the data are a table, or one is not there.
+    """
+    if data_set(settings.dataset).is_table:
+        raise SettingError(
+            f"fine-tuning is of images, and data set '{settings.dataset}' is a table: name another "
+            "by --dataset"
+        )
+    names = silo_names(settings)
+    for site in wanted:
+        if site not in names:
+            raise SettingError(
+                f"there is no site '{site}' in '{settings.dataset}': its sites are "
+                f"{', '.join(names)}"
+            )
+    return [site for site in names if site in wanted] if wanted else names
+
+
+def pooled_labels(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+    """Return images with their classes.
+
+    Raises:
+        DataError: a part has no images, or sites' images or classes differ.
+    """
+    silos = _loaded(load_silo, settings, sites)
+    facts = {(silo.task, silo.classes) for silo in silos}
+    if len(facts) > 1:
+        raise DataError(f"sites {', '.join(sites)} have images or classes of different kinds")
+    task, classes = facts.pop()
+    return _pool(settings, [silo.splits() for silo in silos], sites, task, classes)
+
+
+def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+    """Return images with their masks.
+
+    Raises:
+        DataError: a part has no images or, of training or validation, no mask; a mask is of
+            another size than its image, or holds other values than 0 and 1; sites' images differ.
+    """
+    silos = _loaded(load_masked_silo, settings, sites)
+    for silo in silos:
+        for name, split in silo.splits().items():
+            _check_masks(f"{settings.dataset}, site {silo.name}, {name}", split)
+    shapes = {tuple(silo.train.inputs.shape[1:]) for silo in silos}
+    if len(shapes) > 1:
+        raise DataError(
+            f"sites {', '.join(sites)} have images of different sizes "
+            f"({', '.join(map(str, sorted(shapes)))}): set 'image-size'"
+        )
+    parts = [
+        {name: Split(split.inputs, split.masks) for name, split in silo.splits().items()}
+        for silo in silos
+    ]
+    pooled = _pool(settings, parts, sites, Task(shapes.pop(), 2), silos[0].classes)
+    for name in ("train", "val"):
+        if not getattr(pooled, name).labels.any():
+            raise DataError(
+                f"no {name} image of {settings.dataset} has a mask that is not empty: there is "
+                "nothing to learn; take more images or other sites"
+            )
+    return pooled
+
+
+def _loaded(
+    load: Callable[[str, CommonSettings], S], settings: CommonSettings, sites: Sequence[str]
+) -> list[S]:
+    if not sites:
+        raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
+    return [load(site, settings) for site in sites]
+
+
+def _check_masks(where: str, split: MaskedSplit) -> None:
+    images, masks = tuple(split.inputs.shape), tuple(split.masks.shape)
+    if masks != (images[0], *images[2:]):
+        raise DataError(
+            f"{where}: {images[0]} images are {images[2]}x{images[3]} pixels, and their masks "
+            f"{masks}: a mask must have its image's size"
+        )
+    if len(split) and int(split.masks.max()) > 1:
+        raise DataError(
+            f"{where}: a mask holds {int(split.masks.max())}; it must be 0 on the background and 1 "
+            "on the catheter"
+        )
+
+
+def _pool(
+    settings: CommonSettings,
+    parts: Sequence[dict[str, Split]],
+    sites: Sequence[str],
+    task: Task,
+    classes: tuple[str, ...],
+) -> Pooled:
+    whole = {}
+    for name in SPLITS:
+        inputs = torch.cat([part[name].inputs for part in parts])
+        whole[name] = Split(inputs, torch.cat([part[name].labels for part in parts]))
+        if not len(inputs):
+            raise DataError(f"{', '.join(sites)} of {settings.dataset}: {_LACK[name]}")
+    origin = [
+        site for site, part in zip(sites, parts, strict=True) for _ in range(len(part["test"]))
+    ]
+    return Pooled(**whole, task=task, classes=classes, sites=tuple(sites), origin=tuple(origin))
+
+
+_LACK = {
+    "train": "no training images",
+    "val": "no validation images, by which the epoch is chosen: set 'val-folds'",
+    "test": "no test images: set 'test-folds', or 'use-test' to true",
+}

@@ -1,0 +1,293 @@
+"""``fedsilo pretrain``: a ViT of an experiment's size, trained centrally on public images.
+
+The images are the data set's public part, which shares no lesion with any silo; the weights go to
+the file that the experiment's ``backbone-weights`` names, from where its runs take them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.datasets.io.locations import BACKBONES, find_places
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
+from fedsilo.models.contract.seeding import derive_seed, seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, keys_with, setting
+from fedsilo.models.maths.classification_metrics import classification_metrics
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.config.experiments import read_section
+from fedsilo.server_app.run.planning import RunSources, planned, simulation_file
+from fedsilo.server_app.studies.finetune.request import refuse_target
+
+_SHAPE = keys_with(CommonSettings, "shape")
+_FEWEST = 20  # public images
+_HELD_OUT = 10  # one in so many public images is never trained on: the accuracy told is of those
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How a backbone is trained, from ``pretraining`` in the simulation file."""
+
+    epochs: int = setting(100, "passes over the public images", minimum=1)
+    batch_size: int = setting(64, "images per step", minimum=2)
+    learning_rate: float = setting(1e-3, "highest step size of AdamW", above=0.0)
+    weight_decay: float = setting(0.05, "decoupled weight decay", minimum=0.0)
+    warmup_epochs: int = setting(5, "epochs of rising step size, cosine decay after", minimum=0)
+    drop_path: float = setting(0.1, "stochastic depth", minimum=0.0, below=1.0)
+    smoothing: float = setting(0.1, "label smoothing", minimum=0.0, below=1.0)
+    target: str = setting(
+        "diagnosis", "what dermoscopic images are told apart by", choices=("nevus", "diagnosis")
+    )
+    seed: int = setting(0, "seed of every random number", minimum=0)
+
+
+def pretrain(
+    experiment: str, sources: RunSources, weights: Path | None, say: Callable[[str], None]
+) -> Path:
+    """Train, say a line per tenth of the way, and write the weights at the end.
+
+    Args:
+        experiment: whose ViT is trained.
+        sources: where its settings come from.
+        weights: the file to write; None: the one that 'backbone-weights' names.
+        say: is told a line of the images, and of each tenth of the epochs.
+
+    Returns:
+        The file.
+
+    Raises:
+        FedsiloError: the experiment has no ViT or no public part, or training diverged.
+    """
+    common = planned(experiment, sources)[0].common
+    recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
+    chosen = _data_set(experiment, common)
+    target = _target(common, weights)
+    refuse_target(target, "--weights FILE")
+    public, classes = _public(chosen, common, recipe)
+    counts = torch.bincount(public.labels, minlength=classes).tolist()
+    say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
+    trainer = _Trainer(public, classes, common, recipe)
+    figures = trainer.run(say)
+    facts = {
+        "backbone": {key: value for key, value in as_mapping(common).items() if key in _SHAPE},
+        "image-size": public.inputs.shape[-1],
+        "data": [common.dataset, common.public_share, len(public)],
+        "pretraining": as_mapping(recipe),
+        "held out": figures,
+    }
+    arrays = {name: tensor.cpu().numpy() for name, tensor in trainer.vit.state_dict().items()}
+    save_state(target, arrays, facts)
+    return target
+
+
+def _data_set(experiment: str, common: CommonSettings) -> ImageDataSet:
+    """Return the experiment's data set.
+
+    Raises:
+        SettingError: the experiment has no ViT, or its data set no public part.
+    """
+    chosen = data_set(common.dataset)
+    if common.network != "vit" or not isinstance(chosen, ImageDataSet):
+        raise SettingError(
+            f"experiment '{experiment}' is of network '{common.network}' on data set "
+            f"'{common.dataset}': there is no ViT to train on public images"
+        )
+    return chosen
+
+
+def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
+    """Return the public images and their number of classes.
+
+    Raises:
+        DataError: they are too few to train on.
+    """
+    if "target" in chosen.settings:
+        common = dataclasses.replace(common, target=recipe.target)
+    places = find_places(common.data_dir, common.cache_dir)
+    public = chosen.public(common, places)
+    if len(public) < _FEWEST:
+        raise DataError(
+            f"the public part of '{common.dataset}' has {len(public)} images and at least "
+            f"{_FEWEST} are needed: raise 'public-share'"
+        )
+    return public, len(chosen.classes(common, places))
+
+
+def _target(common: CommonSettings, file: Path | None) -> Path:
+    """Return where the weights go.
+
+    Raises:
+        SettingError: nothing names a file.
+    """
+    if file is not None:
+        return file
+    named = common.backbone_weights
+    if named in ("", "timm", "random"):
+        raise SettingError(
+            f"setting 'backbone-weights' is '{named}', which names no file: set it, or give "
+            "--weights FILE"
+        )
+    path = Path(named).expanduser()
+    folder = find_places(common.data_dir, common.cache_dir).cache / BACKBONES
+    return path if path.is_absolute() else folder / path
+
+
+class _Trainer:
+    """A ViT with a linear head, its optimiser, and the images it sees."""
+
+    def __init__(
+        self, public: Split, classes: int, common: CommonSettings, recipe: Pretraining
+    ) -> None:
+        from fedsilo.models.networks.prompted_vit import build_vit, pixel_scale  # imports timm
+
+        self.public, self.recipe = public, recipe
+        self.compute = choose_compute(common.device, common.precision, os.cpu_count() or 1)
+        self.order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
+        rows = torch.randperm(len(public), generator=self.order)
+        self.held = rows[::_HELD_OUT]
+        self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
+        task = Task(tuple(public.inputs.shape[1:]), classes)
+        with seeded(recipe.seed, "pretraining", "weights"):
+            self.vit = build_vit(common, task, drop_path_rate=recipe.drop_path)
+            head = nn.Linear(self.vit.num_features, classes)
+        scale, offset = pixel_scale(self.vit, task.input_shape[0])
+        self.scale, self.offset = self.compute.bring(scale), self.compute.bring(offset)
+        self.network = self.compute.place(nn.Sequential(self.vit, head))
+        self.steps = -(-len(self.trained) // recipe.batch_size)
+        self.optimiser = torch.optim.AdamW(
+            self.network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        self.schedule = _schedule(self.optimiser, recipe, self.steps)
+        self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
+
+    def run(self, say: Callable[[str], None]) -> dict[str, float]:
+        """Train for all epochs and return the figures on the held-out images."""
+        began, recipe, figures = time.monotonic(), self.recipe, {}
+        with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
+            for epoch in range(1, recipe.epochs + 1):
+                loss = self._epoch()
+                if not math.isfinite(loss) or not self._is_finite():
+                    raise FedsiloError(
+                        f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
+                        "simulation file's 'pretraining'; no weights were written"
+                    )
+                if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
+                    figures = self._figures()
+                    held_out = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
+                    seconds = time.monotonic() - began
+                    say(f"epoch {epoch}: loss {loss:.3f}; held out: {held_out}; {seconds:.0f} s")
+        return figures
+
+    def _is_finite(self) -> bool:
+        """Tell whether the last step, too, has left a network that answers."""
+        self.network.eval()
+        with torch.no_grad():
+            return bool(self._logits(self.public.inputs[self.held[:1]]).isfinite().all())
+
+    def _epoch(self) -> float:
+        """Train for an epoch and return its mean loss."""
+        self.network.train()
+        loss = 0.0
+        shuffled = self.trained[torch.randperm(len(self.trained), generator=self.order)]
+        for chosen in torch.split(shuffled, self.recipe.batch_size):
+            images = augmented(self.public.inputs[chosen], self.order)
+            loss += self._step(images, self.public.labels[chosen])
+            self.schedule.step()
+        return loss / self.steps
+
+    def _step(self, images: Tensor, labels: Tensor) -> float:
+        self.optimiser.zero_grad(set_to_none=True)
+        smoothing = self.recipe.smoothing
+        with self.compute.autocast():
+            logits = self._logits(images)
+            targets = self.compute.bring(labels)
+            loss = nn.functional.cross_entropy(
+                logits, targets, self.weights, label_smoothing=smoothing
+            )
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimiser.step()
+        return loss.item()
+
+    def _logits(self, images: Tensor) -> Tensor:
+        """Return the logits of 8-bit images, scaled as a run scales them."""
+        pixels = float_inputs(self.compute.bring(images)) * self.scale + self.offset
+        logits: Tensor = self.network(pixels)
+        return logits.float()
+
+    def _figures(self) -> dict[str, float]:
+        """Return accuracy and its like on the held-out images."""
+        self.network.eval()
+        with torch.no_grad(), self.compute.autocast():
+            parts = [
+                self._logits(batch).softmax(1).cpu()
+                for batch in in_batches(self.public.inputs[self.held])
+            ]
+        probabilities, labels = torch.cat(parts), self.public.labels[self.held]
+        accuracy = (probabilities.argmax(1) == labels).float().mean().item()
+        return {"accuracy": accuracy} | classification_metrics(probabilities, labels)
+
+
+def _schedule(
+    optimiser: torch.optim.Optimizer, recipe: Pretraining, steps: int
+) -> torch.optim.lr_scheduler.OneCycleLR:
+    """Return the step size of ``steps`` steps an epoch: it rises, then falls on a cosine."""
+    total = steps * recipe.epochs
+    rising = min(recipe.warmup_epochs / recipe.epochs, 0.9)
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimiser,
+        recipe.learning_rate,
+        total_steps=total,
+        # A rise of one step, from 0 to 0, is a division by zero in torch
+        pct_start=rising if rising * total > 1 else 1e-6,
+        cycle_momentum=False,
+    )
+
+
+def class_weights(labels: Tensor, classes: int) -> Tensor:
+    """Return a weight per class, (classes,), by the inverse root of its frequency; mean 1.
+
+    Seven of ten dermoscopic images are nevi: without it the others are hardly learnt. A class
+    without images has weight 0.
+    """
+    counts = torch.bincount(labels, minlength=classes).float()
+    weights = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), torch.zeros(()))
+    return weights / weights[counts > 0].mean()
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return 8-bit images (n, 3, side, side), turned, mirrored, cropped, in other light.
+
+    A lesion has no upright: each image is turned by a multiple of 90 degrees and mirrored. A crop
+    of 60 to 100 % of the area is resized; brightness and contrast change by up to 20 %.
+    """
+    from torchvision.transforms.v2 import functional as change
+
+    side = images.shape[-1]
+    changed = []
+    for image in images:
+        turn, mirror, area, top, left, light, contrast = torch.rand(7, generator=generator).tolist()
+        cut = round(side * (0.6 + 0.4 * area) ** 0.5)
+        turned = torch.rot90(image, int(4 * turn), (1, 2))
+        turned = turned.flip(2) if mirror < 0.5 else turned
+        y, x = round(top * (side - cut)), round(left * (side - cut))
+        cropped = change.resize(turned[:, y : y + cut, x : x + cut], [side, side], antialias=True)
+        lit = change.adjust_brightness(cropped, 0.8 + 0.4 * light)
+        changed.append(change.adjust_contrast(lit, 0.8 + 0.4 * contrast))
+    return torch.stack(changed)

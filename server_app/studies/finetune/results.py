@@ -1,0 +1,185 @@
+"""What ``fedsilo finetune`` tells: a table, finetune.json, CSV files, the model and overlays."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.server_app.studies.compare.tables import Spread, spread_cell
+from fedsilo.server_app.studies.figures.learning_curves import write_picture
+from fedsilo.server_app.studies.finetune.distil import DistilReport
+from fedsilo.server_app.studies.finetune.overlays import draw_overlays, spread
+from fedsilo.server_app.studies.finetune.settings import used
+from fedsilo.server_app.studies.finetune.tasks import Downstream, Segmentation, predicted_masks
+from fedsilo.server_app.studies.finetune.training import Study, Trained, start
+from fedsilo.server_app.studies.finetune.transfer import TransferReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CURVES = ("weights", "seed", "epoch", "split", "metric", "value")
+_FIGURES = ("network", "weights", "metric", "mean", "sd", "seeds")
+
+
+@dataclass(frozen=True)
+class StartResult:
+    """What came of one start: a line of the table.
+
+    Attributes:
+        label: what it started from.
+        method: the run's, empty if it was no run.
+        transfer: what the network took or learned, None from scratch.
+        trained: by seed.
+    """
+
+    label: str
+    method: str
+    transfer: TransferReport | DistilReport | None
+    trained: tuple[Trained, ...]
+
+    def row(self, metric: str) -> Spread | None:
+        """Return a test figure over the seeds that have it, None if none has."""
+        values = tuple(trained.test[metric] for trained in self.trained if metric in trained.test)
+        return Spread.of(values) if values else None
+
+    def best(self, headline: str) -> Trained:
+        """Return the seed with the best validation figure, the first of equals."""
+        return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What fine-tuning returns: the study, and each of its starts."""
+
+    study: Study
+    starts: tuple[StartResult, ...]
+
+
+def result_table(finetuned: FinetuneResult) -> Table:
+    """Return the test figures for a terminal."""
+    study = finetuned.study
+    over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
+    title = f"{study.downstream.network} on {study.settings.dataset}, test figures, {over}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("weights")
+    for metric in study.downstream.shown:
+        table.add_column(metric, justify="right")
+    for result in finetuned.starts:
+        rows = [result.row(metric) for metric in study.downstream.shown]
+        table.add_row(result.label, *(spread_cell(row) if row else "" for row in rows))
+    return table
+
+
+def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
+    """Write figures, curves, the first start's best model and, of masks, the overlays."""
+    write_atomically(
+        folder / "finetune.json",
+        json.dumps(document(study, starts), indent=2, allow_nan=False) + "\n",
+    )
+    write_atomically(folder / "figures.csv", figures_text(study, starts))
+    write_atomically(folder / "curves.csv", curves_text(starts))
+    best = starts[0].best(study.downstream.headline)
+    facts = {
+        "task": study.downstream.name,
+        "network": study.downstream.network,
+        "weights": starts[0].label,
+        "seed": best.seed,
+        "settings": used(study.settings),
+    }
+    arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
+    save_state(folder / "model.safetensors", arrays, facts)
+    if isinstance(study.downstream, Segmentation):
+        write_picture(folder / "overlays.png", _overlays(study, starts, images))
+
+
+def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
+    """Return the overlays of the first test images of each site, by each start's first seed."""
+    rows = spread(study.data.origin, images)
+    test, predicted = study.data.test, {}
+    for result in starts:
+        network, _ = start(study, None, 0)
+        network.load_state_dict(result.trained[0].arrays)
+        predicted[result.label] = predicted_masks(network, test.inputs[rows], study.compute)
+    origin = study.data.origin
+    names = [f"{origin[row]}, test row {row - origin.index(origin[row])}" for row in rows]
+    title = f"{study.downstream.network} on {study.settings.dataset}, seed 0"
+    return draw_overlays(test.inputs[rows], test.labels[rows], predicted, names, title)
+
+
+def figures_text(study: Study, starts: Sequence[StartResult]) -> str:
+    """Return the test figures of all starts as CSV; one seed has no sd."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_FIGURES)
+    for result in starts:
+        for metric in study.downstream.shown:
+            if row := result.row(metric):
+                sd = f"{row.sd:.6f}" if row.seeds > 1 else ""
+                label = (study.downstream.network, result.label, metric)
+                writer.writerow([*label, f"{row.mean:.6f}", sd, row.seeds])
+    return text.getvalue()
+
+
+def curves_text(starts: Sequence[StartResult]) -> str:
+    """Return the curves of all starts and seeds as tidy CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_CURVES)
+    for result in starts:
+        for trained in result.trained:
+            for epoch, split, metric, value in trained.curves:
+                writer.writerow([result.label, trained.seed, epoch, split, metric, f"{value:.6f}"])
+    return text.getvalue()
+
+
+def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
+    """Return finetune.json: data, settings, what each figure is, and the figures."""
+    task, data = study.downstream, study.data
+    return {
+        "task": task.name,
+        "network": task.network,
+        "dataset": study.settings.dataset,
+        "sites": list(data.sites),
+        "images": data.sizes(),
+        "classes": list(data.classes) or data.task.classes,
+        "epochs": study.epochs,
+        "epoch chosen by": f"val {task.headline}",
+        "definitions": dict(task.definitions),
+        "settings": used(study.settings),
+        "lines": [_start_document(result, task) for result in starts],
+    }
+
+
+def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
+    metrics = sorted({metric for trained in result.trained for metric in trained.test})
+    rows = {metric: row for metric in metrics if (row := result.row(metric))}
+    took = result.transfer
+    return {
+        "weights": result.label,
+        "method": result.method or None,
+        "taken": asdict(took) if isinstance(took, TransferReport) else None,
+        "distilled": asdict(took) if isinstance(took, DistilReport) else None,
+        "mean": {metric: row.mean for metric, row in rows.items()},
+        # One seed has no spread: a 0 would be read as one
+        "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
+        "seeds": [
+            {
+                "seed": trained.seed,
+                "epoch": trained.epoch,
+                "val": trained.val,
+                "test": trained.test,
+                "seconds": round(trained.seconds, 3),
+            }
+            for trained in result.trained
+        ],
+    }

@@ -1,0 +1,175 @@
+"""The two tasks of fine-tuning: how a network is built, trained, measured and compared."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import in_batches, measure
+from fedsilo.client_app.training.loop import Objective
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.segmentation_metrics import segmentation_figures
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.pyramids import Segmenter
+from fedsilo.models.networks.segmentation import build_segmentation, segmentation_loss
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.server_app.studies.finetune.data import Pooled, pooled_labels, pooled_masks
+from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
+
+
+class Downstream(ABC):
+    """A task.
+
+    Class attributes:
+        name: its name.
+        headline: the metric by whose validation value the epoch is chosen.
+        shown: the metrics of the table.
+        definitions: what is measured and minimised, in words.
+    """
+
+    name: ClassVar[str]
+    headline: ClassVar[str]
+    shown: ClassVar[tuple[str, ...]]
+    definitions: ClassVar[dict[str, str]]
+
+    def __init__(self, network: str) -> None:
+        self.network = network
+
+    @abstractmethod
+    def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+        """Return the pooled data of ``sites``, or raise a ``DataError``."""
+
+    @abstractmethod
+    def build(self, settings: CommonSettings, task: Task) -> nn.Module:
+        """Return the network with the weights of the seed."""
+
+    @abstractmethod
+    def trunk(self, network: nn.Module) -> nn.Module:
+        """Return the part whose arrays are named as a run's."""
+
+    @abstractmethod
+    def objective(self, network: nn.Module) -> Objective:
+        """Return the loss of a batch."""
+
+    @abstractmethod
+    def measured(
+        self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
+    ) -> dict[str, float]:
+        """Return the figures of a split, ``loss`` among them."""
+
+
+class Classification(Downstream):
+    """A run's network with a head for the classes at hand."""
+
+    name = CLASSIFICATION
+    headline = "accuracy"
+    shown = ("accuracy", "balanced-accuracy", "auc", "loss")
+    definitions: ClassVar = {
+        "training loss": "mean cross-entropy",
+        "accuracy": "share of the images whose most probable class is theirs",
+        "balanced-accuracy": "mean recall over the classes that occur",
+        "auc": "mean AUC of each class against the rest; of two classes that of the second",
+        "loss": "mean negative log-likelihood, nats",
+    }
+
+    def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+        """Return images and labels."""
+        return pooled_labels(settings, sites)
+
+    def build(self, settings: CommonSettings, task: Task) -> nn.Module:
+        """Return the classifier."""
+        return build_classifier(settings, task)
+
+    def trunk(self, network: nn.Module) -> nn.Module:
+        """Return all of it."""
+        return network
+
+    def objective(self, network: nn.Module) -> Objective:
+        """Return cross-entropy."""
+        return cast(TokenClassifier, network).loss
+
+    def measured(
+        self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
+    ) -> dict[str, float]:
+        """Return the figures of ``client_app.training.evaluation.measure``, without dropout."""
+        return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
+
+
+class Segmentation(Downstream):
+    """A network of ``fedsilo.models.networks.segmentation``."""
+
+    name = SEGMENTATION
+    headline = "dice"
+    shown = ("dice", "jaccard", "miou", "dice-pooled")
+    definitions: ClassVar = {
+        "training loss": "mean cross-entropy plus soft Dice loss of the catheter over a batch",
+        "dice": "2D Dice of the catheter, mean over images; an image without a catheter counts 0 "
+        "if some is found in it, and else is left out",
+        "jaccard": "Jaccard (IoU) of the catheter, mean over the same images",
+        "miou": "mean of the IoU of background and of catheter, each over all pixels of the split",
+        "dice-pooled": "Dice of the catheter over all pixels of the split taken together",
+        "loss": "the training loss in eval mode, mean over batches weighed by images",
+    }
+
+    def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+        """Return images and masks."""
+        return pooled_masks(settings, sites)
+
+    def build(self, settings: CommonSettings, task: Task) -> nn.Module:
+        """Return the network."""
+        return build_segmentation(self.network, settings, task)
+
+    def trunk(self, network: nn.Module) -> nn.Module:
+        """Return the encoder that a run can have trained."""
+        trunk = cast(Segmenter, network).trunk()
+        assert trunk is not None, "the command lets no run's weights to a network without a trunk"
+        return trunk
+
+    def objective(self, network: nn.Module) -> Objective:
+        """Return cross-entropy plus soft Dice."""
+        return lambda inputs, masks: segmentation_loss(network(inputs), masks)
+
+    def measured(
+        self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
+    ) -> dict[str, float]:
+        """Return the figures of ``fedsilo.models.networks.segmentation``."""
+        masks, losses = split.labels, []
+        start = 0
+
+        def answer(logits: Tensor) -> Tensor:
+            nonlocal start
+            truth = masks[start : start + len(logits)]
+            start += len(logits)
+            losses.append(segmentation_loss(logits, compute.bring(truth)).item() * len(logits))
+            return logits.argmax(dim=1)
+
+        predicted = over_images(network, split.inputs, compute, answer)
+        return segmentation_figures(predicted, masks) | {"loss": sum(losses) / len(split)}
+
+
+def over_images(
+    network: nn.Module, inputs: Tensor, compute: Compute, reduce: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return ``reduce`` of the logits of all images, a batch at a time in eval mode, on the CPU."""
+    network.eval()
+    with torch.no_grad(), compute.autocast():
+        parts = [
+            reduce(network(float_inputs(compute.bring(batch))).float()).cpu()
+            for part in in_batches(inputs)
+            for batch in torch.split(part, 32)  # its inner maps are many times an image
+        ]
+    return torch.cat(parts)
+
+
+def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
+    """Return the class of each pixel of images (n, c, h, w), (n, h, w) int64 on the CPU."""
+    return over_images(network, inputs, compute, lambda logits: logits.argmax(dim=1))

@@ -1,0 +1,198 @@
+"""``fedsilo calibrate``: what a site's validation rows say of how sure a model may be.
+
+A temperature for its probabilities and the scores that decide its prediction sets. The scores are
+of the model's own probabilities, so that the fit of the temperature takes nothing from coverage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.training.evaluation import predict
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
+from fedsilo.models.contract.messages import INCOMING
+from fedsilo.models.maths.conformal import (
+    conformity_scores,
+    coverage_range,
+    prediction_sets,
+    rows_needed,
+    threshold,
+)
+from fedsilo.models.maths.temperature import fit_temperature, mean_loss, tempered
+from fedsilo.server_app.studies.predict.model import SiteModel, open_model, refuse_other_rows
+from fedsilo.server_app.studies.predict.request import check_coverage
+
+SPLIT = "val"
+_FEWEST = 10  # rows that a temperature is fitted to
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What validation rows say of a model at a site.
+
+    Attributes:
+        run: the run directory's name.
+        site: whose rows.
+        weights: the model's digest (see ``SiteModel.weights_digest``).
+        rows: how many rows.
+        temperature: what its probabilities are scaled by.
+        loss: mean negative log-likelihood in nats of the model's own probabilities.
+        tempered_loss: the same at the temperature.
+        scores: one minus the probability of each row's class, ascending.
+    """
+
+    run: str
+    site: str
+    weights: str
+    rows: int
+    temperature: float
+    loss: float
+    tempered_loss: float
+    scores: tuple[float, ...]
+
+    def threshold(self, coverage: float) -> float:
+        """Return the score up to which classes are in a set.
+
+        Raises:
+            SettingError: the rows are too few for that coverage.
+        """
+        limit = threshold(torch.tensor(self.scores, dtype=torch.float64), coverage)
+        if math.isinf(limit):
+            raise SettingError(
+                f"--coverage {coverage:g} takes {rows_needed(coverage)} validation rows, and site "
+                f"{self.site} was calibrated on {self.rows}: ask for less, or cut more by "
+                "'val-folds' in a new run"
+            )
+        return limit
+
+    def sets(self, probabilities: Tensor, coverage: float) -> Tensor:
+        """Return which classes are in the sets of the model's own probabilities: (n, classes)."""
+        return prediction_sets(probabilities, self.threshold(coverage))
+
+    def tempered(self, probabilities: Tensor) -> Tensor:
+        """Return the model's own probabilities (n, classes) at the temperature."""
+        return tempered(probabilities, self.temperature)
+
+    def lines(self, coverage: float) -> list[str]:
+        """Return what it says and what it does not, a sentence each."""
+        low, high = coverage_range(self.rows, coverage)
+        return [
+            f"site {self.site}, {self.rows} validation rows: temperature {self.temperature:.3f}, "
+            f"loss {self.loss:.3f} -> {self.tempered_loss:.3f} nats on these rows",
+            f"coverage {coverage:g}: a class is in a set from probability "
+            f"{1 - self.threshold(coverage):.3f} on",
+            f"Of new cases like these rows, sets hold the true class in at least {coverage:g} in "
+            f"the mean over calibrations; of one calibration on {self.rows} rows in {low:.2f} to "
+            f"{high:.2f} nine times in ten.",
+            "It is a share of all cases, not of each class or kind of patient, and it holds only "
+            "while cases, machine and ward stay as they were.",
+        ]
+
+
+def calibration_path(run_dir: Path, site: str) -> Path:
+    """Return where ``calibrate`` writes unless it is told."""
+    return run_dir / f"calibration-{site}.json"
+
+
+def calibrate(
+    run_dir: Path,
+    site: str,
+    coverage: float = 0.9,
+    out: Path | None = None,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+) -> Calibration:
+    """Calibrate a finished run's model at a site, and write the file, for its owner alone to read.
+
+    Args:
+        run_dir: the run directory.
+        site: the site; its data must be here.
+        coverage: the most that sets are to be asked for: it decides how many rows it takes.
+        out: the JSON file to write; None: ``calibration_path``'s, written anew.
+        data_dir: the data directory; None: the run's own.
+        state_dir: the folder of the site's private state; None: the run directory's.
+
+    Raises:
+        FedsiloError: the model cannot be opened, or the site has too few validation rows.
+    """
+    check_coverage(coverage)
+    if out is not None and out.exists():
+        raise SettingError(f"{out} is there already: remove it, or give another --out")
+    model = open_model(run_dir, site, data_dir, state_dir)
+    found = calibrated(model, coverage)
+    content = json.dumps(dataclasses.asdict(found), indent=2) + "\n"
+    write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
+    return found
+
+
+def calibrated(model: SiteModel, coverage: float) -> Calibration:
+    """Return the calibration of a model on its site's validation rows.
+
+    Raises:
+        DataError: there are too few, or they are not those of the run.
+    """
+    refuse_other_rows(model, SPLIT)
+    own = model.silo.splits()[SPLIT]
+    needed = max(_FEWEST, rows_needed(coverage))
+    if len(own) < needed:
+        raise DataError(
+            f"site {model.site} has {len(own)} validation rows, and a calibration for coverage "
+            f"{coverage:g} takes {needed}: start a run with 'val-folds', or ask for less"
+        )
+    method = model.method
+    key = (model.round, model.site, INCOMING, SPLIT)
+    probabilities = predict(model.network, own, method.drawing, method.compute, key)
+    temperature = fit_temperature(probabilities, own.labels)
+    return Calibration(
+        run=model.run.path.resolve().name,
+        site=model.site,
+        weights=model.weights_digest(),
+        rows=len(own),
+        temperature=temperature,
+        loss=mean_loss(probabilities, own.labels),
+        tempered_loss=mean_loss(tempered(probabilities, temperature), own.labels),
+        scores=tuple(conformity_scores(probabilities, own.labels).tolist()),
+    )
+
+
+def open_calibration(model: SiteModel, path: Path | None) -> Calibration:
+    """Return the calibration of a model, from ``path`` or the run directory.
+
+    Raises:
+        SettingError: there is none, or it is of other weights or another site.
+        CheckpointError: the file is damaged.
+    """
+    found = path or calibration_path(model.run.path, model.site)
+    if not found.is_file():
+        raise SettingError(
+            f"{found} is not there: run 'fedsilo calibrate {model.run.path} --site {model.site}' "
+            "first, or name its file by --calibration"
+        )
+    calibration = _read(found)
+    if calibration.weights != model.weights_digest() or calibration.site != model.site:
+        raise SettingError(
+            f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "
+            f"site are not those of {model.run.path} at site {model.site}: calibrate again"
+        )
+    return calibration
+
+
+def _read(path: Path) -> Calibration:
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_text())
+        whole = Calibration(**{**content, "scores": tuple(map(float, content["scores"]))})
+    except (OSError, ValueError, TypeError, KeyError):
+        raise CheckpointError(
+            f"{path} is damaged or no calibration: run 'fedsilo calibrate' again"
+        ) from None
+    return whole

@@ -1,0 +1,159 @@
+"""The pictures of a report: small enough for a phone, told apart without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedsilo.models.figures.palette import BLACK, GREY, LineStyle
+from fedsilo.models.maths.intervals import Interval
+from fedsilo.server_app.studies.report.svg import svg_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 4.4  # inches, of 72 points: somewhat less than a phone, so that letters can be read
+_LEGEND_COLUMNS = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its interval, if it has one."""
+
+    value: float
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a diagram of certainty: where, how high, its interval, and how many samples."""
+
+    x: float
+    y: float
+    interval: Interval
+    samples: int
+
+
+Line = Mapping[int, float]
+
+
+def curves(
+    name: str, lines: Mapping[str, Line], styles: Mapping[str, LineStyle], label: str
+) -> str:
+    """Return lines over rounds, each with its own colour, marker and dash."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
+    for title, line in lines.items():
+        style = styles[title].options()
+        every = max(1, len(line) // 8)  # markers on each of a hundred rounds hide the line
+        axes.plot(
+            list(line),
+            list(line.values()),
+            label=title,
+            markersize=5,
+            markevery=every,
+            linewidth=1.5,
+            **style,
+        )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("round")
+    axes.set_ylabel(label)
+    if len(lines) > 1:
+        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
+    return svg_of(figure, name)
+
+
+def estimates(
+    name: str,
+    series: Mapping[str, Mapping[str, Estimate]],
+    label: str,
+    points: Mapping[str, Sequence[float]] | None = None,
+) -> str:
+    """Return figures with their intervals, a row a name; of two series one is filled, one is not.
+
+    Args:
+        name: of the picture.
+        series: title -> row -> figure.
+        label: of the axis.
+        points: row -> single figures that are drawn as small strokes, such as those of seeds.
+    """
+    rows = list(dict.fromkeys(row for figures in series.values() for row in figures))
+    figure, axes = _panel(1.1 + 0.34 * len(rows))
+    for number, (title, figures) in enumerate(series.items()):
+        shift = (number - (len(series) - 1) / 2) * 0.3
+        places = [rows.index(row) + shift for row in figures]
+        axes.errorbar(
+            [estimate.value for estimate in figures.values()],
+            places,
+            xerr=_reach(list(figures.values())),
+            fmt="os^D"[number % 4],
+            color=BLACK,
+            markerfacecolor=BLACK if number == 0 else "white",
+            markersize=6,
+            capsize=3,
+            elinewidth=1.2,
+            label=title,
+        )
+    for row, values in (points or {}).items():
+        axes.plot(values, [rows.index(row) + 0.25] * len(values), "|", color=GREY, markersize=7)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(label)
+    if len(series) > 1:
+        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
+    return svg_of(figure, name)
+
+
+def certainty(name: str, points: Sequence[Point], label: str, *, diagonal: bool) -> str:
+    """Return the share of right answers over certainty, with intervals and numbers of samples."""
+    figure, axes = _panel(3.1)
+    if diagonal:
+        axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
+    axes.errorbar(
+        [point.x for point in points],
+        [point.y for point in points],
+        yerr=_reach([Estimate(point.y, point.interval) for point in points]),
+        fmt="o-",
+        color=BLACK,
+        markersize=5,
+        capsize=3,
+        linewidth=1,
+    )
+    for point in points:
+        axes.annotate(
+            f"{point.samples}",
+            (point.x, 0.0),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
+        )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel(label)
+    axes.set_ylabel("share of right answers")
+    return svg_of(figure, name)
+
+
+def _panel(height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.35)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _reach(figures: Sequence[Estimate]) -> list[list[float]]:
+    """Return how far each interval reaches down and up from its figure, as error bars want it."""
+    spans = [figure.interval or Interval(figure.value, figure.value) for figure in figures]
+    return [
+        [max(0.0, f.value - s.low) for f, s in zip(figures, spans, strict=True)],
+        [max(0.0, s.high - f.value) for f, s in zip(figures, spans, strict=True)],
+    ]

@@ -1,0 +1,105 @@
+"""The finished runs of a report: by what name each goes, and which are of one experiment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.server_app.records.finished_run import FinishedRun
+from fedsilo.server_app.studies.compare.over_setting import finished_runs, read_run
+
+_SEEDS = keys_with(CommonSettings, "seed")
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A finished run under the names that a page gives it.
+
+    No absolute path is among them: the run has the same page wherever it lies.
+
+    Attributes:
+        run: its files.
+        name: of the run, one in its page.
+        experiment: of the runs that differ in their seed alone.
+    """
+
+    run: FinishedRun
+    name: str
+    experiment: str
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """What the run found."""
+        return self.run.summary
+
+    @cached_property
+    def settings(self) -> Mapping[str, Value]:
+        """What its result depends on."""
+        return self.run.settings.decisive()
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return int(self.summary["seed"])
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its sites were simulated: a hospital says by which software it takes part."""
+        return not any("software" in facts for facts in self.run.silos.values())
+
+    def class_names(self, site: str) -> list[str]:
+        """Return the names of a site's classes, numbers where the data set has none."""
+        facts = self.run.silos[site]
+        counts = facts["label_counts"]["test"]
+        return list(facts["classes"]) or [f"class {label}" for label in range(len(counts))]
+
+
+def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
+    """Return the runs in ``folders`` and directly below them.
+
+    Raises:
+        RunDirectoryError: there is none in one of them, or one that has not ended.
+    """
+    found = finished_runs(folders)
+    names = _names([run.path.resolve() for run in found])
+    runs = [
+        ReportedRun(run, name, read_run(run, "test").line)
+        for run, name in zip(found, names, strict=True)
+    ]
+    by_experiment: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        by_experiment.setdefault(run.experiment, []).append(run)
+    apart = {name for name, alike in by_experiment.items() if not _differ_by_seed(alike)}
+    return [replace(run, experiment=run.name) if run.experiment in apart else run for run in runs]
+
+
+def experiments_of(runs: Sequence[ReportedRun]) -> dict[str, dict[int, ReportedRun]]:
+    """Return experiment -> seed -> run."""
+    found: dict[str, dict[int, ReportedRun]] = {}
+    for run in runs:
+        found.setdefault(run.experiment, {})[run.seed] = run
+    return found
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return the folders' names, with as many folders above as tell all apart."""
+    depth = 1
+    while depth < max(len(path.parts) for path in paths):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if max(Counter(names).values()) == 1:
+            return names
+        depth += 1
+    return [str(path) for path in paths]
+
+
+def _differ_by_seed(runs: Sequence[ReportedRun]) -> bool:
+    """Tell whether runs of one name are one experiment: other settings alike, each seed once."""
+    without = [{k: v for k, v in run.settings.items() if k not in _SEEDS} for run in runs]
+    seeds = {run.seed for run in runs}
+    return len(seeds) == len(runs) and all(settings == without[0] for settings in without)

@@ -1,0 +1,106 @@
+"""Pictures of a survey: shares of labels and of each feature's cells, a line or bars a site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsilo.models.contract.survey import Count, Measured, Survey
+from fedsilo.models.figures.palette import line_styles
+from fedsilo.server_app.run.survey import cell_names
+from fedsilo.server_app.studies.report.page import Picture
+from fedsilo.server_app.studies.report.svg import svg_of
+from fedsilo.server_app.studies.survey.document import Between
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST = 16  # features that are drawn, the most different first
+_SITES = 10  # more lines than these nobody tells apart
+_LONGEST = 18  # characters below a mark
+
+
+def label_picture(answers: Mapping[str, Survey]) -> Picture | None:
+    """Return the shares of labels of training samples; None: there is nothing to draw."""
+    counts = {s: (a.labels or {}).get("train") for s, a in answers.items()}
+    first = next(iter(answers.values())).about.classes
+    known = {s: c for s, c in counts.items() if c is not None and answers[s].about.classes == first}
+    return _picture("labels", "Labels", first, known, answers)
+
+
+def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]) -> list[Picture]:
+    """Return a picture of each feature, of many only of those in which the sites differ most."""
+    first = {f.name: f for a in answers.values() for f in reversed(a.about.features) if f.cells}
+    order = [*dict.fromkeys(one.feature for one in distances), *first]
+    chosen = [first[name] for name in list(dict.fromkeys(order))[:_MOST] if name in first]
+    pictures = [_of_feature(place, feature, answers) for place, feature in enumerate(chosen)]
+    return [picture for picture in pictures if picture]
+
+
+def _of_feature(place: int, feature: Measured, answers: Mapping[str, Survey]) -> Picture | None:
+    counts = {
+        site: (answer.histograms or {}).get("train", {}).get(feature.name)
+        for site, answer in answers.items()
+        if feature in answer.about.features
+    }
+    known = {site: cells for site, cells in counts.items() if cells is not None}
+    return _picture(f"feature-{place}", feature.name, cell_names(feature), known, answers)
+
+
+def _picture(
+    key: str,
+    title: str,
+    cells: Sequence[str],
+    counts: Mapping[str, Sequence[Count]],
+    answers: Mapping[str, Survey],
+) -> Picture | None:
+    drawn = dict(list(counts.items())[:_SITES])
+    if not any(count for held in drawn.values() for count in held):
+        return None
+    figure = _bars(title, cells, drawn, answers)
+    hidden = sum(count is None for held in drawn.values() for count in held)
+    left = len(counts) - len(drawn)
+    caption = f"{title}: share of the training samples"
+    caption += f"; {hidden} suppressed counts are drawn as a cross" if hidden else ""
+    caption += f"; {left} more sites are in the tables" if left else ""
+    return Picture(
+        svg_of(figure, key), f"Bars of {title} by site; the table has the counts", caption
+    )
+
+
+def _bars(
+    title: str,
+    cells: Sequence[str],
+    counts: Mapping[str, Sequence[Count]],
+    answers: Mapping[str, Survey],
+) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 3.3), layout="constrained")
+    axes = figure.subplots()
+    places, width = np.arange(len(cells)), 0.8 / len(counts)
+    for number, ((site, held), style) in enumerate(
+        zip(counts.items(), line_styles(list(counts)).values(), strict=True)
+    ):
+        total = (answers[site].samples or {}).get("train") or sum(c or 0 for c in held)
+        at = places + (number - (len(counts) - 1) / 2) * width
+        shares = [np.nan if count is None else count / total for count in held]
+        axes.bar(at, shares, width, color=style.color, label=_text(site))
+        lacking = [x for x, count in zip(at, held, strict=True) if count is None]
+        axes.plot(
+            lacking, [0.0] * len(lacking), "x", color=style.color, markersize=4, clip_on=False
+        )
+    axes.set_xticks(places, [_text(cell[:_LONGEST]) for cell in cells], rotation=45, ha="right")
+    axes.set_ylabel("share")
+    axes.set_title(_text(title), fontsize="medium")
+    axes.set_ylim(bottom=0.0)
+    axes.tick_params(labelsize="small")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
+    return figure
+
+
+def _text(text: str) -> str:
+    """Return a text that matplotlib takes for no formula."""
+    return text.replace("\\", "/").replace("$", r"\$")

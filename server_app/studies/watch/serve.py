@@ -1,0 +1,87 @@
+"""The page of a watched run on the loopback: no other machine sees it, and nothing is fetched."""
+
+from __future__ import annotations
+
+import errno
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.server_app.studies.report.page import Section, Text, page
+from fedsilo.server_app.studies.watch.page import watch_page
+from fedsilo.server_app.studies.watch.view import Look
+
+HOST = "127.0.0.1"
+_AGAIN = 2  # seconds
+_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Answers on the loopback with what ``look`` sees.
+
+    Args:
+        port: 0: one that is free.
+        look: is called for each request.
+
+    Raises:
+        SettingError: the port is in use or not allowed.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, port: int, look: Look) -> None:
+        self.look = look
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            hint = "in use" if error.errno == errno.EADDRINUSE else f"no use ({error.strerror})"
+            raise SettingError(f"port {port} is {hint}: choose another --port, or 0") from None
+        except OverflowError:
+            raise SettingError(f"--port is {port}; it must be from 0 to 65535") from None
+
+    @property
+    def address(self) -> str:
+        """The page's address."""
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: WatchServer
+    server_version, sys_version = "fedsilo", ""
+
+    def do_GET(self) -> None:
+        """Answer with the page, or with why there is none."""
+        if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
+            # Another name that leads here is a web page's that wants to read this one
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif self.path != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            self._answer()
+
+    def _answer(self) -> None:
+        status = HTTPStatus.OK
+        try:
+            text = watch_page(self.server.look())
+        except FedsiloError as error:  # a run may be removed, and come back
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            text = page("Nothing to watch", [Section("Why", [Text([str(error)])])])
+        body = text.encode()
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Refresh", str(_AGAIN)),
+            ("Cache-Control", "no-store"),
+            (
+                "Content-Security-Policy",
+                "default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+            ),
+            ("X-Content-Type-Options", "nosniff"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: a page that looks every two seconds would fill the terminal."""

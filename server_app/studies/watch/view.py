@@ -1,0 +1,89 @@
+"""What there is to see of a run, or of a deployment and its newest run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsilo.server_app.deploy.deployment import read_deployment
+from fedsilo.server_app.run.watched import Watched, clock, look_at, newest_run, size
+
+
+@dataclass(frozen=True)
+class View:
+    """What is seen at one moment.
+
+    Attributes:
+        title: of what is watched.
+        run: the run; None: a deployment has had none yet.
+        members: of a deployment its server and sites, each with whether its process runs.
+    """
+
+    title: str
+    run: Watched | None
+    members: tuple[tuple[str, bool], ...] = ()
+
+    def line(self) -> str:
+        """Return it in one line."""
+        down = [member for member, runs in self.members if not runs]
+        parts = [self.run.line() if self.run else f"{self.title}: no run yet"]
+        parts += [f"down: {' '.join(down)}"] if down else []
+        return "; ".join(parts)
+
+    def site_rows(self) -> list[tuple[str, ...]]:
+        """Return of each site its name, what it does now, and what it has cost so far."""
+        if self.run is None:
+            return []
+        here, over = self.run.progress, self.run.over
+        return [
+            (
+                site,
+                "" if over else _doing(site, self.run),
+                clock(said.seconds),
+                size(said.bytes_down),
+                size(said.bytes_up),
+                size(said.peak_memory_bytes) if said.peak_memory_bytes else "-",
+                "-" if said.epsilon is None else f"{said.epsilon:.3g}",
+            )
+            for site, said in sorted(here.sites.items())
+        ]
+
+
+SITE_COLUMNS = ("site", "now", "worked", "down", "up", "peak memory", "epsilon")
+Look = Callable[[], View]
+
+
+def look_at_run(folder: Path) -> View:
+    """Return what a run directory says.
+
+    Raises:
+        RunDirectoryError: it is none, or of another version of fedsilo.
+    """
+    run = look_at(folder)
+    return View(run.progress.title, run)
+
+
+def look_at_deployment(folder: Path) -> View:
+    """Return what runs of a deployment, and its newest run.
+
+    Raises:
+        FedsiloError: there is no deployment, or the run is of another version of fedsilo.
+    """
+    deployment = read_deployment(folder)
+    running = deployment.running()
+    members = tuple((member, member in running) for member in deployment.members)
+    newest = newest_run(deployment.runs)
+    run = look_at(newest) if newest else None
+    return View(run.progress.title if run else f"deployment {deployment.folder}", run, members)
+
+
+def _doing(site: str, run: Watched) -> str:
+    here = run.progress
+    if site in here.failed:
+        return f"left out: {here.failed[site]}"
+    if not here.phase or site not in here.asked:
+        return ""
+    if site in here.answered:
+        return "answered"
+    return "away" if site in here.away else f"asked to {here.phase}"

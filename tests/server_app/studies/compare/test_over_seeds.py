@@ -1,0 +1,263 @@
+"""Which runs a comparison reuses, what it refuses, and what its options show."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from fedsilo.datasets.registry import load_silo
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory, config_document
+from fedsilo.server_app.studies.compare.over_seeds import Job
+
+SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc"]
+
+
+def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
+    settings = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0})
+    job = Job("x", settings, 9, [])
+    assert not job.finished()
+    directory = RunDirectory(tmp_path / "x-seed0")
+    directory.path.mkdir()
+    (directory.path / "config.toml").write_text(config_document(settings, {}))
+    fingerprints = {name: load_silo(name, settings.common).fingerprints for name in SILOS}
+    silos = {name: {"fingerprints": found} for name, found in fingerprints.items()}
+    directory.write_json("silos.json", silos)
+    assert not job.finished()
+    directory.write_json("summary.json", {})
+    assert job.finished()
+    other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
+    with pytest.raises(RunDirectoryError, match="rounds is 30 there and 31 here"):
+        Job("x", other, 9, []).finished()
+    with pytest.raises(RunDirectoryError, match="9 sites took part there and 3"):
+        Job("x", settings, 3, []).finished()
+    for name in ("s1b", "s3c"):
+        silos[name] = {"fingerprints": fingerprints[name] | {"train": "ab"}}
+    directory.write_json("silos.json", silos)
+    with pytest.raises(RunDirectoryError, match="the data of s1b, s3c are others there; choose"):
+        job.finished()
+
+
+def _table(folder: Path, **labels: str) -> list[str]:
+    """Write a data set of tables and the command that compares by it."""
+    tables = folder / "tables"
+    tables.mkdir(exist_ok=True)
+    for site, found in labels.items():
+        rows = [f"{40 + index},{label}" for index, label in enumerate(found)]
+        (tables / f"{site}.csv").write_text("\n".join(["age,sick", *rows]) + "\n")
+    files = "".join(f"  {site}: {site}.csv\n" for site in labels)
+    (tables / "schema.yaml").write_text(
+        "columns:\n  - {name: age}\nlabel: {column: sick, classes: {'no': [0], 'yes': [1]}}\n"
+        f"sites:\n{files}"
+    )
+    (folder / "simulation.yaml").write_text(
+        "experiments:\n  own:\n    config: {method: local, dataset: table, rounds: 1, "
+        f"local-steps: 1, dropout: 0.0, mc-passes: 0, device: cpu, data-dir: {tables}}}\n"
+    )
+    arguments = ["compare", "own", "--file", str(folder / "simulation.yaml"), "--seeds", "1"]
+    return [*arguments, "--out", str(folder / "out"), "--csv", str(folder / "t.csv")]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_run_on_tables_that_were_changed_since_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _table(tmp_path, one="01" * 12, two="011" * 8)
+    assert main(command) == 0
+    assert "1 runs, " in capsys.readouterr().out
+    before = (tmp_path / "t.csv").read_bytes()
+    assert main(command) == 0
+    assert "runs, " not in capsys.readouterr().out
+    _table(tmp_path, one="01" * 12, two="001" * 8)
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "own-seed0 holds a run with other settings: the data of two are others there" in error
+    assert error.count("\n") == 1
+    assert (tmp_path / "t.csv").read_bytes() == before
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_finished_run_whose_data_have_gone_from_their_folder_is_not_believed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _table(tmp_path, one="01" * 12, two="011" * 8)
+    assert main(command) == 0
+    (tmp_path / "tables" / "one.csv").unlink()
+    capsys.readouterr()
+    assert main(command) == 1
+    assert "the data cannot be read now" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_another_schema_over_the_same_rows_is_other_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _table(tmp_path, one="01" * 12, two="011" * 8)
+    assert main(command) == 0
+    schema = tmp_path / "tables" / "schema.yaml"
+    schema.write_text(schema.read_text() + "\npolicy: impute\n")
+    assert main(command) == 1
+    assert "the data of one, two are others there" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_comparison_by_validation_figures_that_no_site_has_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*_table(tmp_path, one="01" * 20, two="011" * 14), "--split", "val"]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "no site has val samples to compare by: set 'val-folds', or use 'fedsilo tune'" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "t.csv").exists()
+    assert main([*command, "--set", "val-folds=2", "--out", str(tmp_path / "folds")]) == 0
+    with (tmp_path / "t.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert {row["group"] for row in rows} == {"one", "two", "all"}
+    assert {row["published"] for row in rows} == {""}
+
+
+def _comparison(folder: Path, **configs: str) -> list[str]:
+    """Write experiments on one table (two of ``configs`` differ) and the start of the command."""
+    command = _table(folder, one="01" * 12, two="011" * 8)
+    file = folder / "simulation.yaml"
+    text = file.read_text()
+    for name, config in configs.items():
+        text += f"  {name}:\n    base: own\n    config: {{{config}}}\n"
+    file.write_text(text)
+    start = command.index("own")
+    named = [*command[:start], *configs, *command[start + 1 :]]
+    return [*named, "--jobs", "1", "--markdown", str(folder / "t.md")]
+
+
+def _json_runs(folder: Path, metric: str, **figures: list[float]) -> None:
+    """Write figures over those of finished runs."""
+    for name, values in figures.items():
+        for seed, value in enumerate(values):
+            path = folder / "out" / f"{name}-seed{seed}" / "summary.json"
+            summary = json.loads(path.read_text())
+            summary["mean"][metric] = value
+            path.write_text(json.dumps(summary))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_tests_stand_below_the_table_and_in_the_markdown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _comparison(tmp_path, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
+    command[command.index("--seeds") + 1] = "3"
+    assert main(command) == 0
+    assert not (tmp_path / "t-tests.csv").exists()
+    figures = {"slow": [0.5, 0.6, 0.7], "fast": [0.7, 0.8, 0.9]}
+    _json_runs(tmp_path, "auc", **figures)
+    capsys.readouterr()
+    assert main([*command, "--tests", "auc", "--median"]) == 0
+    said = capsys.readouterr().out
+    assert "runs, " not in said, "all are there"
+    # F = t^2 = 0.2^2 / (2 * 0.1^2 / 3) = 6 over 1 and 4; of 4 degrees p is 2 * (1 - T4(sqrt 6))
+    heading = "test auc, mean over sites: one-way ANOVA F(1, 4) = 6, p = 7.05e-02"
+    assert heading in said
+    assert "median (min to max) over 3 seeds" in said
+    written = (tmp_path / "t.md").read_text()
+    assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 7.05e-02 |\n" in written
+    assert "times 1 pairs (Bonferroni" in written
+    assert "not the split: p tells nothing of other patients" in written
+    assert "'--paired' tests differences by seed" in written
+    assert "| slow | all | " in written
+    assert (tmp_path / "t-tests.csv").read_text().splitlines()[1:] == [
+        "auc,ANOVA,all,all,6,0.070484,0.070484",
+        "auc,t,fast,slow,2.44949,0.070484,0.070484",
+    ]
+    _json_runs(tmp_path, "auc", fast=[0.7, 0.81, 0.9])
+    assert main([*command, "--tests", "auc", "--paired"]) == 0
+    # Differences 0.2, 0.21, 0.2: t = 0.203333 / (0.0057735 / sqrt 3) = 61 over 2 degrees
+    assert "| fast | 2.69e-04 |" in (tmp_path / "t.md").read_text()
+    assert "two-sided paired t-tests, by seed, over 3 seeds" in (tmp_path / "t.md").read_text()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    command = _comparison(tmp_path, here="learning-rate: 0.1", there="learning-rate: 0.1")
+    command[command.index("--seeds") + 1] = "2"
+    assert main(command) == 0
+    _json_runs(tmp_path, "auc", here=[0.75, 0.75], there=[0.75, 0.75])
+    capsys.readouterr()
+    recwarn.clear()
+    assert main([*command, "--tests", "auc"]) == 0
+    said = capsys.readouterr()
+    assert "one-way ANOVA n/a: no figure varies over seeds" in said.out
+    assert "n/a, there against here: neither varies over seeds" in said.out
+    assert "arn" not in said.err
+    assert not [warning for warning in recwarn if "scipy" in str(warning.filename)]
+    assert "| there | n/a |" in (tmp_path / "t.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["own", "--tests", "auc"], "--tests holds experiments against one another"),
+        (["own", "own", "--tests", "auc"], "name at least two different ones"),
+        (["own", "more", "--tests", "auc", "--seeds", "1"], "--seeds is 1: at least 2 are needed"),
+        (["own", "more", "--paired"], "--paired means nothing without --tests"),
+        (["own", "mixed"], "of experiment 'mixed' goes on over rounds and that of 'own' begins"),
+        (["own", "digits", "--tests", "auc"], "'digits' is on data set 'digits' and 'own' on"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_before_anything_runs(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _comparison(tmp_path, more="learning-rate: 0.1")
+    file = tmp_path / "simulation.yaml"
+    text = file.read_text()
+    file.write_text(
+        text
+        + "  digits:\n    config: {method: local, dataset: digits}\n"
+        + "  mixed:\n    base: own\n    config: {method: fedprox, optimiser-state: run}\n"
+    )
+    where = ["--file", str(file), "--out", str(tmp_path / "out")]
+    assert main(["compare", *options, *where]) == 1
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_metrics_that_are_asked_for_stand_in_the_place_of_the_headline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = _table(tmp_path, one="01" * 12, two="011" * 8)
+    command = [*table, "--jobs", "1", "--metrics", "loss,*entropy"]
+    assert main(command) == 0
+    with (tmp_path / "t.csv").open(newline="") as table:
+        assert {row["metric"] for row in csv.DictReader(table)} == {"loss", "entropy"}
+    capsys.readouterr()
+    assert main([*command, "--metrics", "los"]) == 1
+    error = capsys.readouterr().err
+    assert "--metrics: no run has a metric 'los'; there are accuracy, auc, average-pre" in error
+    assert error.count("\n") == 1
+
+
+def test_each_seed_may_draw_a_split_of_its_own(
+    tmp_path: Path, in_process: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _table(tmp_path, one="01" * 12, two="011" * 8)
+    command[command.index("--seeds") + 1] = "2"
+    folds = ["--set", "test-folds=2"]
+    assert main([*command, *folds, "--splits"]) == 0
+    assert main([*command, *folds]) == 0
+    assert "2 runs, " in capsys.readouterr().out  # none is taken for one of another split
+
+    def tested(name: str) -> str:
+        silos = RunDirectory(tmp_path / "out" / name).read_json("silos.json")
+        return str(silos["one"]["fingerprints"]["test"])
+
+    assert tested("own-split0") != tested("own-split1")
+    assert tested("own-seed0") == tested("own-seed1") == tested("own-split0")

@@ -1,0 +1,325 @@
+"""The choice of settings: the grid's points, the ranking by hand, and a real small search."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.experiments import Tuning, find_experiment, read_tuning
+from fedsilo.server_app.studies.compare.tune import (
+    chosen_document,
+    deciding_metric,
+    grid_points,
+    ranking,
+)
+
+GRID = {"seed": [1, 2, 3], "learning-rate": [0.1, 0.2]}
+Simulation = Callable[[str], Path]
+
+
+@pytest.fixture
+def simulation(tmp_path: Path) -> Simulation:
+    """Return a writer of a simulation file."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "simulation.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_fewer_points_than_trials_are_refused_with_both_numbers() -> None:
+    with pytest.raises(SettingError, match=r"'x' declares a grid of 6 points.* tried at 7 "):
+        grid_points(GRID, Tuning(trials=7), "x")
+    with pytest.raises(SettingError, match="a grid of 0 points"):
+        grid_points({}, Tuning(trials=1), "x")
+
+
+def test_as_many_points_as_trials_are_drawn_the_same_each_time() -> None:
+    points = grid_points(GRID, Tuning(trials=4), "x")
+    assert points == grid_points(GRID, Tuning(trials=4), "x")
+    assert len({tuple(point.items()) for point in points}) == 4
+    for point in points:
+        assert list(point) == ["seed", "learning-rate"], "as the grid has them"
+        assert all(point[key] in values for key, values in GRID.items())
+    every = grid_points(GRID, Tuning(trials=6), "x")
+    assert len({tuple(point.items()) for point in every}) == 6
+
+
+def _validation(loss: float, **accuracies: float) -> dict[str, Any]:
+    mean = {"accuracy": sum(accuracies.values()) / len(accuracies), "loss": loss}
+    sites = {site: {"accuracy": accuracy} for site, accuracy in accuracies.items()}
+    return {"validation": {"mean": mean, "distributions": sites}}
+
+
+def _sites(summary: dict[str, Any]) -> list[dict[str, float]]:
+    return list(summary["validation"]["distributions"].values())
+
+
+def test_points_are_ranked_by_mean_score_over_sites_and_equals_by_loss() -> None:
+    points = [{"seed": seed} for seed in (1, 2, 3)]
+    found = [
+        [_validation(0.5, a=0.6, b=0.8), _validation(0.5, a=0.7, b=0.9)],  # 0.7, 0.8
+        [_validation(0.4, a=0.8, b=0.8), _validation(0.3, a=0.7, b=0.7)],  # 0.8, 0.7
+        [_validation(0.1, a=0.5, b=0.5), _validation(0.1, a=0.6, b=0.6)],  # 0.5, 0.6
+    ]
+    ranked = ranking(points, found, "accuracy")
+    assert [point.settings["seed"] for point in ranked] == [2, 1, 3]
+    best = ranked[0]
+    assert best.score == pytest.approx(0.75)
+    assert best.loss == pytest.approx(0.35)
+    assert best.error == pytest.approx(0.05)  # sd 0.0707 over the root of two runs
+    assert best.sites == pytest.approx({"a": 0.75, "b": 0.75})
+    assert ranked[1].sites == pytest.approx({"a": 0.65, "b": 0.85})
+
+
+def test_a_metric_that_a_fold_leaves_undefined_decides_nothing() -> None:
+    found = [[_validation(0.5, a=0.9, b=0.7)], [_validation(0.5, a=0.8, b=0.6)]]
+    first = found[0][0]["validation"]
+    first["mean"]["auc"] = first["distributions"]["a"]["auc"] = 0.5  # b has one class there
+    assert deciding_metric(("auc", "accuracy"), found) == "accuracy"
+    assert deciding_metric(("auc",), found[:1]) == "auc"
+    assert deciding_metric(("auc",), found) == "accuracy"
+    (point,) = ranking([{"seed": 1}], found[:1], "auc")
+    assert (point.score, point.sites) == (0.5, {"a": 0.5})
+
+
+def test_a_single_run_has_no_error() -> None:
+    (point,) = ranking([{"seed": 1}], [[_validation(0.5, a=0.6)]], "accuracy")
+    assert (point.score, point.error) == (0.6, 0.0)
+
+
+def test_another_metric_ranks_otherwise() -> None:
+    found = [[_validation(0.5, a=0.9)], [_validation(0.5, a=0.8)]]
+    for (summary,), balanced in zip(found, (0.5, 0.7), strict=True):
+        for figures in (summary["validation"]["mean"], *_sites(summary)):
+            figures["balanced-accuracy"] = balanced
+    points = [{"seed": 1}, {"seed": 2}]
+    assert ranking(points, found, "accuracy")[0].settings == {"seed": 1}
+    best = ranking(points, found, "balanced-accuracy")[0]
+    assert (best.settings, best.score, best.sites) == ({"seed": 2}, 0.7, {"a": 0.7})
+
+
+def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
+    found = [[_validation(0.5, a=0.6)], [_validation(0.5, a=0.8)]]
+    ranked = ranking([{"seed": 1}, {"seed": 2}], found, "accuracy")
+    budget = Tuning(trials=2, folds=3, seeds=1)
+    document = chosen_document("x", budget, {"seed": [1, 2]}, ranked, "accuracy")
+    assert (document["experiment"], document["chosen"]) == ("x", {"seed": 2})
+    assert document["budget"] == {"trials": 2, "folds": 3, "seeds": 1}
+    assert document["grid"] == {"seed": [1, 2]}
+    assert [point["settings"] for point in document["ranking"]] == [{"seed": 2}, {"seed": 1}]
+    assert document["metric"] == "accuracy"
+    assert "best mean validation accuracy over sites, 0.8000" in document["why"]
+    assert "2 points on 3 folds, 1 seeds; no test figure was used" in document["why"]
+    assert "the next one has 0.6000" in document["why"]
+    alone = chosen_document("x", Tuning(trials=1), {"seed": [1]}, ranked[1:], "accuracy")
+    assert "next" not in alone["why"]
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_the_budget_is_read_or_has_its_defaults(simulation: Simulation) -> None:
+    assert read_tuning(simulation("tuning: {trials: 2, seeds: 1}")) == Tuning(2, 5, 1)
+    assert read_tuning(simulation("experiments: {}")) == Tuning()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tuning: [1]", "'tuning' must be a mapping"),
+        ("tuning: {trails: 2}", "unknown setting 'tuning: trails'; did you mean 'tuning: trials'"),
+        ("tuning: {trials: 0}", "'trials' is 0; it must be a whole number, at least 1"),
+        ("tuning: {folds: 1}", "'folds' is 1; it must be a whole number, at least 2"),
+        ("tuning: {seeds: '3'}", r"'seeds' is '3' \(str\)"),
+        ("tuning: [", "is no valid YAML"),
+    ],
+)
+def test_a_wrong_budget_is_told(text: str, told: str, simulation: Simulation) -> None:
+    with pytest.raises(SettingError, match=told):
+        read_tuning(simulation(text))
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ("{rouns: [1, 2]}", "unknown setting 'rouns'; did you mean 'rounds'"),
+        ("{rounds: 3}", "experiment 'x': grid of 'rounds' is 3; it must be a list"),
+        ("{rounds: []}", "must be a list"),
+        ("{rounds: [[1]]}", r"grid: setting 'rounds' is \[1\]"),
+        ("[rounds]", "so must its config, grid and"),
+    ],
+)
+def test_a_wrong_grid_is_told(grid: str, told: str, simulation: Simulation) -> None:
+    path = simulation(f"experiments:\n  x:\n    grid: {grid}\n")
+    with pytest.raises(SettingError, match=told):
+        find_experiment(path, "x")
+
+
+def test_an_experiment_takes_over_the_grid_of_its_base(simulation: Simulation) -> None:
+    path = simulation(
+        "experiments:\n  a: {grid: {rounds: [1], seed: [1]}}\n"
+        "  b: {base: a, grid: {seed: [2, 3]}}\n"
+    )
+    assert find_experiment(path, "b").grid == {"rounds": [1], "seed": [2, 3]}
+
+
+SEARCH = """
+tuning: {trials: 2, folds: 2, seeds: 1}
+experiments:
+  heart:
+    config: {method: fedavg, dataset: heart-synthetic, rounds: 2, local-steps: 5, batch-size: 16,
+             dropout: 0.0, mc-passes: 0, device: cpu}
+    grid: {learning-rate: [0.00001, 0.03]}
+  impossible:
+    base: heart
+    config: {rounds: 8}
+    grid: {method: [picsr], expert-rounds: [3, 8]}
+  tables:
+    base: heart
+    config: {dataset: table}
+  images:
+    config: {method: local, dataset: digits, silos: 3, silo-train-size: 40, silo-test-size: 10,
+             width: 4, rounds: 1, local-epochs: 1, mc-passes: 1, device: cpu}
+    grid: {learning-rate: [0.001, 0.01]}
+"""
+
+
+def _tune(experiment: str, file: Path, out: Path, *more: str) -> int:
+    command = ["tune", experiment, "--file", str(file), "--out", str(out), "--jobs", "1"]
+    return main([*command, *more])
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_search_reads_no_test_row_and_is_not_run_twice(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = simulation(SEARCH), tmp_path / "out" / "tune-heart"
+    assert _tune("heart", file, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "2 points, 2 folds, 1 seeds: 4 runs on training data" in said
+    assert "for simulation.yaml: {learning-rate: 0.03}" in said
+    document = json.loads((folder / "chosen.json").read_text())
+    assert document["chosen"] == {"learning-rate": 0.03}, "the other does not move from its start"
+    with (folder / "trials.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert [(row["seed"], row["fold"]) for row in rows] == [("0", "0"), ("0", "1")] * 2
+    mean = sum(float(r["accuracy"]) for r in rows if r["learning-rate"] == "0.03") / 2
+    assert document["ranking"][0]["score"] == pytest.approx(mean)
+    trials = {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()}
+    assert len(trials) == 4
+    for path in trials:
+        summary = json.loads(path.read_text())
+        assert summary["sites"] == {}, "a trial saw test rows"
+        assert summary["validation"]["mean"].keys() >= {"accuracy", "loss"}
+    before = (folder / "chosen.json").read_bytes()
+    assert _tune("heart", file, tmp_path / "out") == 0
+    assert {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()} == trials
+    assert (folder / "chosen.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("in_process")
+def test_images_are_searched_on_their_own_validation_part(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _tune("images", simulation(SEARCH), tmp_path) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    part = "the data set's own validation part, 1 seeds"
+    assert f"2 points, {part}: 2 runs on training data" in said
+    assert f"2 points on {part}; no test figure was used" in said
+    with (tmp_path / "tune-images" / "trials.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert [row["fold"] for row in rows] == ["0", "0"]
+    found = {}
+    for path in (tmp_path / "tune-images" / "trials").iterdir():
+        summary = json.loads(path.read_text())
+        found[repr(summary["validation"]["mean"]["loss"])] = summary["mean"]["loss"]
+    assert {row["loss"] for row in rows} == found.keys(), "validation, not test, figures count"
+
+
+@pytest.mark.parametrize("change", ["learning-rate=0.1", "learning-rate = 0.1"])
+def test_a_setting_that_the_grid_decides_cannot_be_set(
+    change: str, simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = simulation(SEARCH), tmp_path / "out"
+    assert _tune("heart", file, out, "--set", "rounds=1", "--set", change) == 1
+    error = capsys.readouterr().err
+    assert f"--set {change}: the grid of this experiment decides that" in error
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_point_of_the_grid_that_cannot_be_is_named(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert _tune("impossible", simulation(SEARCH), out) == 1
+    error = capsys.readouterr().err
+    assert "grid point {" in error
+    assert "'picsr.expert-rounds': 8}: setting 'rounds' is 8 and experts take 8 of them" in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("in_process")
+def test_tables_that_were_changed_are_searched_anew(simulation: Simulation, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "schema.yaml").write_text(
+        "columns: [{name: age}]\nlabel: {column: sick, classes: {'no': [0], 'yes': [1]}}\n"
+        "sites: {one: one.csv}\n"
+    )
+
+    def trials(labels: str) -> set[str]:
+        rows = [f"{40 + index},{label}" for index, label in enumerate(labels)]
+        (data / "one.csv").write_text("\n".join(["age,sick", *rows]) + "\n")
+        file = simulation(SEARCH)
+        assert _tune("tables", file, tmp_path / "out", "--set", f"data-dir={data}") == 0
+        return {path.name for path in (tmp_path / "out" / "tune-tables" / "trials").iterdir()}
+
+    before = trials("01" * 20)
+    assert len(before) == 4
+    assert trials("01" * 20) == before
+    after = trials("001" * 14)
+    assert before < after
+    assert len(after) == 8
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_budget_of_the_command_stands_instead_of_the_files_and_is_written_down(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = simulation(SEARCH)
+    assert _tune("images", file, tmp_path, "--trials", "1", "--seeds", "2") == 0
+    assert "1 points, the data set's own validation part, 2 seeds: 2 runs" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    document = json.loads((tmp_path / "tune-images" / "chosen.json").read_text())
+    assert (document["budget"]["trials"], document["budget"]["seeds"]) == (1, 2)
+    assert _tune("images", file, tmp_path, "--trials", "3") == 1
+    assert "a grid of 2 points" in capsys.readouterr().err
+    assert _tune("images", file, tmp_path, "--trials", "0") != 0
+    assert "--trials" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_folds_of_the_command_stand_instead_of_the_files(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = simulation(SEARCH)
+    assert _tune("heart", file, tmp_path, "--trials", "1", "--folds", "3") == 0
+    assert "1 points, 3 folds, 1 seeds: 3 runs" in capsys.readouterr().out
+    document = json.loads((tmp_path / "tune-heart" / "chosen.json").read_text())
+    assert document["budget"] == {"trials": 1, "folds": 3, "seeds": 1}
+    assert _tune("heart", file, tmp_path, "--folds", "1") != 0
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--folds" in error
+    assert "at least 2" in error

@@ -1,0 +1,63 @@
+"""``model-card.md``: what it is filled with, and what it leaves to a person."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from fedsilo.models.maths.intervals import wilson
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.export.card import card
+
+
+def test_a_card_is_filled_from_the_run(finished: Path) -> None:
+    run = finished / "table"
+    text = card(run)
+    summary = json.loads((run / "summary.json").read_text())
+    parsed = ModelCard(text)
+    results = parsed.data.eval_results
+    assert results is not None
+    told = {(one.dataset_config, one.metric_type): one.metric_value for one in results}
+    assert told["va", "accuracy"] == summary["sites"]["va"]["accuracy"]
+    assert {site for site, _ in told} == set(summary["sites"])
+    assert parsed.data.pipeline_tag == "tabular-classification"
+    assert parsed.data.license is None, "which is a person's to choose"
+    assert "## Intended use\n\n**To be written by a person.**" in text
+    assert "made up by fedsilo, no patient is in it" in text
+    assert "ε: **none** (no differential-privacy guarantee)" in text
+    silos = json.loads((run / "silos.json").read_text())
+    tests, right = silos["va"]["sizes"]["test"], summary["sites"]["va"]["accuracy"]
+    interval = wilson(round(right * tests), tests)
+    assert f"| va | {tests} | {right:.3f} ({interval.low:.3f} to {interval.high:.3f}) |" in text
+    assert "Fewer than 100 test rows: " in text
+    assert "| `local-steps` | `2` |" in text
+    assert str(finished) not in text
+
+
+def test_sites_stand_by_size(finished: Path) -> None:
+    text = card(finished / "table")
+    places = [text.index(f"| {site} | {site} |") for site in ("cleveland", "hungary", "va")]
+    assert places == sorted(places)
+
+
+def test_the_card_of_a_sites_own_model_has_its_figures_alone(finished: Path) -> None:
+    results = ModelCard(card(finished / "local", "s2a")).data.eval_results
+    assert results is not None
+    assert {one.dataset_config for one in results} == {"s2a"}
+
+
+def test_the_command_writes_a_card_and_leaves_one_that_is_there(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["card", str(finished / "vit"), "--out", str(tmp_path / "card.md")]
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'card.md'}\n"
+    assert (tmp_path / "card.md").read_text().startswith("---\nlibrary_name: fedsilo\n")
+    assert main(words) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert main(["card", str(finished / "vit"), "--site", "nobody"]) == 1
+    assert "there is no site 'nobody'" in capsys.readouterr().err
+    assert not (finished / "vit" / "model-card.md").exists()

@@ -1,0 +1,374 @@
+"""``fedsilo finetune``: what is taken from a run, trained, measured, written and refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.numpy
+import torch
+
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.datasets.io.state_files import load_state
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.finetune.command import finetune as tune
+from fedsilo.server_app.studies.finetune.request import FinetuneRequest
+from tests.support import tiny
+
+CPU = Compute(torch.device("cpu"), bf16=False)
+VIT = tiny.VIT | {"train-backbone": True, "backbone-patch": 8, "prompt-length": 2}
+ANGIO: dict[str, Value] = {
+    "method": "fedavg",
+    "dataset": "angiogram-phantom",
+    "sample-share": 0.03,
+    "val-folds": 2,
+    "image-size": 32,
+    "rounds": 1,
+    "local-epochs": 1,
+    "batch-size": 8,
+    "width": 4,
+    "mc-passes": 0,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with finished runs 'conv' and 'vit' on angiograms."""
+    out = tmp_path_factory.mktemp("angiograms")
+    for name, more in {"conv": {}, "vit": VIT}.items():
+        values: dict[str, Value] = {**ANGIO, **more, "run-name": name, "out": str(out)}
+        run_inline(resolve(values), 4)
+    return out
+
+
+Finetune = Callable[..., int]
+
+
+@pytest.fixture
+def finetune(tmp_path: Path) -> Finetune:
+    """Return a function that runs the command: task, weights, further options."""
+
+    def run(task: str, weights: list[str | Path], *more: str, out: str = "out") -> int:
+        named = [part for one in weights for part in ("--weights", str(one))]
+        small = ["--seeds", "1", "--epochs", "1", "--device", "cpu"]
+        return main(
+            ["finetune", "--task", task, *named, "--out", str(tmp_path / out), *small, *more]
+        )
+
+    return run
+
+
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "finetune.json").read_text())
+    return found
+
+
+def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
+    finetune: Finetune, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune("segmentation", [runs / "conv", "scratch"], "--seeds", "2") == 0
+    out = tmp_path / "out"
+    said = capsys.readouterr().out
+    assert "conv: gives 45 of the encoder's 45 arrays, 100.0 % of its numbers" in said
+    assert "unet on angiogram-phantom, test figures, mean ± sd over 2 seeds" in said
+    assert sorted(path.name for path in out.iterdir()) == [
+        "curves.csv",
+        "figures.csv",
+        "finetune.json",
+        "model.safetensors",
+        "overlays.png",
+    ]
+    told = read(out)
+    assert (told["task"], told["network"]) == ("segmentation", "unet")
+    assert [line["weights"] for line in told["lines"]] == ["conv", "scratch"]
+    assert [line["method"] for line in told["lines"]] == ["fedavg", None]
+    assert told["lines"][0]["taken"]["share"] == 1
+    assert told["lines"][1]["taken"] is None
+    assert told["settings"]["image-size"] == 32, "the run's data"
+    assert told["settings"]["width"] == 4, "the run's network"
+    assert "rounds" not in told["settings"]
+    for line in told["lines"]:
+        values = [seed["test"]["dice"] for seed in line["seeds"]]
+        assert line["mean"]["dice"] == pytest.approx(sum(values) / 2)
+        assert line["sd"]["dice"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    with (out / "figures.csv").open(newline="") as file:
+        figures = list(csv.DictReader(file))
+    assert [(row["network"], row["weights"], row["metric"]) for row in figures] == [
+        ("unet", weights, metric)
+        for weights in ("conv", "scratch")
+        for metric in ("dice", "jaccard", "miou", "dice-pooled")
+    ]
+    first = told["lines"][0]
+    assert float(figures[0]["mean"]) == pytest.approx(first["mean"]["dice"], abs=1e-6)
+    assert float(figures[0]["sd"]) == pytest.approx(first["sd"]["dice"], abs=1e-6)
+    assert figures[0]["seeds"] == "2"
+    with (out / "curves.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    places = {(r["weights"], r["seed"], r["epoch"], r["split"]) for r in rows}
+    assert places == {
+        (weights, seed, "1", split)
+        for weights in ("conv", "scratch")
+        for seed in "01"
+        for split in ("train", "val")
+    }
+    assert (out / "overlays.png").read_bytes().startswith(b"\x89PNG")
+    arrays, facts = load_state(out / "model.safetensors")
+    assert facts["weights"] == "conv"
+    assert facts["seed"] in (0, 1)
+    assert "pyramid.encoder.stages.0.weight" in arrays
+
+
+def test_what_came_of_each_start_is_returned_and_its_lines_are_told_not_printed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    request = FinetuneRequest(
+        task="classification",
+        weights=(str(finished / "fedavg"), "scratch"),
+        out=tmp_path / "out",
+        seeds=1,
+        epochs=1,
+        device="cpu",
+    )
+    finetuned = tune(request, lines.append)
+    from_run, scratch = finetuned.starts
+    assert (from_run.label, from_run.method) == ("fedavg", "fedavg")
+    assert from_run.transfer is not None
+    assert from_run.transfer.head is True
+    assert (scratch.label, scratch.method, scratch.transfer) == ("scratch", "", None)
+    assert [result.seed for result in scratch.trained] == [0]
+    assert finetuned.study.epochs == 1
+    assert [line.split(":")[0] for line in lines] == [
+        "digits, s1a, s2a, s3a",
+        "fedavg",
+        "fedavg, seed 0",
+        "scratch, seed 0",
+    ]
+    assert capsys.readouterr().out == ""
+
+
+def test_equal_commands_give_equal_bytes(finetune: Finetune, runs: Path, tmp_path: Path) -> None:
+    for out in ("first", "again"):
+        assert finetune("segmentation", [runs / "conv"], out=out) == 0
+        torch.rand(3)
+    for name in ("curves.csv", "figures.csv", "model.safetensors", "overlays.png"):
+        first, again = ((tmp_path / out / name).read_bytes() for out in ("first", "again"))
+        assert first == again, name
+
+
+def test_a_vit_starts_from_the_run_s_vit_and_its_position_embeddings_take_another_size(
+    finetune: Finetune, runs: Path, tmp_path: Path
+) -> None:
+    small = ("--set", "image-size=16", "--site", "human")
+    assert finetune("segmentation", [runs / "vit"], *small) == 0
+    told = read(tmp_path / "out")
+    assert told["network"] == "vit"
+    assert told["sites"] == ["human"]
+    assert told["lines"][0]["taken"]["share"] == 1
+    assert told["lines"][0]["taken"]["left"] == []
+
+
+def test_images_are_classified_by_the_run_s_network_and_for_the_same_classes_by_its_head(
+    finetune: Finetune, finished: Path, tmp_path: Path
+) -> None:
+    assert finetune("classification", [finished / "fedavg", "scratch"]) == 0
+    told = read(tmp_path / "out")
+    assert told["lines"][0]["taken"]["head"] is True
+    assert set(told["definitions"]) >= {"accuracy", "balanced-accuracy", "auc"}
+    assert told["images"] == {"train": 108, "val": 12, "test": 45}, "of three sites"
+    assert {"accuracy", "balanced-accuracy"} <= told["lines"][1]["mean"].keys()
+    assert not (tmp_path / "out" / "overlays.png").exists()
+
+
+def test_another_data_set_takes_the_encoder_but_not_the_head_nor_the_run_s_data_settings(
+    finetune: Finetune, finished: Path, tmp_path: Path
+) -> None:
+    data = ("--dataset", "angiogram-phantom", "--set", "sample-share=0.03", "--site", "human")
+    small = ("--set", "image-size=16", "--set", "val-folds=2")
+    assert finetune("classification", [finished / "fedavg"], *data, *small) == 0
+    told = read(tmp_path / "out")
+    assert told["lines"][0]["taken"]["head"] is False
+    assert told["lines"][0]["taken"]["share"] == 1
+    assert "silo-train-size" not in told["settings"]
+
+
+def test_a_method_without_a_shared_model_gives_a_site_s_own(
+    finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune("classification", [finished / "local"]) == 1
+    assert "method 'local' has no shared model; name the site" in capsys.readouterr().err
+    assert finetune("classification", [finished / "local"], "--from-site", "s2a") == 0
+    (line,) = read(tmp_path / "out")["lines"]
+    assert line["weights"] == "local, s2a"
+    assert line["taken"]["share"] == 1
+
+
+def test_a_swin_network_is_trained_from_scratch(finetune: Finetune, tmp_path: Path) -> None:
+    data = ("--dataset", "angiogram-phantom", "--set", "sample-share=0.08", "--site", "human")
+    small = ("--set", "image-size=16", "--set", "width=4")
+    assert finetune("segmentation", ["scratch"], *data, *small, "--network", "swin") == 0
+    told = read(tmp_path / "out")
+    assert told["network"] == "swin"
+    assert told["settings"]["val-folds"] == 5, "where none are set, one in five is held out"
+
+
+@pytest.mark.parametrize("network", ["unet", "swin", "swinunet"])
+def test_a_network_that_takes_no_vit_learns_the_run_s_tokens_first(
+    network: str,
+    finetune: Finetune,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    more = ("--network", network, "--set", "width=4")
+    assert finetune("segmentation", [runs / "vit"], *more) == 1
+    assert "leave out --network, give --distil-epochs to have" in capsys.readouterr().err
+    assert finetune("segmentation", [runs / "vit", "scratch"], *more, "--distil-epochs", "2") == 0
+    assert "vit: its ViT's tokens were distilled into the encoder for 2" in capsys.readouterr().out
+    told = read(tmp_path / "out")
+    learned, scratch = told["lines"]
+    assert told["network"] == network
+    assert told["settings"]["backbone-width"] == 0, "nothing of the run's own network"
+    assert learned["taken"] is scratch["taken"] is scratch["distilled"] is None
+    first, last = learned["distilled"]["losses"]
+    assert last < first
+    assert learned["seeds"][0]["test"]["loss"] != scratch["seeds"][0]["test"]["loss"]
+
+
+def test_a_trans_unet_starts_from_the_run_s_vit_but_for_what_embeds_images(
+    finetune: Finetune, runs: Path, tmp_path: Path
+) -> None:
+    assert finetune("segmentation", [runs / "vit"], "--network", "transunet") == 0
+    (line,) = read(tmp_path / "out")["lines"]
+    assert line["taken"]["share"] == 1
+    arrays, _ = load_state(tmp_path / "out" / "model.safetensors")
+    assert "pyramid.embed.weight" in arrays
+    assert not [name for name in arrays if "patch_embed.proj" in name]
+
+
+@pytest.mark.parametrize("network", ["vit", "transunet"])
+def test_a_vit_s_file_is_taken_as_initial_weights_are(
+    network: str, finetune: Finetune, runs: Path, tmp_path: Path
+) -> None:
+    vit, _ = load_state(runs / "vit" / "model.safetensors")
+    plain = {n.removeprefix("encoder.vit."): torch.from_numpy(a) for n, a in vit.items()}
+    file = tmp_path / "clip.pt"
+    torch.save({n: a for n, a in plain.items() if not n.startswith(("prompts", "head"))}, file)
+    own = ("sample-share", "val-folds", "image-size", "width")
+    values = VIT | {key: ANGIO[key] for key in own}
+    idle = ("network", "backbone-weights", "train-backbone")
+    changes = [p for k, v in values.items() if k not in idle for p in ("--set", f"{k}={v}")]
+    data = ("--dataset", "angiogram-phantom", "--site", "human")
+    assert finetune("segmentation", [file], *data, *changes, "--network", network) == 0
+    (line,) = read(tmp_path / "out")["lines"]
+    assert line["weights"] == "clip.pt"
+    assert line["taken"]["left"] == ["prompts.b", "prompts.t"]
+
+
+def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_beside_it(
+    finetune: Finetune, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vit, _ = load_state(runs / "vit" / "model.safetensors")
+    named = "encoder.vit."
+    plain = {n.removeprefix(named): a for n, a in vit.items() if n.startswith(named)}
+    file = tmp_path / "backbone.safetensors"
+    safetensors.numpy.save_file(plain, file)
+    frozen = {**ANGIO, **VIT, "train-backbone": False, "out": str(tmp_path)}
+    for weights in (str(file), "random"):
+        values: dict[str, Value] = {**frozen, "backbone-weights": weights}
+        run_inline(resolve({**values, "run-name": Path(weights).stem}), 4)
+    one_site = ("--site", "human")
+    assert finetune("segmentation", [tmp_path / "random"], *one_site) == 1
+    assert "its ViT is frozen and random, the run has trained no enc" in capsys.readouterr().err
+    assert finetune("segmentation", [tmp_path / "backbone"], *one_site) == 0
+    assert f"a backbone from '{file}', as the run's" in capsys.readouterr().out
+    taken = read(tmp_path / "out")["lines"][0]["taken"]
+    assert (taken["arrays"], taken["left"]) == (2, [])
+    file.write_bytes(b"others")
+    assert finetune("segmentation", [tmp_path / "backbone"], *one_site, out="again") == 1
+    assert "are not those of the run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "weights", "more", "told"),
+    [
+        ("segmentation", ["scratch"], [], "no run is named whose data set could be taken"),
+        ("segmentation", ["fedavg"], [], "data set 'digits' has no masks: take one of angiogram"),
+        ("segmentation", ["nowhere"], [], "nowhere', and there is no such run directory or file"),
+        ("segmentation", ["fedavg"], ["--network", "vit"], "network 'vit' does not take the weig"),
+        ("segmentation", ["fedavg"], ["--network", "swin"], "of fedavg, which are of network 'co"),
+        ("segmentation", ["vit"], ["--from-site", "s2a", "--network", "unet"], "of network 'vit'"),
+        ("segmentation", ["fedavg"], ["--network", "transunet"], "which are of network 'conv'"),
+        ("segmentation", ["fedavg"], ["--distil-epochs", "2"], "is for a run of a ViT and a --net"),
+        ("segmentation", ["scratch"], ["--distil-epochs", "-1"], "is -1; it must be 0 or more"),
+        ("segmentation", ["fedavg"], ["--network", "unt"], "is one of unet, vit, swin, transunet,"),
+        ("classification", ["fedavg"], ["--network", "swin"], "one of conv, vgg16-bn, resnet22,"),
+        ("classification", ["vit"], [], "method 'local' has no shared model"),
+        ("classification", ["ensemble"], [], "the model of method 'ensemble' holds no encoder"),
+        (
+            "classification",
+            ["table"],
+            [],
+            "table is a run on a table, and fine-tuning is of images",
+        ),
+        ("classification", ["fedavg"], ["--site", "s9a"], "no site 's9a' in 'digits': its sites"),
+        (
+            "classification",
+            ["fedavg"],
+            ["--set", "silos=4"],
+            "'silos' is 4, and fedavg was trained",
+        ),
+        ("classification", ["fedavg"], ["--set", "seed=3"], "'seed' means nothing to fine-tuning"),
+        ("classification", ["fedavg"], ["--set", "rounds=3"], "'rounds' means nothing to fine-t"),
+        ("classification", ["fedavg"], ["--set", "network=vit"], "give --network instead"),
+        ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'learning-rate"),
+        ("classification", ["fedavg"], ["--set", "width=8"], "none of the"),
+        ("classification", ["fedavg"], ["--epochs", "0"], "--epochs is 0; it must be at least 1"),
+        ("classification", ["fedavg"], ["--seeds", "0"], "--seeds is 0; it must be at least 1"),
+        ("classification", ["fedavg", "fedavg"], [], "fedavg twice: name each once"),
+        ("classification", ["scratch"], ["--from-site", "s1a"], "and --weights names none"),
+        ("classification", ["fedavg"], ["--device", "tpu"], "'device' is 'tpu'"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line_and_nothing_is_written(
+    task: str,
+    weights: list[str],
+    more: list[str],
+    told: str,
+    finetune: Finetune,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = [one if one == "scratch" else finished / one for one in weights]
+    assert finetune(task, named, *more) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fedsilo: error: ")
+    assert told in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_not_written_over(
+    finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    assert finetune("classification", [finished / "fedavg"]) == 1
+    assert "out is there already: remove it, or give another --out" in capsys.readouterr().err
+
+
+def test_training_that_diverges_is_told_and_nothing_is_written(
+    finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--set", "learning-rate=1e30", "--epochs", "3")
+    assert finetune("classification", [finished / "fedavg"], *more) == 1
+    assert "training diverged" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

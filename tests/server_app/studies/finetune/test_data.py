@@ -1,0 +1,66 @@
+"""Sites' images pooled: their order, their masks, and what cannot be learnt from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsilo.datasets.radiographs.masks import MaskedSilo, MaskedSplit
+from fedsilo.datasets.registry import load_silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.studies.finetune import data as finetune_data
+from fedsilo.server_app.studies.finetune.data import pooled_labels, pooled_masks
+
+
+def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are() -> None:
+    run = CommonSettings(dataset="angiogram-phantom", sample_share=0.08, image_size=32)
+    ours = dataclasses.replace(run, val_folds=5)
+    pooled = pooled_masks(ours, ["human", "animal"])
+    silos = [load_silo(site, run) for site in ("human", "animal")]
+    assert torch.equal(pooled.test.inputs, torch.cat([one.test.inputs for one in silos]))
+    together = len(pooled.train) + len(pooled.val)
+    assert together == sum(len(one.train) for one in silos)
+
+
+def silo(name: str, masks: Tensor, size: int = 4) -> MaskedSilo:
+    images = torch.zeros(len(masks), 1, size, size, dtype=torch.uint8)
+    part = MaskedSplit(images, masks)
+    return MaskedSilo(name, part, part, part)
+
+
+def masks_of(size: int, value: int) -> Tensor:
+    return torch.full((2, size, size), value, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("silos", "told"),
+    [
+        ([silo("a", masks_of(3, 1))], "site a, train: 2 images are 4x4 pixels, and their masks"),
+        ([silo("a", masks_of(4, 255))], "a mask holds 255; it must be 0 on the background and 1"),
+        ([silo("a", masks_of(4, 0))], "no train image of angiogram-phantom has a mask that is not"),
+        ([silo("a", masks_of(4, 1)), silo("b", masks_of(8, 1), 8)], "images of different sizes"),
+        ([silo("a", masks_of(4, 1)[:0])], "a of angiogram-phantom: no training images"),
+        ([], "has no sites on this machine"),
+    ],
+)
+def test_masks_that_cannot_be_learnt_from_are_refused(
+    silos: list[MaskedSilo], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_name = {one.name: one for one in silos}
+    monkeypatch.setattr(finetune_data, "load_masked_silo", lambda name, settings: by_name[name])
+    settings = CommonSettings(dataset="angiogram-phantom")
+    with pytest.raises(DataError, match=told):
+        pooled_masks(settings, list(by_name))
+
+
+def test_sites_are_pooled_in_their_order_and_test_images_know_theirs() -> None:
+    settings = CommonSettings(silos=3, silo_train_size=40, silo_test_size=10)
+    pooled = pooled_labels(settings, ["s1a", "s3a"])
+    parts = [load_silo(site, settings).test for site in ("s1a", "s3a")]
+    assert torch.equal(pooled.test.inputs, torch.cat([part.inputs for part in parts]))
+    assert torch.equal(pooled.test.labels, torch.cat([part.labels for part in parts]))
+    assert pooled.origin == ("s1a",) * 10 + ("s3a",) * 10

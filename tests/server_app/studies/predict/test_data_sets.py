@@ -1,0 +1,94 @@
+"""Predictions of every data set of the registry; real data are skipped where they are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from fedsilo.datasets.registry import DATA_SETS, data_set, silo_names
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.predict.prediction import predict
+from fedsilo.server_app.studies.predict.request import PredictRequest
+from tests.support.colour import write_cifar10, write_cifar100, write_gtsrb
+from tests.support.data_folders import write_images, write_tables
+
+SMALL: dict[str, Value] = {
+    "method": "fedavg",
+    "rounds": 1,
+    "local-steps": 1,
+    "batch-size": 8,
+    "width": 4,
+    "mc-passes": 2,
+    "device": "cpu",
+}
+SHIFTED: dict[str, Value] = {"silos": 2, "silo-train-size": 20, "silo-test-size": 8}
+# What makes a run of a data set small, by its name; of others nothing is needed
+SIZES: dict[str, dict[str, Value]] = {
+    "digits": SHIFTED,
+    "mnist": SHIFTED,
+    "fmnist": SHIFTED,
+    "cifar10": SHIFTED | {"silo-train-size": 10, "silo-test-size": 1},
+    "cifar100": SHIFTED | {"silo-train-size": 10, "silo-test-size": 1},
+    "gtsrb": SHIFTED | {"silo-train-size": 20, "silo-test-size": 1},
+    "isic2019": {"sample-share": 0.03, "image-size": 32},
+    "dermoscopy-phantom": {"sample-share": 0.001, "image-size": 32},
+    "mammography-phantom": {"sample-share": 0.01, "image-size": 32},
+    "angiogram-phantom": {"sample-share": 0.02, "image-size": 32},
+    "mini-mias": {"sample-share": 0.1, "image-size": 32},
+    "pneumoniamnist": {"sample-share": 0.01},
+}
+MADE: dict[str, Callable[[Path], object]] = {
+    "cifar10": write_cifar10,
+    "cifar100": write_cifar100,
+    "gtsrb": write_gtsrb,
+    "table": write_tables,
+    "images": lambda folder: write_images(folder, "images.yaml"),
+    "mammography": lambda folder: write_images(folder, "mammography.yaml", bits=16),
+    "endovascular": lambda folder: write_images(folder, "endovascular.yaml"),
+}
+
+
+def data_for(name: str, folder: Path, request: pytest.FixtureRequest) -> str:
+    """Return the data directory of a data set: made, real, or none needed."""
+    if name in MADE:
+        MADE[name](folder)
+        return str(folder)
+    if data_set(name).files is None and name not in ("isic2019", "mini-mias"):
+        return ""
+    real: Path = request.getfixturevalue("real_data")
+    return str(real)
+
+
+def run_of(name: str, folder: Path, data: str, **changes: Value) -> RunDirectory:
+    values: dict[str, Value] = SMALL | SIZES.get(name, {}) | {"dataset": name, "data-dir": data}
+    values |= {"run-name": name, "out": str(folder)} | changes
+    settings = resolve(values)
+    return run_inline(settings, len(silo_names(settings.common)))
+
+
+def figures_of(directory: RunDirectory, site: str) -> Mapping[str, float]:
+    """Return the final test figures of a site, but for counts, which are no prediction's."""
+    counts = tuple(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY))
+    return {
+        row["metric"]: float(row["value"])
+        for row in directory.read_csv("metrics.csv")
+        if (row["round"], row["site"], row["split"]) == ("1", site, "test")
+        and not row["metric"].startswith(counts)
+    }
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_rows_of_a_test_split_have_the_figures_of_metrics_csv(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    directory = run_of(name, tmp_path / "runs", data_for(name, tmp_path / "data", request))
+    for site in directory.read_json("silos.json"):
+        told = figures_of(directory, site)
+        found = predict(PredictRequest(directory.path, site=site, split="test"))
+        assert {metric: found.document["figures"][metric] for metric in told} == told

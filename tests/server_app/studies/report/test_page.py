@@ -1,0 +1,124 @@
+"""A page: nothing of its content is taken for HTML, nothing in it is loaded, bytes do not vary."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedsilo.server_app.studies.report.page import (
+    Block,
+    Facts,
+    Items,
+    Picture,
+    Pictures,
+    Section,
+    Table,
+    Text,
+    is_number,
+    page,
+)
+from fedsilo.server_app.studies.report.svg import svg_of
+
+_NASTY = "<script>alert('a')</script> & \"b\""
+_VOID = {"meta", "link", "use"}
+
+
+class _Outline(HTMLParser):
+    """Collects a page's tags, ids, links and text, and holds that tags close in their order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.text: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open += [] if tag in _VOID else [tag]
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in ("href", "src", "xlink:href"):
+                self.references.append(str(value))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in _VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def _figure() -> Figure:
+    figure = Figure(figsize=(3, 2))
+    axes = figure.subplots()
+    axes.plot([1, 2], [3, 4], "o--", label="va")
+    axes.set_xlabel("round & more")
+    axes.legend()
+    return figure
+
+
+def _sections(word: str) -> list[Section]:
+    pictures = [Picture(svg_of(_figure(), name), word, word) for name in ("one", "two")]
+    blocks: list[Block] = [
+        Text([word, word]),
+        Text([word], warning=True),
+        Items([word], word),
+        Facts([(word, word)]),
+        Table(word, [word, word], [[word, "0.5"], [word, word]], word),
+        Pictures(pictures),
+    ]
+    return [Section("What is shown", blocks), Section("More"), Section("Else", [Text([word])])]
+
+
+def test_a_page_is_whole_and_escapes_all_that_it_is_given() -> None:
+    html = page(_NASTY, _sections(_NASTY), subtitle=_NASTY, foot=_NASTY)
+    outline = _Outline(html)
+    assert outline.open == []
+    assert "script" not in outline.tags
+    assert outline.tags.count("svg") == 2
+    assert sum(_NASTY in text for text in outline.text) == 21
+    assert html.count("&lt;script&gt;") == 24  # also in names for who cannot see the thing
+
+
+def test_ids_are_there_once_and_every_reference_stays_in_the_page() -> None:
+    outline = _Outline(page("A report", _sections("word")))
+    assert len(outline.ids) == len(set(outline.ids))
+    inside = [to.removeprefix("#") for to in outline.references if to.startswith("#")]
+    assert set(inside) <= set(outline.ids)
+    assert {to for to in outline.references if not to.startswith("#")} == {"data:,"}
+    assert [name for name in outline.ids if name.startswith(("what", "more"))] == [
+        "what-is-shown",
+        "more",
+    ]
+
+
+def test_the_same_content_gives_the_same_bytes() -> None:
+    assert page("A", _sections("word")) == page("A", _sections("word"))
+
+
+def test_letters_of_a_picture_stay_letters_and_it_brings_no_style_of_the_whole_page() -> None:
+    svg = svg_of(_figure(), "curve")
+    assert ">round &amp; more<" in svg
+    assert svg.startswith("<svg")
+    assert not any(word in svg for word in ("<style", "<metadata", "<?xml"))
+
+
+@pytest.mark.parametrize("cell", ["0.81 (0.70 to 0.90)", "12", "-3", "< 10", "-", "n/a", ""])
+def test_cells_that_read_as_numbers(cell: str) -> None:
+    assert is_number(cell)
+
+
+@pytest.mark.parametrize("cell", ["va", "no samples", "epoch 3", "- a dash"])
+def test_cells_of_words(cell: str) -> None:
+    assert not is_number(cell)

@@ -1,0 +1,231 @@
+"""Reports of whole runs: what each reader finds in them, the same bytes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.report.report import (
+    READERS,
+    AskedReport,
+    Reader,
+    report,
+    write_report,
+)
+
+
+def _copy(run: Path, to: Path, **changes: Any) -> Path:
+    shutil.copytree(run, to)
+    path = to / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return to
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_same_run_has_the_same_report_wherever_it_lies(
+    reader: Reader, hearts: Path, tmp_path: Path
+) -> None:
+    run, asked = hearts / "fedavg-seed0", AskedReport(reader=reader)
+    moved = shutil.copytree(run, tmp_path / "elsewhere" / run.name)
+    first = report([run], asked)
+    assert report([moved], asked) == first
+    assert str(hearts) not in first
+    for forbidden in ("<script", "http://", "https://", "@import", "url(http"):
+        assert forbidden not in first.replace("http://www.w3.org/", ""), "but names of formats"
+
+
+def test_research_finds_settings_curves_tests_and_cost(hearts: Path) -> None:
+    html = report([hearts], AskedReport())
+    summary = json.loads((hearts / "fedavg-seed0" / "summary.json").read_text())
+    assert '<th scope="row">fedavg-seed1</th>' in html
+    assert "In what the runs differ" in html
+    assert html.count("<svg") >= 3 + 1
+    assert "one-way ANOVA F(1, 2)" in html
+    assert "paired by seed" in html
+    assert f"{summary['bytes']['up'] / 1000:.3g} kB" in html
+
+
+def test_one_run_is_compared_with_nothing(hearts: Path) -> None:
+    html = report([hearts / "local-seed0"], AskedReport())
+    assert "Comparison" not in html
+    assert "95 %" not in html
+
+
+def test_runs_of_one_name_that_differ_in_more_than_the_seed_stand_apart(
+    hearts: Path, private: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(hearts / "fedavg-seed0", tmp_path / "one" / "fedavg-seed0")
+    shutil.copytree(private, tmp_path / "two" / "fedavg-seed0")
+    html = report([tmp_path / "one", tmp_path / "two"], AskedReport())
+    assert "one/fedavg-seed0" in html
+    assert "two/fedavg-seed0" in html
+    assert "One seed each" in html
+
+
+def test_the_clinic_finds_what_is_found_and_missed_with_intervals(hearts: Path) -> None:
+    html = report([hearts / "fedavg-seed0"], AskedReport(reader="clinic"))
+    figures = _final(hearts / "fedavg-seed0", "va")
+    silos = json.loads((hearts / "fedavg-seed0" / "silos.json").read_text())
+    samples = silos["va"]["label_counts"]["test"][1]
+    assert html.count("Not for clinical use") >= 3, "contents, heading and foot"
+    assert f"{figures['class.1.right'] / samples:.3f} (" in html
+    assert "Wilson" in html
+    assert "Every site answered every message." in html
+
+
+def test_a_run_that_recorded_no_counts_says_so_and_has_the_rest(
+    hearts: Path, tmp_path: Path
+) -> None:
+    run = _copy(hearts / "fedavg-seed0", tmp_path / "old")
+    rows = (run / "metrics.csv").read_text().splitlines()
+    families = (",class.", ",confidence.", ",uncertainty.")
+    kept = [row for row in rows if not any(family in row for family in families)]
+    (run / "metrics.csv").write_text("\n".join(kept) + "\n")
+    html = report([run], AskedReport(reader="clinic"))
+    assert "did not record counts by class" in html
+    assert "did not record how often the model is right" in html
+    assert "balanced accuracy" in html
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_site_that_failed_is_named_with_its_reason(
+    reader: Reader, hearts: Path, tmp_path: Path
+) -> None:
+    failed = {"round": 2, "phase": "train", "site": "va", "reason": "no <answer> in time"}
+    run = _copy(hearts / "local-seed1", tmp_path / "run", failures=[failed], stopped="it is <over>")
+    html = report([run], AskedReport(reader=reader))
+    assert "no &lt;answer&gt; in time" in html
+    assert "it is &lt;over&gt;" in html
+
+
+def test_data_protection_finds_bytes_and_no_guarantee(hearts: Path) -> None:
+    html = report([hearts / "fedavg-seed0"], AskedReport(reader="dpo"))
+    assert "no differential-privacy guarantee" in html
+    assert "arrays/encoder.*" in html
+    assert "no site file held" in html
+    assert "models stayed at the sites" in report(
+        [hearts / "local-seed0"], AskedReport(reader="dpo")
+    )
+
+
+def test_data_protection_finds_epsilon(private: Path) -> None:
+    html = report([private], AskedReport(reader="dpo"))
+    spent = json.loads((private / "privacy.json").read_text())["guarantee"]["sites"]["va"]
+    assert f"{spent['epsilon']:.4g}" in html
+    assert f"{spent['epsilon-of-a-change']:.4g}" in html
+    assert "no differential-privacy guarantee" not in html
+
+
+def test_a_hospital_adds_its_own_log_and_site_file(hearts: Path, tmp_path: Path) -> None:
+    log, site_file = tmp_path / "audit.jsonl", tmp_path / "site.yaml"
+    lines = [_line("fedavg-seed0", "answered"), _line("fedavg-seed0", "refused"), _line("x", "")]
+    log.write_text("\n".join([*map(json.dumps, lines), '{"time": "2026-']) + "\n")
+    site_file.write_text("methods: [fedavg]\ndatasets: ['*']\nrecords: ['*']\nmax-rounds: 7\n")
+    asked = AskedReport(reader="dpo", audit_log=log, site_file=site_file)
+    html = report([hearts / "fedavg-seed0"], asked)
+    assert "2 messages of this run" in html
+    assert "1 answered, 1 refused" in html
+    assert "1 lines of the log are cut short" in html
+    assert "arrays/head.*" in html
+    assert "the hospital&#39;s word" in html
+    assert "max-rounds" in html
+
+
+def _line(run: str, outcome: str) -> Mapping[str, Any]:
+    answered = outcome == "answered"
+    return {
+        "time": "2026-11-21T15:44:20.789Z",
+        "site": "va",
+        "run": run,
+        "run-id": 1,
+        "kind": "train",
+        "method": "fedavg",
+        "dataset": "table",
+        "round": 1,
+        "phase": "train",
+        "outcome": outcome,
+        "why": "" if answered else "the hospital's word",
+        "records": {"arrays/head.*": 4} if answered else {},
+        "bytes-in": 100,
+        "bytes-out": 200,
+    }
+
+
+def _final(run: Path, site: str) -> dict[str, float]:
+    rows = [row.split(",") for row in (run / "metrics.csv").read_text().splitlines()[1:]]
+    return {row[3]: float(row[4]) for row in rows if row[:3] == ["2", site, "test"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "told"),
+    [
+        (AskedReport(audit_log=Path("log")), SettingError, "--audit-log belongs to .*--for dpo"),
+        (AskedReport(reader="dpo", audit_log=Path("no")), DataError, "audit log no cannot be read"),
+        (AskedReport(reader="dpo", site_file=Path("no")), DataError, "site file no cannot be read"),
+    ],
+)
+def test_what_a_hospital_lays_beside_must_be_its_file_and_for_data_protection(
+    asked: AskedReport, error: type[FedsiloError], told: str, hearts: Path
+) -> None:
+    with pytest.raises(error, match=told):
+        report([hearts / "fedavg-seed0"], asked)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "has no line of an audit log"),
+        ("[1]\n", "line 1 is no line of an audit log"),
+        ('{"time": 3}\n', "line 1 is no line of an audit log"),
+        (
+            json.dumps(_line("other", "answered")),
+            "no message of run 'fedavg-seed0', only of: other",
+        ),
+    ],
+)
+def test_a_file_that_is_no_log_of_the_run_is_refused(
+    content: str, told: str, hearts: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(content)
+    with pytest.raises(DataError, match=told):
+        report([hearts / "fedavg-seed0"], AskedReport(reader="dpo", audit_log=log))
+
+
+def test_a_site_file_that_cannot_be_used_is_refused(hearts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("methods: [fedavgg]\n")
+    with pytest.raises(DataError, match=r"site\.yaml cannot be used: .*fedavg"):
+        report([hearts / "fedavg-seed0"], AskedReport(reader="dpo", site_file=path))
+
+
+def test_a_folder_without_a_finished_run_is_refused(hearts: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is no run directory and holds none"):
+        report([tmp_path], AskedReport())
+    unfinished = shutil.copytree(hearts / "local-seed0", tmp_path / "run")
+    (unfinished / "summary.json").unlink()
+    with pytest.raises(RunDirectoryError, match="has not ended: 'fedsilo resume"):
+        report([unfinished], AskedReport())
+
+
+def test_the_command_writes_whole_files_and_overwrites_only_when_told(
+    hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, run = tmp_path / "page.html", str(hearts / "local-seed0")
+    assert main(["report", run, "--out", str(out)]) == 0
+    first = out.read_text()
+    assert first.endswith("</html>\n")
+    assert main(["report", run, "--for", "clinic", "--out", str(out)]) == 1
+    assert "exists: choose another --out, or say --overwrite" in capsys.readouterr().err
+    assert out.read_text() == first
+    assert main(["report", run, "--for", "clinic", "--out", str(out), "--overwrite"]) == 0
+    assert out.read_text() != first
+    with pytest.raises(SettingError, match="is a folder"):
+        write_report([hearts / "local-seed0"], tmp_path, AskedReport())
