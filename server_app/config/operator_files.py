@@ -18,7 +18,7 @@ from fedsilo.datasets.silo.site_names import site_name_fault
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.terms import AgreedWeights, Registry, Terms
+from fedsilo.strategies.meeting.admission import AgreedWeights, Registry, Terms
 
 REGISTRY = "FEDSILO_SITE_REGISTRY"
 _MOST = 10**9  # training samples

@@ -32,7 +32,7 @@ from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
 from fedsilo.server_app.config.old_keys import with_new_keys
-from fedsilo.strategies.loop.drawing import refuse_site_count
+from fedsilo.strategies.loop.sampling import refuse_site_count
 from fedsilo.strategies.methods.registry import strategy_class
 
 _MOST_BYTES = 2**20

@@ -246,16 +246,14 @@ def _requests(setup: SiteSetup) -> Passed:
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """Return the names of what a run's first round makes leave, and the same in words."""
-    from fedsilo.strategies.loop.participants import Participants
+    from fedsilo.strategies.loop.asking import first_question
+    from fedsilo.strategies.meeting.participants import Participants
 
     alone = Participants({facts.site: facts}, {facts.site: 1})
     method = strategy_class(settings.common.method)(settings.common, settings.own, alone)
     state = method.initial_state(alone.task())
-    arrays = [
-        f"{ARRAYS}/{name}"
-        for phase in method.phases(state)
-        for name in method.expected(phase, facts.site, state)
-    ]
+    asked = first_question(lambda ask: method.round(state, ask), [facts.site])
+    arrays = [f"{ARRAYS}/{name}" for name in asked.expect.get(facts.site, {})]
     config = [f"{CONFIG}/{key}" for key in facts.to_config()]
     metrics = [f"{METRICS}/{key}" for key in _NEEDED]
     if settings.common.secure_aggregation != "none":

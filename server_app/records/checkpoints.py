@@ -15,7 +15,7 @@ from fedsilo.server_app.config.old_keys import with_new_keys
 from fedsilo.server_app.config.settings import differences, known_defaults
 from fedsilo.server_app.records.forms import HOOKS, STATE
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
 
 KEPT = 2  # as many as a site keeps states of
 
@@ -25,17 +25,22 @@ class CheckpointHook(Hook):
 
     name = "checkpoint"
 
-    def __init__(self, folder: Path, settings: Mapping[str, Value], hooks: Sequence[Hook]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Value],
+        hooks: Sequence[Hook],
+        state_class: type[State] = State,
+    ) -> None:
         self.folder = folder
         self.settings = dict(settings)
         self.hooks = list(hooks)
+        self.state_class = state_class
 
-    def round_ended(self, state: RoundState) -> None:
+    def round_ended(self, state: State) -> None:
         """Write this round's checkpoint and drop the oldest."""
         facts = {
-            "round": state.round,
-            "extras": dict(state.extras),
-            "keepers": list(state.stateful_sites),
+            **state.facts(),
             "settings": self.settings,
             "hooks": {hook.name: hook.state() for hook in self.hooks if hook.name},
         }
@@ -43,7 +48,7 @@ class CheckpointHook(Hook):
         for old in _files(self.folder)[:-KEPT]:
             old.unlink()
 
-    def resume(self) -> RoundState | None:
+    def resume(self) -> State | None:
         """Return the newest whole checkpoint and restore the hooks; None if none was written yet.
 
         Raises:
@@ -65,8 +70,7 @@ class CheckpointHook(Hook):
             for hook in self.hooks:
                 if hook.name:
                     hook.restore(facts["hooks"].get(hook.name))
-            stateful_sites = tuple(facts["keepers"])
-            return RoundState(facts["round"], arrays, facts["extras"], stateful_sites)
+            return self.state_class.restored(arrays, facts)
         if files:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} is whole "

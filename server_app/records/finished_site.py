@@ -25,6 +25,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
+from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -32,8 +33,8 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records import forms
 from fedsilo.server_app.records.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import STANDARDISATION, RunDirectory
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.asking import first_question
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import NDArray, to_record
 
@@ -135,18 +136,19 @@ def _last_request(
         return Request(Instruction(round=_rounds(directory) + 1, phase=EVALUATE), content)
     arrays, facts = load_state(path)
     forms.check(forms.STATE, facts, f"the metadata of {path}")
-    extras, stateful_sites = facts.get("extras", {}), tuple(facts.get("keepers", ()))
-    last = RoundState(facts.get("round", 0), arrays, extras, stateful_sites)
-    method = strategy_class(common.method)(common, settings.own, _participants(directory, held))
-    if sent := method.outgoing(EVALUATE, held.name, last):
+    cls = strategy_class(common.method)
+    last = cls.state_class.restored(arrays, facts)
+    method = cls(common, settings.own, _participants(directory, held))
+    asked = first_question(lambda ask: method.evaluate(last, ask), [held.name], last.stateful_sites)
+    if sent := asked.send[held.name]:
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
         content[FIGURES] = to_record(_arrays(facts["figures"], path))
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
-        expects_state=held.name in stateful_sites,
-        notes=method.notes(EVALUATE, held.name, last).to_values(),
+        expects_state=held.name in last.stateful_sites,
+        notes=asked.notes.get(held.name, Notes()).to_values(),
     )
     return Request(instruction, content)
 

@@ -10,14 +10,15 @@ from typing import Any
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import EpsilonSpentError, SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, DP_RELEASES
+from fedsilo.models.contract.messages import DP_RELEASES
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.accountant import epsilon, epsilon_of_a_change
 from fedsilo.server_app.records.summary import NO_PRIVACY
+from fedsilo.strategies.loop.asking import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.reply_checks import TooFewSitesError
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.reply import Reply
 
 _OF = (
     "the arrays of all replies of this run together, of one site: 'epsilon' tells them from "
@@ -74,31 +75,31 @@ class PrivacyHook(Hook):
         if self.journal:
             write_atomically(self.journal, json.dumps(self.asked, indent=2) + "\n")
 
-    def objection(self, round_: int, phase: str, reply: SiteReply) -> str:
+    def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Refuse arrays without a word of noise, and a count above what was asked for."""
         if not self.common.noise_multiplier:
-            return ""
-        reported = reply.metrics().get(DP_RELEASES)
+            return None
+        reported = reply.metrics.get(DP_RELEASES)
         if reported is None:
-            return _NO_NOISE if ARRAYS in reply.content.array_records else ""
+            return _NO_NOISE if reply.arrays else None
         if reported <= (asked := self.asked.get(reply.site, 0)):
-            return ""
+            return None
         return (
             f"metric '{DP_RELEASES}' is {reported:g}, and the server has asked for {asked} noisy "
             "messages: if the site's ledger is of an earlier run of this name, choose another "
             "'run-name'"
         )
 
-    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Take what each site counts; a ledger that was lost does not make it less."""
         if not self.common.noise_multiplier:
             return
         for site, reply in replies.items():
-            reported, known = reply.metrics().get(DP_RELEASES), self.releases.get(site, 0)
-            sent = ARRAYS in reply.content.array_records
+            reported, known = reply.metrics.get(DP_RELEASES), self.releases.get(site, 0)
+            sent = bool(reply.arrays)
             self.releases[site] = max(int(reported or 0), known + sent)
 
-    def why_stop(self, state: RoundState, ahead: Callable[[], Mapping[str, int]]) -> str:
+    def why_stop(self, state: State, ahead: Callable[[], Mapping[str, int]]) -> str | None:
         """Name a site that the next round would bring above 'max-epsilon'.
 
         Raises:
@@ -106,7 +107,7 @@ class PrivacyHook(Hook):
         """
         cap = self.common.max_epsilon
         if not (cap and self.common.noise_multiplier):
-            return ""
+            return None
         coming = ahead()
         if not state.round:
             # A method whose arrays come late is better refused now than when it has trained
@@ -120,17 +121,17 @@ class PrivacyHook(Hook):
             before = self.releases.get(site, 0)
             if releases and (after := self._epsilon(before + releases)) > cap:
                 return self._reason_to_stop(state, site, before, after)
-        return ""
+        return None
 
-    def why_end(self, state: RoundState, error: SiteError) -> str:
+    def why_end(self, state: State, error: SiteError) -> str | None:
         """Take a site's refusal to spend more as the end of a run that has trained something.
 
         A site may know of more than the server: messages that were lost, or a cap of its own.
         """
         if not (isinstance(error, TooFewSitesError) and EpsilonSpentError.code in error.codes):
-            return ""
+            return None
         if not (state.round and self.common.noise_multiplier):
-            return ""
+            return None
         return f"the run ends after round {state.round} of {self.common.rounds}: {error.reasons}"
 
     def state(self) -> Any:
@@ -191,7 +192,7 @@ class PrivacyHook(Hook):
     def _epsilon(self, releases: int) -> float:
         return epsilon(self.common.noise_multiplier, releases, self.common.delta)
 
-    def _reason_to_stop(self, state: RoundState, site: str, before: int, after: float) -> str:
+    def _reason_to_stop(self, state: State, site: str, before: int, after: float) -> str:
         common = self.common
         return (
             f"the run ends after round {state.round} of {common.rounds}: site {site} has spent "

@@ -37,8 +37,9 @@ from fedsilo.server_app.records.progress import (
 from fedsilo.server_app.records.recorders import TrafficHook
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.reply import Reply
 
 _PAUSE = 1.0  # seconds from one writing to the next, at least
 _REST = 400.0  # and this many times what a writing took: it costs a 400th of a core at most
@@ -123,7 +124,7 @@ class ProgressRecord(Hook):
             thread.join(_PATIENCE)
 
     @_harmless
-    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Take who takes part, and what the run has cost before it was resumed."""
         self.first = state.round
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
@@ -171,20 +172,20 @@ class ProgressRecord(Hook):
             self.progress.answered = [s for s in self.progress.answered if s != site]
 
     @_harmless
-    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Take what the replies have cost."""
         for site, reply in replies.items():
             said = self._site(site)
             said.bytes_down += reply.bytes_down
             said.bytes_up += reply.bytes_up
-            said.seconds = round(said.seconds + reply.metric(SECONDS), 3)
-            said.peak_memory_bytes = max(said.peak_memory_bytes, int(reply.metric(PEAK_MEMORY)))
+            said.seconds = round(said.seconds + reply.metrics[SECONDS], 3)
+            said.peak_memory_bytes = max(said.peak_memory_bytes, int(reply.metrics[PEAK_MEMORY]))
             said.epsilon = self.privacy.spent(site)
         if phase == EVALUATE:
             self.progress.phase = ""
 
     @_harmless
-    def round_ended(self, state: RoundState) -> None:
+    def round_ended(self, state: State) -> None:
         """Take that a round is over."""
         self.progress.finished_rounds, self.progress.phase = state.round, ""
         self.round_began = time.monotonic()

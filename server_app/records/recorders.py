@@ -17,10 +17,11 @@ from fedsilo.models.contract.messages import (
 )
 from fedsilo.server_app.records.growing_csv import GrowingCsv
 from fedsilo.server_app.records.run_directory import RunDirectory, silos_document
-from fedsilo.strategies.loop.contributions import Contribution
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.update_statistics import UpdateStatistics
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.reply import Reply
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
 TRAFFIC_HEADER = ("round", "phase", "site", "bytes_down", "bytes_up", "seconds")
@@ -72,20 +73,20 @@ class MetricsHook(RowsHook):
         super().__init__(GrowingCsv(directory.path / "metrics.csv", METRICS_HEADER))
         self.last: list[Row] = []  # of the round before those of which more may come
 
-    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Take the measurements of training replies and of the final evaluation."""
         if phase not in (*TRAINING, EVALUATE):
             return
         described = round_ if phase == EVALUATE else round_ - 1
         for site, reply in replies.items():
-            for model, split, metric, value in measurements(reply.metrics()):
+            for model, split, metric, value in measurements(reply.metrics):
                 if model == INCOMING:
                     self.take([described, site, split, metric, value])
                 elif model == TRAINED:
                     self.take([round_, site, split, f"trained-{metric}", value])
 
     def updates_measured(
-        self, round_: int, phase: str, contributions: Mapping[str, Contribution]
+        self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
     ) -> None:
         """Take the norms of updates, and their cosines to what the model became."""
         for site, part in contributions.items():
@@ -93,7 +94,7 @@ class MetricsHook(RowsHook):
             if part.cosine is not None:
                 self.take([round_, site, UPDATE, "cosine", part.cosine])
 
-    def round_ended(self, state: RoundState) -> None:
+    def round_ended(self, state: State) -> None:
         """Write what is new; of rounds before ``state.round`` nothing more comes."""
         ordered = sorted(self.rows, key=lambda row: row[:4])
         settled = [row for row in ordered if row[0] < state.round]
@@ -101,7 +102,7 @@ class MetricsHook(RowsHook):
         self.last = [row for row in [*self.last, *settled] if row[0] == state.round - 1]
         self.table.write(map(_written, settled), map(_written, self.rows))
 
-    def run_ended(self, state: RoundState) -> None:
+    def run_ended(self, state: State) -> None:
         """Write the file, now with the final evaluation."""
         self.round_ended(state)
 
@@ -150,7 +151,7 @@ class TrafficHook(RowsHook):
         self.peak_memory: dict[str, int] = {}
         self.unrepeatable: set[str] = set()
 
-    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Take what asking the sites for their names weighed."""
         for site, (down, up) in participants.traffic.items():
             self.take([state.round, "hello", site, down, up, 0.0])
@@ -163,22 +164,22 @@ class TrafficHook(RowsHook):
             self.take([round_ - 1, "hello", site, *participants.traffic[site], 0.0])
         self.directory.write_json("silos.json", silos_document(participants))
 
-    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Take what each reply weighed and cost."""
         for site, reply in replies.items():
-            seconds = round(reply.metric(SECONDS), 3)
+            seconds = round(reply.metrics[SECONDS], 3)
             self.take([round_, phase, site, reply.bytes_down, reply.bytes_up, seconds])
-            peak = int(reply.metric(PEAK_MEMORY))
+            peak = int(reply.metrics[PEAK_MEMORY])
             self.peak_memory[site] = max(peak, self.peak_memory.get(site, 0))
-            named = (name for name in reply.metrics() if name.startswith(UNREPEATABLE))
+            named = (name for name in reply.metrics if name.startswith(UNREPEATABLE))
             self.unrepeatable |= {name.removeprefix(UNREPEATABLE) for name in named}
 
-    def round_ended(self, state: RoundState) -> None:
+    def round_ended(self, state: State) -> None:
         """Write what is new."""
         self.table.write(self.rows)
         self.rows = []
 
-    def run_ended(self, state: RoundState) -> None:
+    def run_ended(self, state: State) -> None:
         """Write the file, now with the final evaluation."""
         self.round_ended(state)
 
@@ -230,7 +231,7 @@ class FailureHook(Hook):
     def __init__(self) -> None:
         self.failures: list[dict[str, Any]] = []
 
-    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Take note of who was left out before the run."""
         for reason in participants.refused:
             self.site_failed(state.round, "hello", "unknown", reason)

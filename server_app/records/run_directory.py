@@ -31,7 +31,7 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, grouped
 from fedsilo.server_app.records.forms import Told, check, read_told, table_fault
-from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.meeting.participants import Participants
 
 STANDARDISATION = "standardisation.json"
 SILOS, CUT, LOCK = "silos.json", "cut.json", ".lock"

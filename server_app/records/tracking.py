@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 from fedsilo.server_app.records.recorders import TRAFFIC_HEADER, MetricsHook, TrafficHook
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 
 _AT_ONCE = 1000  # metrics that MLflow takes in a request
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /:]")
@@ -156,16 +156,16 @@ class TrackingHook(Hook):
         self.resumed = resumed
         self.tracker: Tracker | None = None
 
-    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Open the tracker; tell what a checkpoint knows."""
         self._try(self._open)
         self._try(self._tell_known)
 
-    def round_ended(self, state: RoundState) -> None:
+    def round_ended(self, state: State) -> None:
         """Tell what the round has brought."""
         self._try(self._tell_new)
 
-    def run_ended(self, state: RoundState) -> None:
+    def run_ended(self, state: State) -> None:
         """Tell what the final evaluation has brought, and close the tracker."""
         self._try(self._tell_new)
         self._try(self._close)

@@ -21,7 +21,7 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import silos_document
 from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
 from fedsilo.server_app.run.runner import terms_of
-from fedsilo.strategies.loop.participants import Participants, hear_sites, needed_sites
+from fedsilo.strategies.meeting.participants import Participants, hear_sites, needed_sites
 from fedsilo.strategies.methods.registry import strategy_class
 
 

@@ -11,7 +11,7 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
 from fedsilo.server_app.records.many_sites import listed
-from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.meeting.participants import Participants
 
 _NEARLY_ALL = 0.9  # of all training samples
 

@@ -14,8 +14,9 @@ from fedsilo.server_app.run.progress_bars import choose_bars
 from fedsilo.server_app.run.watched import clock
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.reply import Reply
 
 _LOSS = measurement(TRAINED, "train", "loss")  # which a site may withhold
 
@@ -40,7 +41,7 @@ class ProgressHook(Hook):
         self.started = 0.0
         self.loss: dict[str, float] = {}
 
-    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Say what starts, and show the bars."""
         self.total, self.first, self.started = total_rounds, state.round, time.monotonic()
         sites = participants.sites()
@@ -57,10 +58,10 @@ class ProgressHook(Hook):
         """Move the bar of the sites."""
         self.bars.reply(round_, phase, site)
 
-    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Keep the training losses for the round's line."""
         if phase in TRAINING:
-            told = {site: reply.metrics().get(_LOSS) for site, reply in replies.items()}
+            told = {site: reply.metrics.get(_LOSS) for site, reply in replies.items()}
             self.loss = {site: loss for site, loss in told.items() if loss is not None}
         if phase == EVALUATE:
             self.close()
@@ -75,7 +76,7 @@ class ProgressHook(Hook):
         """Say which site is left out, and why."""
         self._say(f"round {round_}, {phase}: going on without site {site}: {reason}")
 
-    def round_ended(self, state: RoundState) -> None:
+    def round_ended(self, state: State) -> None:
         """Print the round's line and move its bar."""
         done = state.round - self.first
         left = (time.monotonic() - self.started) / done * (self.total - state.round)

@@ -47,13 +47,12 @@ from fedsilo.server_app.records.tracking import TrackingHook
 from fedsilo.server_app.run.notices import say_what_is_odd, say_who_is_missing
 from fedsilo.server_app.run.progress import ProgressHook
 from fedsilo.server_app.run.progress_bars import make_console
-from fedsilo.strategies.loop.drawing import refuse_site_count
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.participants import Participants, meet_sites
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.terms import Terms
+from fedsilo.strategies.loop.sampling import refuse_site_count
+from fedsilo.strategies.meeting.admission import Terms
+from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.registry import strategy_class
-from fedsilo.strategies.wire.records import to_record
 
 Draw = Callable[[RunDirectory, Mapping[str, Any]], None]  # a run's pictures, by its summary
 
@@ -94,12 +93,7 @@ def run(
         met = time.monotonic()
         with recorders.record.following():
             with closing(recorders.progress):
-                loop.start(
-                    grid,
-                    to_record(loop.current().arrays),
-                    num_rounds=common.rounds,
-                    timeout=common.reply_timeout,
-                )
+                loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
             _write_end(directory, loop, recorders, seconds, draw)
     _show(directory, loop, recorders, console)
@@ -144,7 +138,9 @@ def _assemble(
     refuse_site_count(common, len(participants.sites()))
     recorders = _recorders(common, directory, console)
     recording = [recorders.metrics, recorders.traffic, recorders.failures, recorders.privacy]
-    checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
+    checkpoint = CheckpointHook(
+        directory.checkpoints, settings.decisive(), recording, cls.state_class
+    )
     tracking = TrackingHook(
         common.track, directory.path, recorders.metrics, recorders.traffic, common.resume
     )
@@ -153,7 +149,7 @@ def _assemble(
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)
         loop.state = checkpoint.resume()
-    loop.state = loop.state or loop.method.initial_state(participants.task())
+    loop.current()
     return loop, recorders
 
 
@@ -234,12 +230,7 @@ def _write_end(
     statistics = method.participants.figures()
     figures = statistics and {part: values.tolist() for part, values in vars(statistics).items()}
     if model := method.model(state):
-        facts = {
-            "method": name,
-            "round": state.round,
-            "extras": dict(state.extras),
-            "keepers": list(state.stateful_sites),
-        }
+        facts = {"method": name, **state.facts()}
         if figures:
             facts["figures"] = figures
         save_state(directory.path / "model.safetensors", model, facts)
@@ -282,7 +273,6 @@ def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
     state, method, common = loop.current(), loop.method, loop.method.common
     distribution_of = _distribution_of(method)
     test = without_bins(recorders.metrics.values(state.round, "test"))
-    published = method.published()
     val = recorders.metrics.values(state.round, "val")
     return {
         "method": common.method,
@@ -294,8 +284,8 @@ def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
         "mean": means(test),
         "distributions": by_distribution(test, distribution_of),
         "validation": {"mean": means(val), "distributions": by_distribution(val, distribution_of)},
-        "published": published or None,
-        "published-unlike": published.unlike or None,
+        "published": None,
+        "published-unlike": None,
         "stopped": _why_it_ended(loop) or None,
         "marks": method.marks(state),
         "failures": recorders.failures.failures,
@@ -304,7 +294,7 @@ def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
 
 def _why_it_ended(loop: RoundLoop) -> str:
     """Say why there were fewer rounds than asked for; empty: there were not."""
-    return loop.stop.reason or loop.method.why_finished(loop.current())
+    return loop.stopped or loop.method.why_finished(loop.current()) or ""
 
 
 def _distribution_of(method: Method) -> dict[str, str]:
@@ -320,7 +310,8 @@ def _show(
     if why := _why_it_ended(loop):
         console.print(why, highlight=False, soft_wrap=True, markup=False)
     title = f"{method.title} on {common.dataset}, round {state.round}, seed {common.seed}"
-    published = method.published()
+    summary = directory.read_json("summary.json")
+    published, unlike = summary["published"], summary["published-unlike"]
     shown = data_set(common.dataset).headline
     if values:
         table = result_table(values, _distribution_of(method), title, published, shown)
@@ -329,7 +320,7 @@ def _show(
         console.print(
             "published: the paper's own numbers, measured in its own setting", highlight=False
         )
-    elif published.unlike:
-        told = f"no published numbers: the paper measured another setting; {published.unlike}"
+    elif unlike:
+        told = f"no published numbers: the paper measured another setting; {unlike}"
         console.print(told, highlight=False, soft_wrap=True, markup=False)
     console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)

@@ -22,7 +22,7 @@ from fedsilo.models.contract.survey import Count, Measured, Survey
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory, named, open_run_directory
-from fedsilo.strategies.loop.surveying import Surveyed, survey_sites
+from fedsilo.strategies.meeting.survey import Surveyed, survey_sites
 
 FILE = "survey.json"
 VERSION = 1

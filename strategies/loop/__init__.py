@@ -1,4 +1,4 @@
-"""The round: messages, checks, failures, going on. It knows no method.
+"""The round: asking, checks, failures, resuming. It knows no method.
 
-Stands on wire.
+Stands on meeting and wire.
 """

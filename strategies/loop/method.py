@@ -1,67 +1,112 @@
-"""A method's side at the server: what is sent, to whom, and how replies are combined.
+"""A method's side at the server: a state, and a round that reads as the paper's algorithm.
 
-An author overrides what differs; the round itself is ``strategies.loop.round_loop``'s, which no
-method copies.
+An author writes ``initial_state`` and ``round``, and overrides of the rest what differs. The loop
+around them, checks, failures, checkpoints and differential privacy are the same for all methods.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fedsilo.models.contract.messages import START, TRAIN
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import EVALUATE, START
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.averaging import weighted_mean
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.reporting import MethodReport
-from fedsilo.strategies.loop.robust import robust_mean
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.replies import Replies
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays
 
 
-class Method(MethodReport, ABC):
+class Disclosures:
+    """What a method makes leave each site, in words, for ``privacy.json``.
+
+    Attributes:
+        leaves: a sentence for each kind of record.
+        noise: what noise of the method's own is that is no differential privacy, if there is some.
+    """
+
+    def __init__(self, *leaves: str, noise: str = "") -> None:
+        self.leaves = leaves
+        self.noise = noise
+
+
+class Method(ABC):
     """A method's server side.
 
     Attributes:
         title: the method's name for people.
-        capabilities: what of the common settings it takes.
+        capabilities: which of the common settings it takes.
+        state_class: the class of its states.
         common: the run's common settings.
         settings: the method's own.
-        participants: the sites that take part; the loop puts another one here when a site joins.
+        participants: the sites that take part; another one where a site joins late.
     """
 
     title: ClassVar[str] = ""
     capabilities: ClassVar[Capabilities] = Capabilities()
+    state_class: ClassVar[type[State]] = State
 
     def __init__(self, common: CommonSettings, settings: Any, participants: Participants) -> None:
         self.common = common
         self.settings = settings
         self.participants = participants
 
-    @classmethod
+    @abstractmethod
+    def initial_state(self, task: Task) -> Any:
+        """Return the state before round 1."""
+
+    @abstractmethod
+    def round(self, state: Any, ask: Ask) -> Any:
+        """Run the round after ``state.round`` and return the state after it.
+
+        The loop counts the round and notes who keeps private state.
+        """
+
+    def evaluate(self, state: Any, ask: Ask) -> None:
+        """Have all sites measure the final model; nothing but metrics comes back."""
+        ask(EVALUATE, dict.fromkeys(ask.sites, self.model(state)), expect={})
+
+    def model(self, state: Any) -> Arrays:
+        """Return the arrays that are the finished run's model."""
+        arrays: Arrays = state.arrays
+        return arrays
+
+    def why_finished(self, state: Any) -> str | None:
+        """Say why no further round is wanted before the last one, if none is."""
+        return None
+
+    def releases(self, site: str, state: Any) -> int:
+        """Return how many replies with arrays the next round asks of ``site``, at most.
+
+        Each is a release of differential privacy, so the number must be known before the round.
+        """
+        return 1
+
+    @classmethod  # noqa: B027  # most methods take all settings
     def check_settings(cls, common: CommonSettings, settings: Any) -> None:
         """Refuse settings that contradict each other, by a ``SettingError``."""
 
     @classmethod
-    def why_unfit(cls, common: CommonSettings, settings: Any, facts: SiteFacts) -> str:
-        """Say why a site of these facts is of no use to the method, in one line; empty: it is.
+    def why_unfit(cls, common: CommonSettings, settings: Any, facts: SiteFacts) -> str | None:
+        """Say in one line why a site of these facts is of no use to the method, if it is not.
 
         It is left out before anything is trained; 'min-sites' says whether the run goes on.
         """
-        return ""
+        return None
 
-    @abstractmethod
-    def initial_state(self, task: Task) -> RoundState:
-        """Return the state before round 1."""
+    def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
+        """Return the arrays named in ``before`` combined by 'aggregation', see ``Replies``."""
+        return replies.average(self.common, before, equal)
 
-    def start(self, site: str, state: RoundState) -> Mapping[str, NDArray]:
+    def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
         """Return what a site that keeps its own network starts from, as ``start/<name>``.
 
         Nothing where that is the seed's, which the site makes itself, or where it has begun.
@@ -69,75 +114,28 @@ class Method(MethodReport, ABC):
         Raises:
             SettingError: the weights are missing or of another network.
         """
-        begun = site in state.stateful_sites
-        return {} if begun or not self.common.initial_weights else self._start
+        begun = site in ask.stateful_sites or not self.common.initial_weights
+        return {} if begun else self._start
 
     @cached_property
     def _start(self) -> dict[str, NDArray]:
         arrays = initial_weights(starting_network(self.common, self.participants.task()))
         return {f"{START}{name}": array for name, array in arrays.items()}
 
-    def phases(self, state: RoundState) -> Sequence[str]:
-        """Return the phases of the round after ``state.round``."""
-        return (TRAIN,)
+    def disclosures(self) -> Disclosures:
+        """Return what this method makes leave each site."""
+        return Disclosures()
 
-    def recipients(self, phase: str, state: RoundState) -> list[str]:
-        """Return the sites that ``phase`` asks; none skips it."""
-        return self.participants.sites()
+    def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """Return what else a run writes at its end: file name -> content for JSON.
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the arrays that ``site`` is sent, the model; may be empty."""
-        return self.model(state)
-
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Return what else ``site`` is told."""
-        return Notes()
-
-    @abstractmethod
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Return the arrays that ``site`` must answer with."""
-
-    def reference(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return what of ``state`` the arrays of ``site``'s reply are an update of, by their names.
-
-        An update is measured from it, and of a round's updates the model's new state is made. A
-        reply's array that is no update has no place in it.
+        Args:
+            state: the last round's.
+            values: the final test metrics, site -> metric -> value.
         """
-        return {
-            name: state.arrays[name]
-            for name, spec in self.expected(phase, site, state).items()
-            if name in state.arrays and state.arrays[name].shape == spec.shape
-        }
+        return {}
 
-    def average(
-        self, replies: Mapping[str, SiteReply], before: Mapping[str, NDArray], equal: bool = False
-    ) -> dict[str, NDArray]:
-        """Return the arrays named in ``before``, which sites began with, combined; float32.
-
-        By 'aggregation': the n_k-weighted mean, with ``equal`` each site weighing the same, or one
-        that a few sites cannot turn. Whatever averages weights of sites does it here.
-
-        Raises:
-            SiteError: too few sites have answered for 'aggregation'.
-        """
-        if self.common.aggregation == "mean":
-            return weighted_mean(replies, before, equal)
-        return robust_mean(self.common, replies, before, equal)
-
-    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
-        """Return why a reply of the right form cannot be used all the same, None if it can."""
-        return None
-
-    @abstractmethod
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the state after ``phase``; ``replies`` are checked and sorted by site."""
-
-    def why_finished(self, state: RoundState) -> str:
-        """Say why no further round is wanted before the last one; empty: go on."""
-        return ""
-
-    def model(self, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the arrays that are the finished run's model."""
-        return state.arrays
+    @classmethod
+    def marks(cls, state: Any) -> dict[int, str]:
+        """Return what happened in which round, for the round's line and the learning curves."""
+        return {}

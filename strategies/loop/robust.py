@@ -21,13 +21,11 @@ from flwr.serverapp.strategy.multikrum import compute_distances
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.averaging import weights_of
-from fedsilo.strategies.loop.state import SiteReply
-from fedsilo.strategies.loop.updates import in_kinds, update, update_norm
+from fedsilo.strategies.loop.update_statistics import in_kinds, update_norm
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays, Reply
 
-Replies = Mapping[str, SiteReply]
-Arrays = Mapping[str, NDArray]
+Replies = Mapping[str, Reply]
 
 
 def fewest_sites(common: CommonSettings) -> int:
@@ -36,10 +34,10 @@ def fewest_sites(common: CommonSettings) -> int:
     return {"trimmed": 2 * faulty + 1, "multikrum": 2 * faulty + 3}.get(common.aggregation, 1)
 
 
-def why_too_few(common: CommonSettings, sites: int) -> str:
-    """Say that so many sites are too few for 'aggregation'; empty: they are not."""
+def why_too_few(common: CommonSettings, sites: int) -> str | None:
+    """Say why so many sites are too few for 'aggregation', if they are."""
     if sites >= (needed := fewest_sites(common)):
-        return ""
+        return None
     return (
         f"'aggregation' '{common.aggregation}' with 'aggregation-faulty' "
         f"{common.aggregation_faulty} needs at least {needed} sites, and there are {sites}: lower "
@@ -78,7 +76,8 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
 
     Weights and running statistics are measured and cut apart.
     """
-    weights, mean = weights_of(replies.values(), equal), dict[str, NDArray]()
+    counts = [1 if equal else reply.examples for reply in replies.values()]
+    weights, mean = [count / sum(counts) for count in counts], dict[str, NDArray]()
     for names in in_kinds(before).values():
         norms = [update_norm(reply, before, names) for reply in replies.values()]
         limit = float(np.median(norms))
@@ -86,7 +85,8 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
         for name in names:
             total = before[name].astype(np.float64)
             for reply, weight, cut in zip(replies.values(), weights, cuts, strict=True):
-                total = total + update(reply, name, before[name]) * (weight * cut)
+                update = reply.arrays[name].astype(np.float64) - before[name]
+                total = total + update * (weight * cut)
             mean[name] = np.asarray(total, np.float32)
     return mean
 
@@ -128,7 +128,7 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
     distances = np.zeros((len(sites), len(sites)))
     for name in sorted(before):
         records = [
-            ArrayRecord({name: Array(np.asarray(update(reply, name, before[name])))})
+            ArrayRecord({name: Array(reply.arrays[name].astype(np.float64) - before[name])})
             for reply in replies.values()
         ]
         distances += compute_distances(records)
@@ -140,4 +140,4 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
 
 def _stacked(replies: Replies, name: str) -> NDArray:
     """Return array ``name`` of all sites, (sites, *shape), float64."""
-    return np.stack([reply.array(name).astype(np.float64) for reply in replies.values()])
+    return np.stack([reply.arrays[name].astype(np.float64) for reply in replies.values()])

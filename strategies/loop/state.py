@@ -1,71 +1,49 @@
-"""What a run needs to go on: the round state, and a site's reply as the methods see it."""
+"""What a run needs to go on after a round: the method's state, which is the checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
-from flwr.app import RecordDict
-
-from fedsilo.models.contract.messages import ARRAYS, KEPT_STATE, METRICS, NUM_EXAMPLES
-from fedsilo.strategies.wire.records import NDArray, unpack
+from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.strategies.wire.reply import Arrays
 
 
 @dataclass(frozen=True)
-class RoundState:
-    """The server's state after a round.
+class State:
+    """A method's state after a round; a method that remembers more adds fields of JSON values.
 
     Attributes:
-        round: rounds finished; 0 before the first. arrays: the global arrays by name; empty where
-        nothing is shared. extras: what else the method must remember, as JSON. stateful_sites:
-        sites that have told that they keep private state of this run; the loop's own.
+        arrays: the global arrays by name; empty where nothing is shared.
+        round: rounds finished; 0 before the first.
+        stateful_sites: sites that keep private state of this run, as the loop has seen.
     """
 
-    round: int
-    arrays: Mapping[str, NDArray]
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    round: int = 0
     stateful_sites: tuple[str, ...] = ()
 
+    def facts(self) -> dict[str, Any]:
+        """Return all but the arrays, as JSON values."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SHARED}
+        return {"round": self.round, "extras": own, "keepers": list(self.stateful_sites)}
 
-@dataclass(frozen=True)
-class ArraySpec:
-    """What a reply's array must be: of ``dtype`` and ``shape``, where None is any length."""
+    @classmethod
+    def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
+        """Return the state that ``facts`` and ``arrays`` were stored of.
 
-    shape: tuple[int | None, ...]
-    dtype: str = "float32"
+        Raises:
+            CheckpointError: they are another method's, or an earlier version's.
+        """
+        extras = dict(facts.get("extras", {}))
+        own = {f.name for f in fields(cls)} - _SHARED
+        if extras.keys() != own:
+            raise CheckpointError(
+                f"the stored state has {sorted(extras)} beside its arrays, not {sorted(own)}: it "
+                "was made by another version of fedsilo; start a new run"
+            )
+        return cls(arrays, facts.get("round", 0), tuple(facts.get("keepers", ())), **extras)
 
 
-@dataclass(frozen=True)
-class SiteReply:
-    """A site's checked reply.
-
-    ``agreed`` is what the site counts for by 'site-weights', None without.
-    """
-
-    site: str
-    content: RecordDict
-    bytes_down: int
-    bytes_up: int
-    agreed: int | None = None
-
-    def array(self, name: str) -> NDArray:
-        """Return the array ``name``."""
-        return unpack(self.content.array_records[ARRAYS][name])
-
-    def metric(self, key: str) -> float:
-        """Return the metric ``key``."""
-        return float(str(self.content.metric_records[METRICS][key]))
-
-    def metrics(self) -> dict[str, float]:
-        """Return all metrics."""
-        told = self.content.metric_records[METRICS]  # Flower gathers the records at each look
-        return {key: float(str(value)) for key, value in told.items()}
-
-    def kept_state(self) -> bool:
-        """Tell whether the site has stored private state for this phase."""
-        return self.content.metric_records[METRICS].get(KEPT_STATE, 0) == 1
-
-    def examples(self) -> int:
-        """Return how many training samples the reply weighs: those agreed, or those it has."""
-        return int(self.metric(NUM_EXAMPLES)) if self.agreed is None else self.agreed
+_SHARED = {"arrays", "round", "stateful_sites"}

@@ -10,20 +10,13 @@ matrix is method ``local``, the paper's "Single".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.models.methods.cross import CROSSED, metric_from
-from fedsilo.strategies.figures.cross_site import draw_cross
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.ensemble import Ensemble
-from fedsilo.strategies.methods.experts import expert_specs
-from fedsilo.strategies.published.fedaligncl import mammography_cross
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _DOCUMENT = "cross.json"
 
@@ -32,7 +25,7 @@ class Cross(Ensemble):
     """Collects the sites' own models once and sends all of them to all sites, to be measured."""
 
     title = "Cross"
-    # A site has the frozen backbone, what was trained comes
+    # A site has the frozen backbone; only what was trained is sent
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
@@ -44,17 +37,7 @@ class Cross(Ensemble):
             "test data",
         )
 
-    def published(self) -> Published:
-        """Return Fed-Align-CL's table III, its rows of one training site and "Single"."""
-        return mammography_cross(self.common, self.participants)
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect the model in the last round."""
-        return self._specs if state.round + 1 == self.common.rounds else {}
-
-    def documents(
-        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, Any]:
+    def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return cross.json: of each metric that is defined somewhere the matrix of test figures.
 
         A row is a training site, a column a testing one. None stands where a site's test labels
@@ -71,14 +54,3 @@ class Cross(Ensemble):
             if any(value is not None for row in matrix for value in row):
                 document[metric] = {"trained": sites, "tested": sites, "values": matrix}
         return {_DOCUMENT: document} if document else {}
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Draw the matrices."""
-        return draw_cross(documents[_DOCUMENT]) if _DOCUMENT in documents else {}
-
-    @cached_property
-    def _specs(self) -> dict[str, ArraySpec]:
-        return expert_specs(
-            self.common, self.participants.task()
-        )  # builds a network, of a ViT slowly

@@ -11,31 +11,40 @@ same weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import EVALUATE, SECONDS
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import EVALUATE, SECONDS, TRAIN
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures, Method
+from fedsilo.strategies.loop.replies import Replies
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.topology.cycle_time import topology_document
 from fedsilo.strategies.topology.graphs import Topology, build_topology
 from fedsilo.strategies.wire.records import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedsilo.strategies.wire.reply import Arrays, Reply, shapes
 
 SILO = "silo/"
-FINISHED = "finished"
 _DOCUMENT = "topology.json"
+
+
+@dataclass(frozen=True)
+class DecentralisedState(State):
+    """Theta as ``model/<array>`` and the newest model of each silo as ``silo/<site>/<array>``.
+
+    Attributes:
+        finished: the silos that finished the last round.
+    """
+
+    finished: Sequence[str] = ()
 
 
 class Decentralised(Method):
@@ -43,6 +52,7 @@ class Decentralised(Method):
 
     settings: LinkSettings
     capabilities = Capabilities(initial_weights=True)
+    state_class = DecentralisedState
 
     def kind(self) -> str:
         """Return the topology's kind; among silos alone a star has one of them in the middle."""
@@ -57,19 +67,7 @@ class Decentralised(Method):
             self.kind(), self.participants.sites(), silo_set, self.common.seed, budget
         )
 
-    def disclosures(self) -> Disclosures:
-        """Name the weights, and who gets them."""
-        return Disclosures(
-            "all weights and batch-norm statistics of the silo's own model, each round; they go to "
-            f"its neighbours in the topology '{self.kind()}' {self.as_sent()}, and their mean over "
-            "all silos to all silos"
-        )
-
-    def as_sent(self) -> str:
-        """Say what is done to a model before it leaves its silo."""
-        return "clipped and with noise" if self.common.clip_norm else "as they are"
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> Any:
         """Return the weights that every silo starts from, once the topology is found to be one.
 
         Raises:
@@ -77,70 +75,68 @@ class Decentralised(Method):
         """
         self.topology  # noqa: B018  # built now, so that a run that cannot be does not begin
         weights = initial_weights(starting_network(self.common, task))
-        return RoundState(0, {f"{MODEL}{name}": array for name, array in weights.items()})
+        return self.state_class(with_prefix(MODEL, weights))
 
-    def model(self, state: RoundState) -> Mapping[str, NDArray]:
+    def round(self, state: Any, ask: Ask) -> Any:
+        """Have each silo mix its neighbours' models with its own and train the mixture."""
+        trained = ask(
+            TRAIN,
+            {
+                s: self.theta_for(s, state, ask) | self.neighbours_models(s, state)
+                for s in ask.sites
+            },
+            expect=dict.fromkeys(ask.sites, shapes(self.model(state))),
+            notes={s: MixingNotes(self.topology.mixing(s, state.round + 1)) for s in ask.sites},
+        )
+        return self.with_models(state, trained)
+
+    def evaluate(self, state: Any, ask: Ask) -> None:
+        """Have Theta measured; the state of a finished run is Theta alone, by plain names."""
+        theta = with_prefix(MODEL, self.model(state) or state.arrays)
+        ask(EVALUATE, dict.fromkeys(ask.sites, theta), expect={})
+
+    def model(self, state: State) -> dict[str, NDArray]:
         """Return Theta."""
-        return below(MODEL, state)
+        return arrays_below(MODEL, state.arrays)
 
-    def neighbours(self, site: str, state: RoundState) -> list[str]:
-        """Return whose models ``site`` gets in the round after ``state``."""
-        chosen = self.topology.in_neighbours(site, state.round + 1)
-        return [other for other in chosen if self.has_model(other, state)]
+    def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
+        """Return Theta where it is measured, starts a silo, or is what clipping measures from."""
+        measured = self.common.measures_in(state.round + 1)
+        needed = measured or site not in ask.stateful_sites or self.common.clip_norm > 0
+        return with_prefix(MODEL, self.model(state)) if needed else {}
 
-    def has_model(self, site: str, state: RoundState) -> bool:
-        """Tell whether the server has a model of ``site``."""
-        return any(name.startswith(f"{SILO}{site}/") for name in state.arrays)
-
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return Theta where it is needed, and to train the neighbours' models."""
-        theta = below(MODEL, state, MODEL)
-        if phase == EVALUATE:  # a finished run's state is Theta alone, by plain names
-            return theta or {f"{MODEL}{name}": array for name, array in state.arrays.items()}
-        arrays = theta if self._needs_theta(site, state) else {}
-        return arrays | self.relayed(phase, site, state)
-
-    def relayed(self, phase: str, site: str, state: RoundState) -> dict[str, NDArray]:
-        """Return what others have sent for ``site``: their models."""
+    def neighbours_models(self, site: str, state: State) -> dict[str, NDArray]:
+        """Return the models of the in-neighbours of ``site``, as they are sent to it."""
         arrays: dict[str, NDArray] = {}
-        for other in self.neighbours(site, state):
-            arrays |= below(f"{SILO}{other}/", state, f"{NEIGHBOUR}{other}/")
+        for other in self.topology.in_neighbours(site, state.round + 1):
+            arrays |= with_prefix(f"{NEIGHBOUR}{other}/", silo_model(other, state))
         return arrays
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Tell the silo's row of the mixing matrix."""
-        if phase == EVALUATE:
-            return Notes()
-        return MixingNotes(self.topology.mixing(site, state.round + 1))
+    def with_models(self, state: Any, trained: Replies) -> Any:
+        """Return the state with the silos' models, and Theta as the mean of those that finished."""
+        theta = self.average(trained, self.model(state), equal=True)
+        arrays = {n: array for n, array in state.arrays.items() if n.startswith(SILO)}
+        for site, reply in trained.items():
+            arrays |= with_prefix(f"{SILO}{site}/", {name: reply.arrays[name] for name in theta})
+        self.time(trained)
+        return replace(state, arrays=arrays | with_prefix(MODEL, theta), finished=list(trained))
 
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect the silo's own model."""
-        return {name: ArraySpec(array.shape) for name, array in self.model(state).items()}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Take the silos' models, and Theta as the mean of those that finished."""
-        names = self.model(state)
-        arrays = self.kept_models(names, state, replies)
-        theta = self.average(replies, names, equal=True)
-        arrays |= {f"{MODEL}{name}": array for name, array in theta.items()}
-        self._take_times(replies)
-        extras = {**state.extras, FINISHED: sorted(replies)}
-        return RoundState(state.round, arrays, extras)
-
-    def kept_models(
-        self, names: Iterable[str], state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> dict[str, NDArray]:
-        """Return the silos' newest models, which the next round takes to their neighbours."""
-        arrays = {name: array for name, array in state.arrays.items() if name.startswith(SILO)}
+    def time(self, replies: Mapping[str, Reply]) -> None:
+        """Take note of how long each silo trained."""
         for site, reply in replies.items():
-            arrays |= {f"{SILO}{site}/{name}": reply.array(name) for name in names}
-        return arrays
+            total, count = self._seconds.get(site, (0.0, 0))
+            self._seconds[site] = (total + reply.metrics[SECONDS], count + 1)
 
-    def documents(
-        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, Any]:
+    @cached_property
+    def _seconds(self) -> dict[str, tuple[float, int]]:
+        """Seconds of training messages by silo, and how many, as far as this process has seen."""
+        return {}
+
+    def visit_seconds(self) -> Mapping[str, float] | None:
+        """Return how long each site trains one visiting model; None where there are no visits."""
+        return None
+
+    def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the topology with its weights, and the cycle times of it and of others."""
         # Resumed after the last round, say, this process has not timed every silo
         timed = self._seconds.keys() == set(self.participants.sites())
@@ -155,33 +151,17 @@ class Decentralised(Method):
         )
         return {_DOCUMENT: document}
 
-    def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return how long each site trains one visiting model; None: there are no visits."""
-        return None
+    def disclosures(self) -> Disclosures:
+        """Name the weights, and who gets them."""
+        return Disclosures(
+            "all weights and batch-norm statistics of the silo's own model, each round; they go to "
+            f"its neighbours in the topology '{self.kind()}' {self.as_sent()}, and their mean over "
+            "all silos to all silos"
+        )
 
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Draw the topology."""
-        if _DOCUMENT not in documents:
-            return {}
-        from fedsilo.strategies.figures.topology import draw_topology
-
-        return draw_topology(documents[_DOCUMENT])
-
-    def _needs_theta(self, site: str, state: RoundState) -> bool:
-        """Tell whether Theta is measured, starts a silo, or is what clipping measures from."""
-        measured = self.common.measures_in(state.round + 1)
-        return measured or site not in state.stateful_sites or self.common.clip_norm > 0
-
-    @cached_property
-    def _seconds(self) -> dict[str, tuple[float, int]]:
-        """Seconds of training messages by silo, and how many, as far as this process has seen."""
-        return {}
-
-    def _take_times(self, replies: Mapping[str, SiteReply]) -> None:
-        for site, reply in replies.items():
-            total, count = self._seconds.get(site, (0.0, 0))
-            self._seconds[site] = (total + reply.metric(SECONDS), count + 1)
+    def as_sent(self) -> str:
+        """Say what is done to a model before it leaves its silo."""
+        return "clipped and with noise" if self.common.clip_norm else "as they are"
 
 
 def among_silos(kind: str) -> str:
@@ -189,6 +169,6 @@ def among_silos(kind: str) -> str:
     return "hub" if kind == "star" else kind
 
 
-def below(prefix: str, state: RoundState, new: str = "") -> dict[str, NDArray]:
-    """Return the state's arrays whose names begin with ``prefix``, which ``new`` replaces."""
-    return with_prefix(new, arrays_below(prefix, state.arrays))
+def silo_model(site: str, state: State) -> Arrays:
+    """Return the newest model of ``site``; empty before it has sent one."""
+    return arrays_below(f"{SILO}{site}/", state.arrays)

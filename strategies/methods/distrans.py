@@ -7,12 +7,14 @@ of the site's class shares; with ``offset-aggregation`` "none" it never crosses 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.distrans import (
     OFFSET,
@@ -25,13 +27,14 @@ from fedsilo.models.methods.distrans import (
     to_pixels,
 )
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.published.uefl import shifted_digits
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays, Reply
 
 _EMBEDDING = "embedding/"
 
@@ -59,11 +62,7 @@ class DisTrans(FedAvg):
             "the site was sent by a sum of gradients at the pixels of its training images",
         )
 
-    def published(self) -> Published:
-        """Return UEFL's table 3 (nine silos)."""
-        return shifted_digits("DisTrans", self.common)
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> State:
         """Return the network that starts as FedAvg's, and the first offset or offsets."""
         single = starting_network(self.common, task)
         network = double_channels(single, self.common, self.settings, task.input_shape)
@@ -74,33 +73,34 @@ class DisTrans(FedAvg):
             pixels = len(arrays.pop(OFFSET))
             embedding = build_embedding(self.common.seed, task.classes, pixels)
             arrays |= self._embedded(embedding)
-        return RoundState(0, arrays)
+        return State(arrays)
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
+    def round(self, state: State, ask: Ask) -> State:
+        """Average networks and offsets; an embedding takes a step towards each site's offset."""
+        trained = ask(TRAIN, {site: self._arrays_for(site, state) for site in ask.sites})
+        arrays = self.average(trained, _network(state.arrays))
+        if self.settings.offset_aggregation == "embedding":
+            arrays |= self._embedded(self._fitted(state, trained))
+        return replace(state, arrays=arrays)
+
+    def evaluate(self, state: State, ask: Ask) -> None:
+        """Have the network measured with each site's offset."""
+        ask(EVALUATE, {site: self._arrays_for(site, state) for site in ask.sites}, expect={})
+
+    def _arrays_for(self, site: str, state: State) -> Arrays:
         """Return the network and the offset that ``site`` goes on from."""
-        network = {name: state.arrays[name] for name in _network(state.arrays)}
+        network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
         return network if own is None else network | {OFFSET: own}
 
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the n_k-weighted means; with an embedding, what it makes after a step a site."""
-        network = {name: state.arrays[name] for name in _network(state.arrays)}
-        arrays = self.average(replies, network)
-        if self.settings.offset_aggregation == "embedding":
-            embedding = self._fitted(state, replies)
-            arrays |= self._embedded(embedding)
-        return RoundState(state.round, arrays, state.extras)
-
-    def model(self, state: RoundState) -> Mapping[str, NDArray]:
+    def model(self, state: State) -> Arrays:
         """Return the network with its offset or those of all sites; the embedding is the server's.
 
         A network whose offsets stay at their sites is whole at these alone.
         """
         return {n: array for n, array in state.arrays.items() if not n.startswith(_EMBEDDING)}
 
-    def _fitted(self, state: RoundState, replies: Mapping[str, SiteReply]) -> OffsetEmbedding:
+    def _fitted(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after a step towards each site's offset, in the sites' order."""
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.participants.task().classes
@@ -113,7 +113,7 @@ class DisTrans(FedAvg):
             }
         )
         for site, reply in sorted(replies.items()):
-            offset = torch.from_numpy(reply.array(OFFSET).astype(np.float64))
+            offset = torch.from_numpy(reply.arrays[OFFSET].astype(np.float64))
             wanted = from_pixels(offset, self.common)
             embedding.fit(self._shares(site), wanted, self.settings.embedding_learning_rate)
         return embedding
@@ -134,6 +134,6 @@ class DisTrans(FedAvg):
         return counts.double() / counts.sum()
 
 
-def _network(names: Iterable[str]) -> list[str]:
-    """Return the names of what sites average, a mean offset among them."""
-    return [name for name in names if not name.startswith((_EMBEDDING, OFFSETS))]
+def _network(arrays: Arrays) -> dict[str, NDArray]:
+    """Return what sites average, a mean offset among it."""
+    return {n: array for n, array in arrays.items() if not n.startswith((_EMBEDDING, OFFSETS))}

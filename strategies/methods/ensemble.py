@@ -6,17 +6,17 @@ state-dict name; the final evaluation carries all of them, ``expert/<site>/<arra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 
-from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures, Method
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.experts import collected_experts, expert_specs
-from fedsilo.strategies.published.picsr import heart_disease
-from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Specs
 
 
 class Ensemble(Method):
@@ -26,6 +26,23 @@ class Ensemble(Method):
     # Mixed probabilities are no alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
+    def initial_state(self, task: Task) -> State:
+        """Return an empty state: the server holds no weights until the end."""
+        return State()
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Have each site train alone; collect the models in the last round."""
+        send = {site: self.start(site, ask) for site in ask.sites}
+        if not self._collects(state):
+            ask(TRAIN, send, expect={})
+            return state
+        trained = ask(TRAIN, send, expect=dict.fromkeys(ask.sites, self._specs))
+        return replace(state, arrays=collected_experts(trained, self._specs))
+
+    def releases(self, site: str, state: State) -> int:
+        """Return 1 for the last round."""
+        return int(self._collects(state))
+
     def disclosures(self) -> Disclosures:
         """Name the weights."""
         return Disclosures(
@@ -33,26 +50,10 @@ class Ensemble(Method):
             "model, which go to all other sites"
         )
 
-    def published(self) -> Published:
-        """Return PICSR's table 1."""
-        return heart_disease("Ensemble", self.common, self.participants)
+    def _collects(self, state: State) -> bool:
+        return state.round + 1 == self.common.rounds
 
-    def initial_state(self, task: Task) -> RoundState:
-        """Return an empty state: the server holds no weights until the end."""
-        return RoundState(0, {})
-
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return all experts at the end, before that what a site starts from."""
-        return state.arrays if phase == EVALUATE else self.start(site, state)
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect the expert in the last round."""
-        last = state.round + 1 == self.common.rounds
-        return expert_specs(self.common, self.participants.task()) if last else {}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the experts, once they are there."""
-        names = self.expected(phase, "", state)
-        return RoundState(state.round, collected_experts(replies, names), state.extras)
+    @cached_property
+    def _specs(self) -> Specs:
+        """The arrays of a site's model; building a network to learn them is slow for a ViT."""
+        return expert_specs(self.common, self.participants.task())

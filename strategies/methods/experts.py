@@ -9,8 +9,8 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import expert_array
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.state import ArraySpec, SiteReply
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import ArraySpec, Reply, Specs
 
 
 def expert_specs(common: CommonSettings, task: Task, prefix: str = "") -> dict[str, ArraySpec]:
@@ -23,11 +23,11 @@ def expert_specs(common: CommonSettings, task: Task, prefix: str = "") -> dict[s
 
 
 def collected_experts(
-    replies: Mapping[str, SiteReply], names: Mapping[str, ArraySpec], prefix: str = ""
+    replies: Mapping[str, Reply], specs: Specs, prefix: str = ""
 ) -> dict[str, NDArray]:
-    """Return the experts in ``replies`` by their wire names; ``names`` as in ``expert_specs``."""
+    """Return the experts in ``replies`` by their wire names; ``specs`` as in ``expert_specs``."""
     return {
-        expert_array(site, name.removeprefix(prefix)): reply.array(name)
+        expert_array(site, name.removeprefix(prefix)): reply.arrays[name]
         for site, reply in replies.items()
-        for name in names
+        for name in specs
     }

@@ -10,12 +10,12 @@ that aligns. With ``align-target=others`` the discriminator comes with them
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE, INCOMING, measurement
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAIN, measurement
 from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
@@ -26,19 +26,30 @@ from fedsilo.models.methods.fedaligncl import (
     EmbeddingNotes,
     FedAlignCLSettings,
 )
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.loop.replies import Replies
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.published.fedaligncl import mammography
 from fedsilo.strategies.wire.records import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, shapes
 
 _BUFFER = f"{EMBEDDINGS}/"
-_FORGOTTEN = "forgotten"
+_FORGOTTEN = measurement(INCOMING, "train", "forgotten")
+
+
+@dataclass(frozen=True)
+class FedAlignCLState(State):
+    """The weights, and of the last round the sites' embeddings and discriminators.
+
+    Attributes:
+        forgotten: epoch -> site -> share of its training samples that were forgotten.
+    """
+
+    forgotten: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class FedAlignCL(FedAvg):
@@ -53,6 +64,7 @@ class FedAlignCL(FedAvg):
         initial_weights=True,
         aggregations=AGGREGATIONS,
     )
+    state_class = FedAlignCLState
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedAlignCLSettings) -> None:
@@ -66,9 +78,8 @@ class FedAlignCL(FedAvg):
         if (settings.align or settings.curriculum) and not begins:
             raise SettingError(
                 f"setting 'fedaligncl.warmup-epochs' is {settings.warmup_epochs}, and "
-                f"{common.rounds} rounds "
-                f"end in epoch {epoch_of(common.rounds, common)}, counted from 0: alignment and "
-                "curriculum would never begin; lower it, or raise 'rounds'"
+                f"{common.rounds} rounds end in epoch {epoch_of(common.rounds, common)}, counted "
+                "from 0: alignment and curriculum would never begin; lower it, or raise 'rounds'"
             )
         if common.clip_norm and settings.noise_variance:
             raise SettingError(
@@ -119,72 +130,60 @@ class FedAlignCL(FedAvg):
             size = f"of {own.noise_variance:g} times each array's own spread"
         return f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
 
-    def published(self) -> Published:
-        """Return the row of the paper's table III."""
-        return mammography(self.variant(), self.common, self.participants, self.settings)
+    def initial_state(self, task: Task) -> FedAlignCLState:
+        """Return the network's initial weights, keyed on the seed."""
+        return FedAlignCLState(super().initial_state(task).arrays)
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the weights, and to train the others' embeddings."""
+    def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
+        """Average noisy weights, and keep the embeddings that the next round sends to the others.
+
+        A round that is followed by one that aligns asks for embeddings.
+        """
         weights = _weights(state)
-        if phase == EVALUATE:
-            return weights
-        own = (f"{_BUFFER}{site}", f"{DISCRIMINATORS}{site}")
-        others = {n: a for n, a in state.arrays.items() if n not in weights}
-        return weights | {n: a for n, a in others.items() if not _is_of(n, own)}
+        asked = {site: self._embeddings_of(site, state) for site in ask.sites}
+        replies = ask(
+            TRAIN,
+            {site: weights | _embeddings_of_others(site, state) for site in ask.sites},
+            expect={s: {**shapes(weights), **self._embedding_specs(asked[s])} for s in ask.sites},
+            reference=dict.fromkeys(ask.sites, weights),
+            notes={site: EmbeddingNotes(count) for site, count in asked.items()},
+        )
+        arrays = self.average(replies, weights, equal=self.settings.weighting == "equal")
+        for site, reply in replies.items():
+            if asked[site]:
+                arrays[f"{_BUFFER}{site}"] = reply.arrays[EMBEDDINGS]
+                for name in self._discriminator:
+                    own = reply.arrays[f"{DISCRIMINATOR}{name}"]
+                    arrays[f"{DISCRIMINATORS}{site}/{name}"] = own
+        return replace(state, arrays=arrays, forgotten=self._forgotten(state, replies))
 
-    def model(self, state: RoundState) -> Mapping[str, NDArray]:
+    def evaluate(self, state: FedAlignCLState, ask: Ask) -> None:
+        """Have the weights measured."""
+        send = dict.fromkeys(ask.sites, self.model(state))
+        ask(EVALUATE, send, expect={}, notes=EmbeddingNotes(0))
+
+    def model(self, state: State) -> Arrays:
         """Return the weights alone: a run that was stopped still holds embeddings."""
         return _weights(state)
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Tell how many embeddings are asked for."""
-        return EmbeddingNotes(self._embeddings_of(site, state) if phase != EVALUATE else 0)
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect what was sent, trained, and the embeddings that were asked for."""
-        specs = {name: ArraySpec(array.shape) for name, array in _weights(state).items()}
-        if count := self._embeddings_of(site, state):
-            specs[EMBEDDINGS] = ArraySpec((count, self._channels))
-            specs |= {f"{DISCRIMINATOR}{n}": spec for n, spec in self._discriminator.items()}
-        return specs
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the mean of the weights, the newest embeddings, and who forgot how much."""
-        equal = self.settings.weighting == "equal"
-        arrays = self.average(replies, _weights(state), equal=equal)
-        for site, reply in replies.items():
-            if self._embeddings_of(site, state):
-                arrays[f"{_BUFFER}{site}"] = reply.array(EMBEDDINGS)
-                for name in self._discriminator:
-                    arrays[f"{DISCRIMINATORS}{site}/{name}"] = reply.array(f"{DISCRIMINATOR}{name}")
-        extras = dict(state.extras)
-        key = measurement(INCOMING, "train", _FORGOTTEN)
-        shares = {s: r.metrics()[key] for s, r in replies.items() if key in r.metrics()}
-        if shares:
-            epoch = str(epoch_of(state.round + 1, self.common))
-            known = extras.get(_FORGOTTEN, {})
-            extras[_FORGOTTEN] = {**known, epoch: {**known.get(epoch, {}), **shares}}
-        return RoundState(state.round, arrays, extras)
+    def _forgotten(
+        self, state: FedAlignCLState, replies: Replies
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Return the shares of forgotten samples, with those that came in this round."""
+        shares = {s: r.metrics[_FORGOTTEN] for s, r in replies.items() if _FORGOTTEN in r.metrics}
+        epoch = str(epoch_of(state.round + 1, self.common))
+        known = state.forgotten
+        return {**known, epoch: {**known.get(epoch, {}), **shares}} if shares else known
 
     def documents(
-        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
+        self, state: FedAlignCLState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return the share of forgotten samples: epoch -> site -> share."""
-        shares = state.extras.get(_FORGOTTEN)
-        return {"forgotten.json": {"variant": self.variant(), "epochs": shares}} if shares else {}
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Return the share of forgotten samples per epoch."""
-        if "forgotten.json" not in documents:
+        if not state.forgotten:
             return {}
-        from fedsilo.strategies.figures.forgetting import draw_forgotten
+        return {"forgotten.json": {"variant": self.variant(), "epochs": state.forgotten}}
 
-        return draw_forgotten(documents["forgotten.json"])
-
-    def _embeddings_of(self, site: str, state: RoundState) -> int:
+    def _embeddings_of(self, site: str, state: State) -> int:
         """Return how many embeddings the round after ``state`` asks ``site`` for."""
         asks = state.round + 2  # what comes in a round is used in the next
         if not self.settings.align or asks > self.common.rounds:
@@ -192,6 +191,13 @@ class FedAlignCL(FedAvg):
         if epoch_of(asks, self.common) < self.settings.warmup_epochs:
             return 0
         return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
+
+    def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
+        """Return what comes beside weights where ``count`` embeddings are asked for."""
+        if not count:
+            return {}
+        specs = {f"{DISCRIMINATOR}{name}": spec for name, spec in self._discriminator.items()}
+        return {EMBEDDINGS: ArraySpec((count, self._channels)), **specs}
 
     @cached_property
     def _channels(self) -> int:
@@ -206,10 +212,17 @@ class FedAlignCL(FedAvg):
         return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
 
 
-def _weights(state: RoundState) -> dict[str, NDArray]:
+def _weights(state: State) -> dict[str, NDArray]:
     shared = (_BUFFER, DISCRIMINATORS)
     return {name: array for name, array in state.arrays.items() if not name.startswith(shared)}
 
 
-def _is_of(name: str, prefixes: tuple[str, ...]) -> bool:
-    return any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes)
+def _embeddings_of_others(site: str, state: State) -> dict[str, NDArray]:
+    """Return the embeddings and discriminators of all sites but ``site``."""
+    own = (f"{_BUFFER}{site}", f"{DISCRIMINATORS}{site}")
+    return {
+        name: array
+        for name, array in state.arrays.items()
+        if name.startswith((_BUFFER, DISCRIMINATORS))
+        and not any(name == prefix or name.startswith(f"{prefix}/") for prefix in own)
+    }

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017): the n_k-weighted mean of weights and float buffers.
+"""FedAvg (McMahan et al. 2017): the mean of weights and float buffers, weighted by samples.
 
 Messages, both ways: ``arrays`` holds every parameter and float buffer of the network by its
 state-dict name, float32.
@@ -6,19 +6,17 @@ state-dict name, float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.conditions import first_of
-from fedsilo.strategies.published.fedevprompt import dermoscopy, with_prompts
-from fedsilo.strategies.published.picsr import heart_disease
-from fedsilo.strategies.published.uefl import shifted_digits
+from fedsilo.strategies.loop.method import Disclosures, Method
+from fedsilo.strategies.loop.state import State
 
 
 class FedAvg(Method):
@@ -33,6 +31,15 @@ class FedAvg(Method):
         secure=True,
     )
 
+    def initial_state(self, task: Task) -> State:
+        """Return the network's initial weights, keyed on the seed."""
+        return State(initial_weights(starting_network(self.common, task)))
+
+    def round(self, state: Any, ask: Ask) -> Any:
+        """Send the weights, have them trained, and average them."""
+        trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
+        return replace(state, arrays=self.average(trained, state.arrays))
+
     def disclosures(self) -> Disclosures:
         """Name the weights."""
         what = "all weights and batch-norm statistics of the network, each round"
@@ -43,25 +50,3 @@ class FedAvg(Method):
             "if it follows the protocol",
             "keys for masks and shares of keys that others can open, each round",
         )
-
-    def published(self) -> Published:
-        """Return UEFL's tables, PICSR's table 1 or FedEvPrompt's tables."""
-        heart = heart_disease("FedAvg", self.common, self.participants)
-        row = with_prompts("FedAvg", self.common)
-        skin = dermoscopy(row, self.common, self.participants)
-        return first_of(heart, skin, shifted_digits("FedAvg", self.common))
-
-    def initial_state(self, task: Task) -> RoundState:
-        """Return the network's initial weights, keyed on the seed."""
-        return RoundState(0, initial_weights(starting_network(self.common, task)))
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect what was sent, trained."""
-        sent = self.outgoing(phase, site, state)
-        return {name: ArraySpec(array.shape) for name, array in sent.items()}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the mean, n_k-weighted unless 'aggregation' says otherwise."""
-        return RoundState(state.round, self.average(replies, state.arrays), state.extras)

@@ -6,20 +6,18 @@ out once more, and from then on no array crosses the wire: the personal models s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.methods.personal_models import keepers, with_keepers
-from fedsilo.strategies.published.conditions import first_of
-from fedsilo.strategies.published.fedevprompt import dermoscopy
-from fedsilo.strategies.published.picsr import heart_disease
-from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.methods.personal_models import PersonalState, keepers, with_keepers
+from fedsilo.strategies.wire.reply import Arrays
 
 
 class FedAvgFT(FedAvg):
@@ -27,8 +25,9 @@ class FedAvgFT(FedAvg):
 
     settings: FedAvgFTSettings
     title = "FedAvg+FT"
-    # No paced epochs: by what a site keeps the server tells that it fine-tunes
+    # No paced epochs: by what a site keeps the server knows that it fine-tunes
     capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
+    state_class = PersonalState
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: FedAvgFTSettings) -> None:
@@ -36,9 +35,28 @@ class FedAvgFT(FedAvg):
         if settings.finetune_rounds >= common.rounds:
             raise SettingError(
                 f"setting 'fedavg-ft.finetune-rounds' is {settings.finetune_rounds} and 'rounds' "
-                "is "
-                f"{common.rounds}: no round of FedAvg is left; raise 'rounds', or choose 'local'"
+                f"is {common.rounds}: no round of FedAvg is left; raise 'rounds', or choose 'local'"
             )
+
+    def initial_state(self, task: Task) -> PersonalState:
+        """Return the network's initial weights, keyed on the seed."""
+        return PersonalState(super().initial_state(task).arrays)
+
+    def round(self, state: PersonalState, ask: Ask) -> State:
+        """Average as FedAvg does; in the last rounds have each site fine-tune its own model."""
+        if self._finetunes(state):
+            alone = ask(TRAIN, self._weights_for(ask, state), expect={})
+            return with_keepers(state, self.common, alone)
+        after: State = super().round(state, ask)
+        return after
+
+    def evaluate(self, state: PersonalState, ask: Ask) -> None:
+        """Have the personal models measured, or the global one where a site has none."""
+        ask(EVALUATE, self._weights_for(ask, state), expect={})
+
+    def releases(self, site: str, state: PersonalState) -> int:
+        """Return 1 while there is averaging."""
+        return int(not self._finetunes(state))
 
     def disclosures(self) -> Disclosures:
         """Name the weights, of the rounds of FedAvg."""
@@ -48,26 +66,10 @@ class FedAvgFT(FedAvg):
             "rounds; the fine-tuned model stays at the site"
         )
 
-    def published(self) -> Published:
-        """Return PICSR's table 1 or FedEvPrompt's tables."""
-        heart = heart_disease("FedAvg+FT", self.common, self.participants)
-        return first_of(heart, dermoscopy("FedAvgPers", self.common, self.participants))
+    def _weights_for(self, ask: Ask, state: PersonalState) -> dict[str, Arrays]:
+        """Return the global weights for all that have no personal model yet."""
+        personal = keepers(state, self.common)
+        return {site: {} if site in personal else state.arrays for site in ask.sites}
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the global weights to all that have no personal model yet."""
-        return {} if site in keepers(state, self.common) else state.arrays
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect trained weights while there is averaging."""
-        return {} if self._finetunes(state) else super().expected(phase, site, state)
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the mean; of fine-tuning, who keeps its own model now."""
-        if self._finetunes(state):
-            return with_keepers(state, self.common, replies)
-        return super().combine(phase, state, replies)
-
-    def _finetunes(self, state: RoundState) -> bool:
+    def _finetunes(self, state: State) -> bool:
         return state.round >= self.common.rounds - self.settings.finetune_rounds

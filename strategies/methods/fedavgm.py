@@ -1,39 +1,39 @@
 """FedAvgM at the server (Hsu et al. 2019); messages as FedAvg's, the moments are never sent."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.strategies.loop.reporting import Published
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays
 
 _MOMENTS = "moments/"  # moments/<array>: kept in the state, so in the checkpoint
 
 
 class FedAvgM(FedAvg):
-    """Steps towards the mean; batch norm's running figures are no weights and become the mean."""
+    """Steps towards the mean; batch norm's running statistics become the mean itself."""
 
     title = "FedAvgM"
 
-    def published(self) -> Published:
-        """Return nothing: no table here has it."""
-        return Published()
-
-    def model(self, state: RoundState) -> Mapping[str, NDArray]:
-        """Return all but the moments: it is what sites are sent too."""
-        return {n: array for n, array in state.arrays.items() if not n.startswith(_MOMENTS)}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the model after the settings' step, with the moments."""
-        after = self.average(replies, self.model(state))
+    def round(self, state: State, ask: Ask) -> State:
+        """Average as FedAvg does, then take the settings' step from the model towards the mean."""
+        model = self.model(state)
+        trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
+        after = self.average(trained, model)
         for name in [n for n in after if not is_statistic(n)]:
-            old, key = state.arrays[name].astype(np.float64), f"{_MOMENTS}{name}"
+            old, key = model[name].astype(np.float64), f"{_MOMENTS}{name}"
             moments = [state.arrays[key].astype(np.float64)] if key in state.arrays else []
             step, moment = self.settings.step(after[name] - old, *moments)
             after[name], after[key] = (np.asarray(a, np.float32) for a in (old + step, moment))
-        return RoundState(state.round, after, state.extras)
+        trained.became.after |= after  # the model went further than the mean
+        return replace(state, arrays=after)
+
+    def model(self, state: State) -> Arrays:
+        """Return all but the moments: it is what sites are sent too."""
+        return {n: array for n, array in state.arrays.items() if not n.startswith(_MOMENTS)}

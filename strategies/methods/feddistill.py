@@ -11,20 +11,20 @@ round still counts for the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures, Method
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedproto import enough, fewest, held, nothing_leaves
-from fedsilo.strategies.published.fedevprompt import dermoscopy
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import ArraySpec
 
 
 class FedDistill(Method):
@@ -47,18 +47,35 @@ class FedDistill(Method):
         everybody = "each site gets the mean over the other sites that send the class"
         return Disclosures(means + recipients.get(site_count, everybody))
 
-    def published(self) -> Published:
-        """Return FedEvPrompt's table 1."""
-        return dermoscopy("FedDistill", self.common, self.participants)
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> State:
         """Return an empty state: there are no logits before round 1."""
-        return RoundState(0, {})
+        return State()
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the others' mean logits of each class that ``site`` sends, to train on."""
-        if phase == EVALUATE:
-            return {}
+    def round(self, state: State, ask: Ask) -> State:
+        """Have sites train on the others' mean logits, and keep the logits that they send."""
+        spec = ArraySpec((self.participants.task().classes,))
+        replies = ask(
+            TRAIN,
+            {s: {**self._logits_for(s, state), **self.start(s, ask)} for s in ask.sites},
+            expect={s: {f"{LOGITS}{label}": spec for label in self._held(s)} for s in ask.sites},
+        )
+        newest = {
+            f"{LOGITS}{site}/{label}": reply.arrays[f"{LOGITS}{label}"]
+            for site, reply in replies.items()
+            for label in self._held(site)
+        }
+        return replace(state, arrays={**state.arrays, **newest})
+
+    def evaluate(self, state: State, ask: Ask) -> None:
+        """Have the sites' own models measured."""
+        ask(EVALUATE, {site: {} for site in ask.sites}, expect={})
+
+    def releases(self, site: str, state: State) -> int:
+        """Return 1 for a site that has enough samples of a class."""
+        return int(bool(self._held(site)))
+
+    def _logits_for(self, site: str, state: State) -> dict[str, NDArray]:
+        """Return the others' mean logits of each class that ``site`` sends."""
         mean_logits: dict[str, NDArray] = {}
         for label in self._held(site):
             names = [
@@ -67,23 +84,7 @@ class FedDistill(Method):
             logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
             if logits:
                 mean_logits[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
-        return {**mean_logits, **self.start(site, state)}
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect mean logits of each class that the site has enough samples of."""
-        classes = self.participants.task().classes
-        return {f"{LOGITS}{n}": ArraySpec((classes,)) for n in self._held(site)}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Put what came in the place of what the same sites had sent."""
-        received = {
-            f"{LOGITS}{site}/{label}": reply.array(f"{LOGITS}{label}")
-            for site, reply in replies.items()
-            for label in self._held(site)
-        }
-        return RoundState(state.round, {**state.arrays, **received}, state.extras)
+        return mean_logits
 
     def _held(self, site: str) -> dict[int, int]:
         return held(self.participants, site, self.settings.class_min_count)

@@ -12,14 +12,16 @@ server relays, the |N(i)| experts come down once more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
-from fedsilo.models.contract.notes import Notes
 from fedsilo.models.maths.earth_movers import refuse_large
 from fedsilo.models.methods.cross import metric_from
+from fedsilo.models.methods.decentralised import MODEL
 from fedsilo.models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
@@ -29,17 +31,33 @@ from fedsilo.models.methods.fedefm import (
     map_tokens,
 )
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.reporting import Disclosures
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.methods.decentralised import SILO, Decentralised, below
+from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.loop.replies import Replies
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.methods.decentralised import (
+    Decentralised,
+    DecentralisedState,
+    silo_model,
+)
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Reply, shapes
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_BACK = "back/"  # back/<owner>/<host>/<array>, between the two phases of a round
 _DOCUMENT = "closeness.json"
+
+Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
+
+
+@dataclass(frozen=True)
+class FedEFMState(DecentralisedState):
+    """The silos' models and Theta.
+
+    Attributes:
+        closeness: round -> "owner<-host" -> mean closeness of what the host trained.
+    """
+
+    closeness: Mapping[str, Edges] = field(default_factory=dict)
 
 
 class FedEFM(Decentralised):
@@ -47,6 +65,96 @@ class FedEFM(Decentralised):
 
     settings: FedEFMSettings
     title = "FedEFM"
+    state_class = FedEFMState
+
+    def initial_state(self, task: Task) -> FedEFMState:
+        """Return the weights that every silo starts from.
+
+        Raises:
+            SettingError: the topology is none, or the network's map is too large for
+            'fedefm.emd-solver'.
+        """
+        if self.settings.emd_solver == "cvxpylayers":
+            network = starting_network(self.common, task)
+            refuse_large(map_tokens(network, task.input_shape, self.settings))
+        state: FedEFMState = super().initial_state(task)
+        return state
+
+    def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
+        """Train at home first; then have models trained at the neighbours and distil them back."""
+        theta = {s: self.theta_for(s, state, ask) for s in ask.sites}
+        expected = dict.fromkeys(ask.sites, shapes(self.model(state)))
+        if not state.round:
+            return self._after(state, ask(TRAIN, theta, expect=expected))
+        visitors = {host: self._visitors(host, state) for host in ask.sites}
+        visited = ask(OVERSEAS, {host: models for host, models in visitors.items() if models})
+        self._time_visits(visited)
+        experts: dict[str, dict[str, NDArray]] = {site: {} for site in ask.sites}
+        for host, reply in visited.items():
+            for owner in {name.split("/")[1] for name in visitors[host]}:
+                trained = arrays_below(f"{VISITOR}{owner}/", reply.arrays)
+                experts[owner] |= with_prefix(f"{EXPERT}{host}/", trained)
+        send = {site: theta[site] | experts[site] for site in ask.sites}
+        return self._after(state, ask(DISTIL, send, expect=expected))
+
+    def releases(self, site: str, state: FedEFMState) -> int:
+        """Return how many replies with arrays a round takes: of visitors, and of its own model."""
+        return 1 + bool(state.round and self._visitors(site, state))
+
+    def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
+        """Return Theta where it is needed: in every round if silos go on from it."""
+        if self.settings.continue_from == "mean":
+            return with_prefix(MODEL, self.model(state))
+        return super().theta_for(site, state, ask)
+
+    def _visitors(self, host: str, state: State) -> dict[str, NDArray]:
+        """Return the models that ``host`` trains in the round after ``state``."""
+        models: dict[str, NDArray] = {}
+        for owner in self.participants.sites():
+            if host in self.topology.in_neighbours(owner, state.round + 1):
+                models |= with_prefix(f"{VISITOR}{owner}/", silo_model(owner, state))
+        return models
+
+    def _after(self, state: FedEFMState, replies: Replies) -> FedEFMState:
+        """Return the state with the silos' models, Theta and this round's closeness."""
+        edges = {}
+        for owner, reply in replies.items():
+            for host in self.participants.sites():
+                key = measurement(TRAINED, "train", metric_from(CLOSENESS, host))
+                if key in reply.metrics:
+                    edges[f"{owner}<-{host}"] = reply.metrics[key]
+        after: FedEFMState = self.with_models(state, replies)
+        return replace(after, closeness={**state.closeness, str(state.round + 1): edges})
+
+    def _time_visits(self, replies: Mapping[str, Reply]) -> None:
+        for host, reply in replies.items():
+            total, count = self._visits.get(host, (0.0, 0))
+            more = len({name.split("/")[1] for name in reply.arrays})
+            self._visits[host] = (total + reply.metrics[SECONDS], count + more)
+
+    @cached_property
+    def _visits(self) -> dict[str, tuple[float, int]]:
+        """Seconds of overseas messages by host, and of how many visitors."""
+        return {}
+
+    def visit_seconds(self) -> Mapping[str, float] | None:
+        """Return how long each site trains one visitor; one that has hosted none, as the mean."""
+        known = {site: total / count for site, (total, count) in self._visits.items()}
+        mean = sum(known.values()) / max(1, len(known))
+        return {site: known.get(site, mean) for site in self.participants.sites()}
+
+    def documents(
+        self, state: FedEFMState, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """Return the topology, and the closeness: "owner<-host" -> round -> mean."""
+        documents = super().documents(state, values)
+        if state.closeness:
+            edges = sorted({edge for row in state.closeness.values() for edge in row})
+            documents[_DOCUMENT] = {
+                edge: {round_: row[edge] for round_, row in state.closeness.items() if edge in row}
+                for edge in edges
+            }
+        return documents
 
     def disclosures(self) -> Disclosures:
         """Name own and visiting models, and the closeness."""
@@ -58,132 +166,3 @@ class FedEFM(Decentralised):
             f"this silo's data; each goes back {self.as_sent()} to the silo that it is of",
             "each round after the first: the mean closeness of each of them to the silo's model",
         )
-
-    def initial_state(self, task: Task) -> RoundState:
-        """Return the weights that every silo starts from.
-
-        Raises:
-            SettingError: the topology is none, or the network's map is too large for
-            'fedefm.emd-solver'.
-        """
-        if self.settings.emd_solver == "cvxpylayers":
-            network = starting_network(self.common, task)
-            refuse_large(map_tokens(network, task.input_shape, self.settings))
-        return super().initial_state(task)
-
-    def phases(self, state: RoundState) -> Sequence[str]:
-        """Return local training for the first round, then overseas and distil."""
-        return (OVERSEAS, DISTIL) if state.round else (TRAIN,)
-
-    def recipients(self, phase: str, state: RoundState) -> list[str]:
-        """Return all silos, and overseas those that have visitors."""
-        sites = self.participants.sites()
-        return [site for site in sites if phase != OVERSEAS or self._visitors(site, state)]
-
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the visitors, or Theta where it is needed and the silo's experts."""
-        if phase == OVERSEAS:
-            return self.relayed(phase, site, state)
-        return super().outgoing(phase, site, state)
-
-    def relayed(self, phase: str, site: str, state: RoundState) -> dict[str, NDArray]:
-        """Return what others have sent for ``site``: visitors overseas, experts to distil from."""
-        arrays: dict[str, NDArray] = {}
-        if phase == OVERSEAS:
-            for owner in self._visitors(site, state):
-                arrays |= below(f"{SILO}{owner}/", state, f"{VISITOR}{owner}/")
-        elif phase == DISTIL:
-            arrays = below(f"{_BACK}{site}/", state, EXPERT)
-        return arrays
-
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Tell nothing: models are not mixed."""
-        return Notes()
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect the visitors, trained, or the silo's own model."""
-        own = super().expected(phase, site, state)
-        if phase != OVERSEAS:
-            return own
-        owners = self._visitors(site, state)
-        return {f"{VISITOR}{o}/{name}": spec for o in owners for name, spec in own.items()}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Sort what was trained overseas by owner; then take the silos' models and Theta.
-
-        What the silos did not distil from, since they failed, goes with the round.
-        """
-        if phase != OVERSEAS:
-            combined = super().combine(phase, state, replies)
-            return RoundState(state.round, combined.arrays, self._with_weights(combined, replies))
-        self._take_visits(replies, state)
-        arrays = dict(state.arrays)
-        for host, reply in replies.items():
-            for owner in self._visitors(host, state):
-                for name in self.model(state):
-                    array = reply.array(f"{VISITOR}{owner}/{name}")
-                    arrays[f"{_BACK}{owner}/{host}/{name}"] = array
-        return RoundState(state.round, arrays, state.extras)
-
-    def documents(
-        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, Any]:
-        """Return the topology, and the closeness: "owner<-host" -> round -> mean."""
-        documents = super().documents(state, values)
-        if closeness := state.extras.get(CLOSENESS):
-            edges = sorted({edge for row in closeness.values() for edge in row})
-            documents[_DOCUMENT] = {
-                edge: {round_: row[edge] for round_, row in closeness.items() if edge in row}
-                for edge in edges
-            }
-        return documents
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Draw the topology and the weights of its edges over rounds."""
-        pictures = dict(super().pictures(documents))
-        if _DOCUMENT in documents:
-            from fedsilo.strategies.figures.topology import draw_edge_weights
-
-            pictures["closeness.png"] = draw_edge_weights(documents[_DOCUMENT])
-        return pictures
-
-    def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return how long each site trains one visitor; what has hosted none, as the mean site."""
-        known = {site: total / count for site, (total, count) in self._visits.items()}
-        mean = sum(known.values()) / max(1, len(known))
-        return {site: known.get(site, mean) for site in self.participants.sites()}
-
-    @cached_property
-    def _visits(self) -> dict[str, tuple[float, int]]:
-        """Seconds of overseas messages by host, and of how many visitors."""
-        return {}
-
-    def _take_visits(self, replies: Mapping[str, SiteReply], state: RoundState) -> None:
-        for host, reply in replies.items():
-            total, count = self._visits.get(host, (0.0, 0))
-            more = len(self._visitors(host, state))
-            self._visits[host] = (total + reply.metric(SECONDS), count + more)
-
-    def _needs_theta(self, site: str, state: RoundState) -> bool:
-        """Tell whether Theta is needed: in every round if silos go on from it."""
-        return self.settings.continue_from == "mean" or super()._needs_theta(site, state)
-
-    def _visitors(self, host: str, state: RoundState) -> list[str]:
-        """Return whose models ``host`` trains in the round after ``state``."""
-        owners = [site for site in self.participants.sites() if self.has_model(site, state)]
-        return [o for o in owners if host in self.topology.in_neighbours(o, state.round + 1)]
-
-    def _with_weights(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:
-        """Return the extras with this round's closeness: round -> "owner<-host" -> mean."""
-        closeness = {}
-        for owner, reply in replies.items():
-            metrics = reply.metrics()
-            for host in self.participants.sites():
-                key = measurement(TRAINED, "train", metric_from(CLOSENESS, host))
-                if key in metrics:
-                    closeness[f"{owner}<-{host}"] = metrics[key]
-        earlier = dict(state.extras.get(CLOSENESS, {}))
-        return {**state.extras, CLOSENESS: {**earlier, str(state.round + 1): closeness}}

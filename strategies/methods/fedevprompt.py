@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
 from fedsilo.models.methods.fedevprompt import (
     BUFFER,
@@ -30,17 +31,15 @@ from fedsilo.models.methods.fedevprompt import (
     shared_names,
 )
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.fedevprompt import dermoscopy
+from fedsilo.strategies.loop.method import Disclosures, Method
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import ArraySpec, Reply, shapes
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
@@ -92,66 +91,50 @@ class FedEvPrompt(Method):
             sentences.append(f"each round: {shared[own.shared_prompts]}")
         return Disclosures(*(sentences or ["no weights and no maps"]))
 
-    def published(self) -> Published:
-        """Return the row of tables 1 and 2 that these settings are."""
-        row = _row(self.common, self.settings)
-        return dermoscopy(row, self.common, self.participants, self.settings)
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> State:
         """Return an empty buffer, and the initial values of what is averaged."""
         weights = initial_weights(starting_network(self.common, task))
         names = shared_names(self.settings, list(weights))
-        return RoundState(0, {name: weights[name] for name in names})
+        return State({name: weights[name] for name in names})
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return what is averaged; to train also the others' maps and what a site starts from."""
+    def round(self, state: State, ask: Ask) -> State:
+        """Send prompts and the others' maps, average the prompts, replace the buffer."""
         shared = _shared(state)
-        if phase == EVALUATE:
-            return shared
-        foreign = {
-            f"{MAPS}{name.removeprefix(BUFFER)}": maps
-            for name, maps in state.arrays.items()
-            if name.startswith(BUFFER) and _site_of(name) != site
-        }
-        return {**shared, **foreign, **self.start(site, state)}
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect maps of the classes that the site has, and what is averaged."""
-        specs = {name: ArraySpec(array.shape) for name, array in _shared(state).items()}
-        if self.settings.distillation_weight:
-            cells = math.prod(self._grid)
-            counts = self.participants.facts[site].label_counts["train"]
-            for label, count in enumerate(counts):
-                if count:
-                    shape = (min(self.settings.buffer_maps, count), cells)
-                    specs[f"{MAPS}{label}"] = ArraySpec(shape)
-        return specs
-
-    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
-        """Refuse a map that is none."""
-        names = self.expected(phase, reply.site, state) if phase != EVALUATE else {}
-        for name in names:
-            if name.startswith(MAPS):
-                fault = map_fault(torch.from_numpy(np.array(reply.array(name))))
-                if fault:
-                    return f"array '{name}': {fault}"
-        return None
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Replace the buffer by what came, and average what is averaged."""
-        shared = _shared(state)
+        maps = {site: self._map_specs(site) for site in ask.sites}
+        replies = ask(
+            TRAIN,
+            {s: {**shared, **_maps_of_others(s, state), **self.start(s, ask)} for s in ask.sites},
+            expect={site: {**shapes(shared), **maps[site]} for site in ask.sites},
+            reference=dict.fromkeys(ask.sites, shared),
+            fault=_fault_of_maps,
+        )
         arrays = self.average(replies, shared) if shared else {}
         for site, reply in replies.items():
-            for name in self.expected(phase, site, state):
-                if name.startswith(MAPS):
-                    arrays[f"{BUFFER}{site}/{name.removeprefix(MAPS)}"] = reply.array(name)
-        return RoundState(state.round, arrays, state.extras)
+            for name in maps[site]:
+                arrays[f"{BUFFER}{site}/{name.removeprefix(MAPS)}"] = reply.arrays[name]
+        return replace(state, arrays=arrays)
 
-    def documents(
-        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, Any]:
+    def evaluate(self, state: State, ask: Ask) -> None:
+        """Have the sites' own prompts measured, with what is averaged."""
+        ask(EVALUATE, dict.fromkeys(ask.sites, _shared(state)), expect={})
+
+    def releases(self, site: str, state: State) -> int:
+        """Return 1 where prompts or maps leave the site."""
+        return int(bool(_shared(state) or self._map_specs(site)))
+
+    def _map_specs(self, site: str) -> dict[str, ArraySpec]:
+        """Return the maps that ``site`` sends: of each class that it has training samples of."""
+        if not self.settings.distillation_weight:
+            return {}
+        cells, most = math.prod(self._grid), self.settings.buffer_maps
+        counts = self.participants.facts[site].label_counts["train"]
+        return {
+            f"{MAPS}{label}": ArraySpec((min(most, count), cells))
+            for label, count in enumerate(counts)
+            if count
+        }
+
+    def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the buffer, for its picture."""
         maps = {n: a for n, a in state.arrays.items() if n.startswith(BUFFER)}
         if not maps:
@@ -164,22 +147,13 @@ class FedEvPrompt(Method):
         document = {"grid": list(self._grid), "classes": list(first.class_names), "sites": sites}
         return {"buffer.json": document}
 
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Return the buffer as a contact sheet."""
-        if "buffer.json" not in documents:
-            return {}
-        from fedsilo.strategies.figures.attention_buffer import draw_buffer
-
-        return draw_buffer(documents["buffer.json"])
-
     @cached_property
     def _grid(self) -> tuple[int, int]:
         network = starting_network(self.common, self.participants.task())
         return cast("PromptedViT", network).grid_size()
 
 
-def _shared(state: RoundState) -> dict[str, NDArray]:
+def _shared(state: State) -> dict[str, NDArray]:
     return {name: array for name, array in state.arrays.items() if not name.startswith(BUFFER)}
 
 
@@ -187,15 +161,18 @@ def _site_of(name: str) -> str:
     return name.removeprefix(BUFFER).rpartition("/")[0]
 
 
-def _row(common: CommonSettings, settings: FedEvPromptSettings) -> str:
-    """Return the name of the paper's row that has these settings."""
-    distils = "+ KD" if settings.distillation_weight else ""
-    prompts = "b,t" if common.prompt_sets == "b-t" else "g"
-    if settings.shared_prompts == "none":
-        if not distils:
-            return f"Local {prompts}"
-        at_random = settings.buffer_selection == "random"
-        rows = {"b,t": "KD random" if at_random else "FedEvPrompt"}
-        return rows.get(prompts, "")
-    shared = prompts if settings.shared_prompts == "all" else "b only"
-    return f"FedAvg {shared} {distils}".strip()
+def _maps_of_others(site: str, state: State) -> dict[str, NDArray]:
+    """Return the buffer's maps of all sites but ``site``, as they are sent."""
+    return {
+        f"{MAPS}{name.removeprefix(BUFFER)}": maps
+        for name, maps in state.arrays.items()
+        if name.startswith(BUFFER) and _site_of(name) != site
+    }
+
+
+def _fault_of_maps(reply: Reply) -> str | None:
+    """Say which map of a reply is none and why, if one is."""
+    for name, array in reply.arrays.items():
+        if name.startswith(MAPS) and (fault := map_fault(torch.from_numpy(np.array(array)))):
+            return f"array '{name}': {fault}"
+    return None

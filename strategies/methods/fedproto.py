@@ -13,23 +13,24 @@ as sites join). A class that nobody sent keeps the prototype that it had.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.maths.class_means import large_classes
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task, network_kind
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.fedevprompt import dermoscopy
+from fedsilo.strategies.loop.method import Disclosures, Method
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply
 
 
 class FedProto(Method):
@@ -58,38 +59,48 @@ class FedProto(Method):
             )
         return Disclosures(*sentences)
 
-    def published(self) -> Published:
-        """Return FedEvPrompt's table 1."""
-        return dermoscopy("FedProto", self.common, self.participants)
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> State:
         """Return an empty state: there are no prototypes before round 1."""
-        return RoundState(0, {})
+        return State()
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the global prototypes; to measure with heads nothing is needed.
-
-        A site that can send none is ``local``: none come to it either.
-        """
-        by_head = self.settings.inference == "head"
-        nothing = (phase == EVALUATE and by_head) or not self._held(site)
-        start = {} if phase == EVALUATE else self.start(site, state)
-        return {**({} if nothing else state.arrays), **start}
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect a prototype of each class that the site has enough samples of."""
-        return {f"{PROTOTYPE}{n}": ArraySpec((self._size,)) for n in self._held(site)}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the mean prototypes, by the sites' counts of the class."""
+    def round(self, state: State, ask: Ask) -> State:
+        """Have sites train near the global prototypes, and average those that they send (eq. 6)."""
+        sites = ask.sites
+        expected = {site: self._specs(site) for site in sites}
+        known = {s: {n: state.arrays[n] for n in expected[s] if n in state.arrays} for s in sites}
+        replies = ask(
+            TRAIN,
+            {
+                site: {**self._prototypes_for(site, state), **self.start(site, ask)}
+                for site in sites
+            },
+            expect=expected,
+            reference=known,
+        )
         arrays = dict(state.arrays)
         for label in range(self.participants.task().classes):
             counts = {site: self._weight(site, label) for site in replies}
             if sum(counts.values()):
                 arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
-        return RoundState(state.round, arrays, state.extras)
+        replies.became.after |= arrays
+        return replace(state, arrays=arrays)
+
+    def evaluate(self, state: State, ask: Ask) -> None:
+        """Have the sites' models measured, by the prototypes where these classify."""
+        by_head = self.settings.inference == "head"
+        send = {s: {} if by_head else self._prototypes_for(s, state) for s in ask.sites}
+        ask(EVALUATE, send, expect={})
+
+    def releases(self, site: str, state: State) -> int:
+        """Return 1 for a site that has enough samples of a class."""
+        return int(bool(self._held(site)))
+
+    def _prototypes_for(self, site: str, state: State) -> Arrays:
+        """Return the global prototypes; a site that can send none is ``local`` and gets none."""
+        return state.arrays if self._held(site) else {}
+
+    def _specs(self, site: str) -> dict[str, ArraySpec]:
+        return {f"{PROTOTYPE}{label}": ArraySpec((self._size,)) for label in self._held(site)}
 
     def _weight(self, site: str, label: int) -> float:
         """Return what a site's prototype weighs: its count, in the measure that was agreed."""
@@ -147,10 +158,10 @@ def fewest(participants: Participants, min_samples: int) -> str:
     return f"of as few as {count} (site {site}, class {label})"
 
 
-def _mean(name: str, replies: Mapping[str, SiteReply], counts: Mapping[str, float]) -> NDArray:
+def _mean(name: str, replies: Mapping[str, Reply], counts: Mapping[str, float]) -> NDArray:
     """Return the mean of array ``name``, float32, of float64 sums in site order."""
     sites = [site for site in sorted(replies) if counts[site]]
-    arrays = np.stack([replies[site].array(name).astype(np.float64) for site in sites])
+    arrays = np.stack([replies[site].arrays[name].astype(np.float64) for site in sites])
     weights = [counts[site] for site in sites]
     mean: NDArray = np.average(arrays, axis=0, weights=weights)
     return mean.astype(np.float32)

@@ -7,19 +7,12 @@ seed's initial weights, or from ``initial-weights``, which its first message bri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.conditions import first_of
-from fedsilo.strategies.published.fedaligncl import mammography
-from fedsilo.strategies.published.fedevprompt import dermoscopy, with_prompts
-from fedsilo.strategies.published.picsr import heart_disease
-from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.loop.state import State
 
 
 class Local(Method):
@@ -28,27 +21,19 @@ class Local(Method):
     title = "Local"
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
-    def published(self) -> Published:
-        """Return PICSR's table 1, FedEvPrompt's tables or Fed-Align-CL's table III."""
-        heart = heart_disease("Local", self.common, self.participants)
-        skin = dermoscopy(with_prompts("Local", self.common), self.common, self.participants)
-        single = mammography("Single", self.common, self.participants)
-        return first_of(heart, skin, single)
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> State:
         """Return an empty state: the server holds no weights."""
-        return RoundState(0, {})
+        return State()
 
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return what a site starts from, if the user names it."""
-        return {} if phase == EVALUATE else self.start(site, state)
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect no arrays."""
-        return {}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the state as it was."""
+    def round(self, state: State, ask: Ask) -> State:
+        """Have each site train, from what its user names at first."""
+        ask(TRAIN, {site: self.start(site, ask) for site in ask.sites}, expect={})
         return state
+
+    def evaluate(self, state: State, ask: Ask) -> None:
+        """Have each site measure its own model."""
+        ask(EVALUATE, {site: {} for site in ask.sites}, expect={})
+
+    def releases(self, site: str, state: State) -> int:
+        """Return 0: no array leaves a site."""
+        return 0

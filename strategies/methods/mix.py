@@ -6,38 +6,32 @@ whose data it pools. In a deployment it is refused: no hospital could do it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.published.fedaligncl import mammography
+from fedsilo.strategies.wire.reply import shapes
 
 
 class Mix(FedAvg):
     """Lets the first site train on everything."""
 
     title = "Mix (oracle)"
-    # One vector of all patients: no site's part of it is bounded
-    capabilities = Capabilities(privacy=False, paced_epochs=True, initial_weights=True)
+    capabilities = Capabilities(
+        # One vector of all patients: no site's part of it is bounded
+        no_privacy="pools the data of all sites, whose parts clipping does not bound",
+        paced_epochs=True,
+        initial_weights=True,
+    )
 
-    def disclosures(self) -> Disclosures:
-        """Say that this is no federated method."""
-        return Disclosures(
-            "everything: the oracle reads the training data of all sites (simulation only)"
-        )
-
-    def published(self) -> Published:
-        """Return Fed-Align-CL's table III."""
-        return mammography("Mix", self.common, self.participants)
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> State:
         """Return initial weights.
 
         Raises:
@@ -50,20 +44,21 @@ class Mix(FedAvg):
             )
         return super().initial_state(task)
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Name the sites whose data are pooled."""
-        return Notes() if phase == EVALUATE else PoolNotes(tuple(self.participants.sites()))
+    def round(self, state: State, ask: Ask) -> State:
+        """Have the trainer train on all data; if it failed, the state is as it was."""
+        trainer, sites = self.participants.sites()[0], self.participants.sites()
+        replies = ask(
+            TRAIN,
+            dict.fromkeys(ask.sites, state.arrays),
+            expect={trainer: shapes(state.arrays)},
+            reference={trainer: state.arrays},
+            notes=PoolNotes(tuple(sites)),
+        )
+        trained = replies.of([trainer])
+        return replace(state, arrays=self.average(trained, state.arrays)) if trained else state
 
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect weights of the trainer alone."""
-        return super().expected(phase, site, state) if site == self._trainer() else {}
-
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Return the trainer's weights, or the state as it was if it failed."""
-        trained = {site: reply for site, reply in replies.items() if site == self._trainer()}
-        return super().combine(phase, state, trained) if trained else state
-
-    def _trainer(self) -> str:
-        return self.participants.sites()[0]
+    def disclosures(self) -> Disclosures:
+        """Say that this is no federated method."""
+        return Disclosures(
+            "everything: the oracle reads the training data of all sites (simulation only)"
+        )

@@ -13,7 +13,8 @@ are finetuned, until a site has its own; the last reply holds ``expert/<array>``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,7 @@ import torch
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
 from fedsilo.models.methods.picsr import (
     EXPERTS,
@@ -42,18 +42,14 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import EXPERT
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.method import Disclosures, Method
 from fedsilo.strategies.methods.experts import collected_experts, expert_specs
-from fedsilo.strategies.methods.personal_models import keepers, with_keepers
-from fedsilo.strategies.published.picsr import heart_disease
+from fedsilo.strategies.methods.personal_models import PersonalState, keepers, with_keepers
 from fedsilo.strategies.wire.records import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs, shapes
 
 
 class PICSR(Method):
@@ -65,6 +61,7 @@ class PICSR(Method):
     capabilities = Capabilities(
         vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS
     )
+    state_class = PersonalState
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:
@@ -115,79 +112,85 @@ class PICSR(Method):
             sentences.append("all experts' weights, each round of the router's training")
         return Disclosures(*sentences)
 
-    def published(self) -> Published:
-        """Return table 1."""
-        return heart_disease("PICSR", self.common, self.participants)
-
-    def initial_state(self, task: Task) -> RoundState:
+    def initial_state(self, task: Task) -> PersonalState:
         """Return what FedAvg starts from, nothing where experts begin at once."""
         if self.settings.experts == "local":
-            return RoundState(0, {})
-        return RoundState(0, initial_weights(starting_network(self.common, task)))
+            return PersonalState()
+        return PersonalState(initial_weights(starting_network(self.common, task)))
 
-    def stage(self, state: RoundState) -> str:
+    def round(self, state: PersonalState, ask: Ask) -> PersonalState:
+        """Warm up as FedAvg, have experts trained and collected, or train the router."""
+        stage = self.stage(state)
+        if stage == EXPERTS:
+            return self._experts_round(state, ask)
+        trained = self._trained(state)
+        replies = ask(
+            TRAIN,
+            dict.fromkeys(ask.sites, state.arrays),
+            expect=dict.fromkeys(ask.sites, shapes(trained)),
+            reference=dict.fromkeys(ask.sites, trained),
+            notes=StageNotes(stage),
+        )
+        equal = stage == ROUTING_STAGE and self.settings.router_average == "equal"
+        mean = self.average(replies, trained, equal)
+        return replace(state, arrays={**state.arrays, **mean})
+
+    def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
+        """Have each site train its expert alone; in the last such round collect them."""
+        collects = self._collects(state)
+        specs = self._expert_specs() if collects else {}
+        replies = ask(
+            TRAIN,
+            {site: self._expert_start(site, state, ask) for site in ask.sites},
+            expect=dict.fromkeys(ask.sites, specs),
+            notes=StageNotes(EXPERTS),
+            fault=self._fault_of_expert if collects else None,
+        )
+        if not collects:
+            return with_keepers(state, self.common, replies)
+        return replace(state, arrays=self._collected(replies))
+
+    def evaluate(self, state: PersonalState, ask: Ask) -> None:
+        """Have the routed experts measured; in a run that was stopped before, each site's own."""
+        stage, personal = self.stage(state), keepers(state, self.common)
+        alone = personal if stage == EXPERTS else ()
+        send = {site: {} if site in alone else state.arrays for site in ask.sites}
+        ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
+
+    def releases(self, site: str, state: PersonalState) -> int:
+        """Return 0 while experts are trained and not yet collected."""
+        return int(self.stage(state) != EXPERTS or self._collects(state))
+
+    def stage(self, state: PersonalState) -> str:
         """Return the stage of the round after ``state.round``."""
         warmup = _warmup(self.settings)
         if state.round < warmup:
             return WARMUP
         return EXPERTS if state.round < warmup + self.settings.expert_rounds else ROUTING_STAGE
 
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Tell the stage."""
-        return StageNotes(self.stage(state))
-
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the state's arrays; to a site that trains an expert, what that starts from."""
-        if self.stage(state) != EXPERTS:
-            return state.arrays
-        if self.settings.experts == "local" and phase != EVALUATE:
-            return self.start(site, state)
+    def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
+        """Return what a site's expert starts from, nothing where it has one."""
+        if self.settings.experts == "local":
+            return self.start(site, ask)
         return {} if site in keepers(state, self.common) else state.arrays
 
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect what the stage trains."""
-        if self.stage(state) == EXPERTS:
-            if not self._collects(state):
-                return {}
-            task = self.participants.task()
-            return expert_specs(self.common, task, OWN_EXPERT) | {
-                OWN_PROTOTYPE: ArraySpec(task.input_shape)
-            }
-        return {name: ArraySpec(state.arrays[name].shape) for name in self._trained(state)}
+    def _expert_specs(self) -> Specs:
+        """Return what a reply with an expert and a prototype holds."""
+        task = self.participants.task()
+        experts = expert_specs(self.common, task, OWN_EXPERT)
+        return {**experts, OWN_PROTOTYPE: ArraySpec(task.input_shape)}
 
-    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
+    def _fault_of_expert(self, reply: Reply) -> str | None:
         """Refuse an expert that has no finite answer to its own silo's mean sample."""
-        if phase == EVALUATE or not self._collects(state):
-            return None
         network = build_classifier(self.common, self.participants.task())
-        specs = expert_specs(self.common, self.participants.task(), OWN_EXPERT)
-        load_exchanged(
-            network,
-            {
-                name.removeprefix(OWN_EXPERT): torch.from_numpy(np.array(reply.array(name)))
-                for name in specs
-            },
-        )
-        mean = torch.from_numpy(np.array(reply.array(OWN_PROTOTYPE)))[None]
+        arrays = {name: torch.from_numpy(np.array(one)) for name, one in reply.arrays.items()}
+        load_exchanged(network, arrays_below(OWN_EXPERT, arrays))
         with torch.no_grad():
-            answer = network.eval()(mean)
+            answer = network.eval()(arrays[OWN_PROTOTYPE][None])
         return None if answer.isfinite().all() else "its expert has no finite answer"
 
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Average, or collect experts and prototypes and start the router."""
-        if self._collects(state):
-            return RoundState(state.round, self._collected(replies), state.extras)
-        if self.stage(state) == EXPERTS:
-            return with_keepers(state, self.common, replies)
-        equal = self.stage(state) == ROUTING_STAGE and self.settings.router_average == "equal"
-        trained = {name: state.arrays[name] for name in self._trained(state)}
-        mean = self.average(replies, trained, equal)
-        return RoundState(state.round, {**state.arrays, **mean}, state.extras)
-
     def documents(
-        self, state: RoundState, values: Mapping[str, Mapping[str, float]]
+        self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return who routes to whom, and how far the prototypes are apart."""
         if not any(name.startswith(ROUTER) for name in state.arrays):
@@ -200,34 +203,26 @@ class PICSR(Method):
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Return the paper's figure 2, the matrix of mean weights and that of distances."""
-        if "routing.json" not in documents:
-            return {}
-        from fedsilo.strategies.figures.routing import draw_routing
-
-        return draw_routing(documents["routing.json"])
-
-    def _collects(self, state: RoundState) -> bool:
+    def _collects(self, state: PersonalState) -> bool:
         """Tell whether the next round is the one that brings experts and prototypes."""
         return state.round + 1 == _warmup(self.settings) + self.settings.expert_rounds
 
-    def _collected(self, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
+    def _collected(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
         task = self.participants.task()
         specs = expert_specs(self.common, task, OWN_EXPERT)
         arrays = collected_experts(replies, specs, OWN_EXPERT)
         for site, reply in replies.items():
-            arrays[f"{PROTOTYPE}{site}"] = reply.array(OWN_PROTOTYPE)
+            arrays[f"{PROTOTYPE}{site}"] = reply.arrays[OWN_PROTOTYPE]
         router = build_router(self.settings, task.input_shape, len(replies), self.common.seed)
         arrays |= {f"{ROUTER}{name}": array for name, array in initial_weights(router).items()}
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
-    def _trained(self, state: RoundState) -> list[str]:
+    def _trained(self, state: PersonalState) -> Arrays:
+        """Return what the sites train in the next round."""
         if self.stage(state) == WARMUP:
-            return list(state.arrays)
+            return state.arrays
         prefixes = (ROUTER, EXPERT) if self.settings.train_experts else (ROUTER,)
-        return [name for name in state.arrays if name.startswith(prefixes)]
+        return {name: array for name, array in state.arrays.items() if name.startswith(prefixes)}
 
 
 def _warmup(settings: PICSRSettings) -> int:

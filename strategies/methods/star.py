@@ -8,16 +8,17 @@ mixed by Metropolis weights, is the topology ``hub``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.array_names import with_prefix
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
-from fedsilo.models.methods.decentralised import LinkSettings
+from fedsilo.models.methods.decentralised import MODEL, LinkSettings
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.reporting import Disclosures
-from fedsilo.strategies.loop.state import RoundState, SiteReply
-from fedsilo.strategies.methods.decentralised import Decentralised
-from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.methods.decentralised import Decentralised, DecentralisedState
+from fedsilo.strategies.wire.reply import shapes
 
 
 class Star(Decentralised):
@@ -31,30 +32,22 @@ class Star(Decentralised):
         """Return the topology with the server in the middle."""
         return "star"
 
+    def round(self, state: DecentralisedState, ask: Ask) -> DecentralisedState:
+        """Have all silos train Theta and take their mean, each silo weighing the same."""
+        theta = self.model(state)
+        trained = ask(
+            TRAIN,
+            dict.fromkeys(ask.sites, with_prefix(MODEL, theta)),
+            expect=dict.fromkeys(ask.sites, shapes(theta)),
+            reference=dict.fromkeys(ask.sites, theta),
+        )
+        self.time(trained)
+        mean = self.average(trained, theta, equal=True)
+        return replace(state, arrays=with_prefix(MODEL, mean), finished=list(trained))
+
     def disclosures(self) -> Disclosures:
         """Name the weights; no silo sees another's."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round, "
             f"{self.as_sent()}; their mean over all silos goes to all silos"
         )
-
-    def relayed(self, phase: str, site: str, state: RoundState) -> dict[str, NDArray]:
-        """Return nothing: silos get the mean alone."""
-        return {}
-
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Return none: there is nothing to mix."""
-        return Notes()
-
-    def reference(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return Theta: each silo goes on from it."""
-        return self.model(state)
-
-    def kept_models(
-        self, names: Iterable[str], state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> dict[str, NDArray]:
-        """Return none: silos get the mean alone."""
-        return {}
-
-    def _needs_theta(self, site: str, state: RoundState) -> bool:
-        return True

@@ -2,7 +2,7 @@
 
 Phases of a round: ``train``; in the last round of an iteration also ``uncertainty`` (every site
 measures the new global model on validation data) and ``centroids``: uncertain sites for a new book,
-and with 'uefl.refresh' certain sites, by whose features the first book is laid anew (section 3.2).
+and with 'uefl.refresh' certain sites, whose features re-initialise the first book (section 3.2).
 
 Messages: ``arrays`` holds the network by state-dict name and ``codebook.<b>`` (n, c/s) for each
 book b that the site may use; a ``train`` reply the same, trained; a ``centroids`` reply
@@ -12,6 +12,7 @@ book b that the site may use; a ``train`` reply the same, trained; a ``centroids
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +20,7 @@ import numpy as np
 import torch
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import INCOMING, TRAIN, measurement
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAIN, measurement
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
@@ -36,26 +36,52 @@ from fedsilo.models.methods.uefl import (
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.asking import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.uefl import shifted_digits
+from fedsilo.strategies.loop.method import Disclosures, Method
+from fedsilo.strategies.loop.replies import Replies
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply
 
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 ENTROPY = measurement(INCOMING, "val", "entropy")
 
 
-class UEFL(Method):
-    """Extends the codebook of uncertain sites after each iteration.
+@dataclass(frozen=True)
+class UEFLState(State):
+    """The network and the books.
 
-    The round state's extras: ``iteration`` (from 1), ``access`` (book -> sites), ``uncertain``
-    (sites found uncertain in the current round), ``certain`` (none was, at the last check),
-    ``entropies`` (per check: round and entropy per site), ``extended`` (round -> sites) and
-    ``refreshed`` (rounds after which the first book was laid anew).
+    Attributes:
+        iteration: counted from 1.
+        access: book -> the sites that use it.
+        uncertain: sites found uncertain in the current round.
+        certain: whether no site was, at the last check.
+        entropies: per check the round, the entropy of each site and those uncertain.
+        extended: round -> the sites that got a new book.
+        refreshed: rounds after which the first book was re-initialised.
     """
+
+    iteration: int = 1
+    access: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    uncertain: Sequence[str] = ()
+    certain: bool = False
+    entropies: Sequence[Mapping[str, Any]] = ()
+    extended: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    refreshed: Sequence[int] = ()
+
+    def books_for(self, site: str) -> Arrays:
+        """Return the network and the books that ``site`` may use."""
+        return {
+            name: array
+            for name, array in sorted(self.arrays.items())
+            if not name.startswith(CODEBOOK) or site in self.access[name.removeprefix(CODEBOOK)]
+        }
+
+
+class UEFL(Method):
+    """Extends the codebook of uncertain sites after each iteration."""
 
     settings: UEFLSettings
     title = "UEFL"
@@ -63,24 +89,167 @@ class UEFL(Method):
     capabilities = Capabilities(
         vit=False, initial_weights=True, aggregations=("mean", "norm-clip", "median")
     )
+    state_class = UEFLState
 
-    def disclosures(self) -> Disclosures:
-        """Name the weights and, unless they are personal, codebooks and centroids."""
-        sentences = ["all weights and batch-norm statistics of the network, each round"]
-        if not self._personal():
-            sentences.append("the codebooks that the site may use, trained, each round")
-        sends = self._by_kmeans(uncertain=True), self._by_kmeans(uncertain=False)
-        if any(sends):
-            when = {(True, False): "when uncertain", (False, True): "when certain"}
-            sentences.append(
-                f"{when.get(sends, 'after each iteration')}: centroids of the site's features with "
-                f"counts, none of fewer than {self.settings.centroid_min_count} features"
-            )
-        return Disclosures(*sentences)
+    def initial_state(self, task: Task) -> UEFLState:
+        """Return initial weights and, if shared, the first book, Gaussian.
 
-    def published(self) -> Published:
-        """Return what the paper's tables have of this very setting."""
-        return shifted_digits("UEFL", self.common, self.settings)
+        Raises:
+            SettingError: uncertainty is to be judged, and a site has no validation samples, or
+                fewer features than the first book, which they may re-initialise, has codewords.
+        """
+        if self.settings.max_iterations > 1:
+            for site, facts in self.participants.facts.items():
+                self._refuse_small(site, facts.sizes())
+        network = starting_network(self.common, task)
+        arrays = initial_weights(network)
+        dimension = segment_dimension(network.channels, self.settings.segments)
+        if not self._personal:
+            first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
+            arrays[f"{CODEBOOK}0"] = first.numpy()
+        return UEFLState(arrays, access={"0": self.participants.sites()})
+
+    def round(self, state: UEFLState, ask: Ask) -> UEFLState:
+        """Train and average; at an iteration's end extend the codebook where it is needed."""
+        trained = ask(TRAIN, {site: state.books_for(site) for site in ask.sites})
+        state = replace(state, arrays=self._averaged(state, trained), uncertain=())  # eq. 3
+        if not self._ends_iteration(state):
+            return state
+        entropies = ask(  # eq. 8
+            UNCERTAINTY,
+            {site: state.books_for(site) for site in ask.sites},
+            expect={},
+            metrics=[ENTROPY],
+            fault=_fault_of_entropy,
+        )
+        state = self._judged(state, entropies)  # eq. 9
+        asked = self._asked_for_centroids(state, ask.sites)
+        replies = ask(
+            CENTROIDS,
+            {site: state.books_for(site) for site in asked},
+            expect={site: self._centroid_specs(site, state) for site in asked},
+            notes={site: CentroidNotes(refreshes=site not in state.uncertain) for site in asked},
+            metrics=[NEW_CODEWORDS],
+            fault=self._fault_of_centroids,
+        )
+        return self._refreshed(self._extended(state, replies), replies)  # section 3.2
+
+    def evaluate(self, state: UEFLState, ask: Ask) -> None:
+        """Have the network measured with the books that each site may use."""
+        ask(EVALUATE, {site: state.books_for(site) for site in ask.sites}, expect={})
+
+    def _averaged(self, state: UEFLState, trained: Replies) -> dict[str, NDArray]:
+        """Return the mean of the network over all sites, and of each book over its users."""
+        network = {n: array for n, array in state.arrays.items() if not n.startswith(CODEBOOK)}
+        arrays = self.average(trained, network)
+        for name in (n for n in state.arrays if n.startswith(CODEBOOK)):
+            users = trained.of(state.access[name.removeprefix(CODEBOOK)])
+            book = {name: state.arrays[name]}
+            arrays |= self.average(users, book) if users else book
+        return arrays
+
+    def _ends_iteration(self, state: UEFLState) -> bool:
+        """Tell whether the current round is an iteration's last and another one may follow."""
+        settings, round_ = self.settings, state.round + 1
+        end = settings.iteration_rounds + (state.iteration - 1) * settings.extension_rounds
+        more = state.iteration < settings.max_iterations and round_ < self.common.rounds
+        return round_ == end and more
+
+    def _judged(self, state: UEFLState, replies: Replies) -> UEFLState:
+        entropies = {site: reply.metrics[ENTROPY] for site, reply in replies.items()}
+        uncertain = uncertain_sites(entropies, self.settings.gamma)
+        check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
+        return replace(
+            state,
+            iteration=state.iteration + 1,
+            uncertain=uncertain,
+            certain=not uncertain,
+            entropies=[*state.entropies, check],
+        )
+
+    def _asked_for_centroids(self, state: UEFLState, sites: Sequence[str]) -> Sequence[str]:
+        """Return all sites; without a refresh, or in a run's last round, the uncertain ones."""
+        over = self.settings.stop_when_certain and state.certain
+        return state.uncertain if over or self.settings.refresh == "none" else sites
+
+    def _extended(self, state: UEFLState, replies: Replies) -> UEFLState:
+        """Add a book for the sites that found codewords for it; the round is marked in any case."""
+        if not state.uncertain:
+            return state
+        book = str(len(state.access))
+        sites = [site for site in state.uncertain if _found_codewords(replies, site)]
+        state = replace(state, extended={**state.extended, str(state.round + 1): sites})
+        if not sites:
+            return state
+        arrays = dict(state.arrays)
+        if not self._personal:
+            arrays[f"{CODEBOOK}{book}"] = self._new_book(state, replies.of(sites))
+        return replace(state, arrays=arrays, access={**state.access, book: sites})
+
+    def _refreshed(self, state: UEFLState, replies: Replies) -> UEFLState:
+        """Re-initialise the first book by the centroids of certain sites, if some sent any."""
+        certain = [site for site in replies if site not in state.uncertain]
+        sites = [site for site in certain if _found_codewords(replies, site)]
+        if not sites:
+            return state
+        arrays = dict(state.arrays)
+        if not self._personal:
+            arrays[f"{CODEBOOK}0"] = self._merged(state, "refresh", replies.of(sites))
+        return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
+
+    def _new_book(self, state: UEFLState, replies: Replies) -> NDArray:
+        if self.settings.codeword_start == "kmeans":
+            return self._merged(state, "merge", replies)
+        dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.access)
+        codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        start: NDArray = codewords.numpy()
+        return start
+
+    def _merged(self, state: UEFLState, purpose: str, replies: Replies) -> NDArray:
+        """Return the sites' centroids merged into one book by weighted K-means."""
+        parts = [
+            Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
+            for reply in replies.values()
+        ]
+        seed = derive_seed(self.common.seed, purpose, state.round + 1)
+        return merge_centroids(parts, self.settings.codes, seed)
+
+    def _centroid_specs(self, site: str, state: UEFLState) -> dict[str, ArraySpec]:
+        if not self._by_kmeans(uncertain=site in state.uncertain):
+            return {}
+        dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
+        return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
+
+    def _fault_of_centroids(self, reply: Reply) -> str | None:
+        """Refuse counts that cannot be: of too many codes, or of more features than there are."""
+        if not reply.arrays:
+            return None
+        centroids, counts = reply.arrays["centroids"], reply.arrays["counts"]
+        whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
+        if not len(centroids) == len(counts) == reply.metrics[NEW_CODEWORDS] or not whole:
+            return f"{len(centroids)} centroids came with counts {counts.tolist()}"
+        if len(counts) > self.settings.codes:
+            return f"{len(counts)} centroids came, more than 'uefl.codes' {self.settings.codes}"
+        samples = self.participants.facts[reply.site].sizes()["train"]
+        noise = 10 * self.common.clip_norm * self.common.noise_multiplier * len(counts)
+        if (total := float(counts.sum(dtype=np.float64))) > samples * self._features + noise:
+            return f"its centroids stand for {total:g} features, more than it has"
+        return None
+
+    def why_finished(self, state: UEFLState) -> str | None:
+        """Say that no silo is uncertain, where that ends the run."""
+        certain = self.settings.stop_when_certain and state.certain
+        if not certain or state.round >= self.common.rounds:
+            return None
+        return (
+            f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
+            "times the least: the run ends ('uefl.stop-when-certain')"
+        )
+
+    def releases(self, site: str, state: UEFLState) -> int:
+        """Return 1, and at an iteration's end another one for centroids."""
+        by_kmeans = self._by_kmeans(uncertain=True) or self._by_kmeans(uncertain=False)
+        return 1 + (self._ends_iteration(state) and by_kmeans)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
@@ -98,41 +267,16 @@ class UEFL(Method):
             )
 
     @classmethod
-    def why_unfit(cls, common: CommonSettings, settings: UEFLSettings, facts: SiteFacts) -> str:
+    def why_unfit(
+        cls, common: CommonSettings, settings: UEFLSettings, facts: SiteFacts
+    ) -> str | None:
         """Refuse a site that withholds what its uncertainty would be judged by."""
         if settings.max_iterations == 1 or "val" in facts.measured:
-            return ""
+            return None
         return (
             f"site {facts.site} withholds its measurements on validation samples, on which UEFL "
             "judges uncertainty: leave the site out, or set 'uefl.max-iterations' to 1 (DisFL)"
         )
-
-    def initial_state(self, task: Task) -> RoundState:
-        """Return initial weights and, if shared, the first book, Gaussian.
-
-        Raises:
-            SettingError: uncertainty is to be judged, and a site has no validation samples, or
-                fewer features than the first book, which they may lay anew, has codewords.
-        """
-        if self.settings.max_iterations > 1:
-            for site, facts in self.participants.facts.items():
-                self._refuse_small(site, facts.sizes())
-        network = starting_network(self.common, task)
-        arrays = initial_weights(network)
-        dimension = segment_dimension(network.channels, self.settings.segments)
-        if not self._personal():
-            first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
-            arrays[f"{CODEBOOK}0"] = first.numpy()
-        extras = {
-            "iteration": 1,
-            "access": {"0": self.participants.sites()},
-            "uncertain": [],
-            "certain": False,
-            "entropies": [],
-            "extended": {},
-            "refreshed": [],
-        }
-        return RoundState(0, arrays, extras)
 
     def _refuse_small(self, site: str, sizes: Mapping[str, int]) -> None:
         if sizes.get("val") == 0:
@@ -143,91 +287,9 @@ class UEFL(Method):
         features = sizes["train"] * self._features
         if self.settings.refresh == "kmeans" and features < self.settings.codes:
             raise SettingError(
-                f"site {site} has {features} features to lay 'uefl.codes' {self.settings.codes} "
-                "codewords by: lower 'uefl.codes', or set 'uefl.refresh' to 'none'"
+                f"site {site} has {features} features for 'uefl.codes' {self.settings.codes} "
+                "codewords: lower 'uefl.codes', or set 'uefl.refresh' to 'none'"
             )
-
-    @classmethod
-    def marks(cls, state: RoundState) -> dict[int, str]:
-        """Return where codewords were added, and for whom, and where the first were laid anew."""
-        none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
-        marks = {
-            int(round_): f"new codewords for {', '.join(sites)}" if sites else none
-            for round_, sites in state.extras["extended"].items()
-        }
-        for round_ in state.extras.get("refreshed", ()):  # an older checkpoint has none
-            told = "first codewords laid anew"
-            marks[round_] = f"{marks[round_]}; {told}" if round_ in marks else told
-        return dict(sorted(marks.items()))
-
-    def why_finished(self, state: RoundState) -> str:
-        """Say that no silo is uncertain, where that ends the run."""
-        certain = self.settings.stop_when_certain and state.extras["certain"]
-        if not certain or state.round >= self.common.rounds:
-            return ""
-        return (
-            f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
-            "times the least: the run ends ('uefl.stop-when-certain')"
-        )
-
-    def phases(self, state: RoundState) -> Sequence[str]:
-        """Return the three phases in an iteration's last round, else ``train`` alone."""
-        if state.round + 1 == self._iteration_end(state) and self._may_extend(state):
-            return (TRAIN, UNCERTAINTY, CENTROIDS)
-        return (TRAIN,)
-
-    def recipients(self, phase: str, state: RoundState) -> list[str]:
-        """Ask all sites, but for centroids certain ones only if they refresh the first book."""
-        over = self.settings.stop_when_certain and state.extras["certain"]
-        if phase == CENTROIDS and (over or self.settings.refresh == "none"):
-            return list(state.extras["uncertain"])
-        return self.participants.sites()
-
-    def notes(self, phase: str, site: str, state: RoundState) -> Notes:
-        """Tell a site that is asked for centroids what for."""
-        if phase != CENTROIDS:
-            return Notes()
-        return CentroidNotes(refreshes=site not in state.extras["uncertain"])
-
-    def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
-        """Return the network and the books that ``site`` may use."""
-        return {name: state.arrays[name] for name in self._names_for(site, state)}
-
-    def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
-        """Expect what was sent, trained; centroids with counts; or metrics alone."""
-        if phase == TRAIN:
-            return {
-                name: ArraySpec(state.arrays[name].shape) for name in self._names_for(site, state)
-            }
-        if phase == CENTROIDS and self._sends_centroids(site, state):
-            dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
-            return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
-        return {}
-
-    def rejection_reason(self, phase: str, reply: SiteReply, state: RoundState) -> str | None:
-        """Refuse a reply without what its phase is for, or counts that cannot be."""
-        needed = {UNCERTAINTY: ENTROPY, CENTROIDS: NEW_CODEWORDS}.get(phase)
-        if needed and needed not in reply.metrics():
-            return f"metric '{needed}' is missing"
-        if phase == UNCERTAINTY and reply.metric(ENTROPY) < 0:
-            return f"metric '{ENTROPY}' is {reply.metric(ENTROPY)}, less than 0"
-        if phase == CENTROIDS and self._sends_centroids(reply.site, state):
-            centroids, counts = reply.array("centroids"), reply.array("counts")
-            whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
-            if not len(centroids) == len(counts) == reply.metric(NEW_CODEWORDS) or not whole:
-                return f"{len(centroids)} centroids came with counts {counts.tolist()}"
-            return self._why_too_many(reply.site, counts)
-        return None
-
-    def _why_too_many(self, site: str, counts: NDArray) -> str | None:
-        """Refuse more centroids than codes, and more features behind them than the site has."""
-        if len(counts) > self.settings.codes:
-            return f"{len(counts)} centroids came, more than 'uefl.codes' {self.settings.codes}"
-        samples = self.participants.facts[site].sizes()["train"]
-        noise = 10 * self.common.clip_norm * self.common.noise_multiplier * len(counts)
-        if (total := float(counts.sum(dtype=np.float64))) > samples * self._features + noise:
-            return f"its centroids stand for {total:g} features, more than it has"
-        return None
 
     @cached_property
     def _features(self) -> int:
@@ -236,118 +298,48 @@ class UEFL(Method):
             network = build_classifier(self.common, self.participants.task())
         return int(network.tokens) * self.settings.segments
 
-    def combine(
-        self, phase: str, state: RoundState, replies: Mapping[str, SiteReply]
-    ) -> RoundState:
-        """Average (eq. 3), judge uncertainty (eq. 9), or extend the codebook."""
-        if phase == TRAIN:
-            arrays = self._averaged(state, replies)
-            return RoundState(state.round, arrays, {**state.extras, "uncertain": []})
-        if phase == UNCERTAINTY:
-            return RoundState(state.round, state.arrays, self._judged(state, replies))
-        return self._refreshed(self._extended(state, replies), replies)
-
-    def _averaged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, NDArray]:
-        books = [name for name in state.arrays if name.startswith(CODEBOOK)]
-        network = {name: array for name, array in state.arrays.items() if name not in books}
-        arrays = self.average(replies, network)
-        for name in books:
-            users = {
-                site: reply
-                for site, reply in replies.items()
-                if site in state.extras["access"][name.removeprefix(CODEBOOK)]
-            }
-            book = {name: state.arrays[name]}
-            arrays |= self.average(users, book) if users else book
-        return arrays
-
-    def _judged(self, state: RoundState, replies: Mapping[str, SiteReply]) -> dict[str, Any]:
-        entropies = {site: reply.metric(ENTROPY) for site, reply in replies.items()}
-        uncertain = uncertain_sites(entropies, self.settings.gamma)
-        check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
-        return {
-            **state.extras,
-            "iteration": state.extras["iteration"] + 1,
-            "uncertain": uncertain,
-            "certain": not uncertain,
-            "entropies": [*state.extras["entropies"], check],
-        }
-
-    def _extended(self, state: RoundState, replies: Mapping[str, SiteReply]) -> RoundState:
-        """Add a book for the sites that have codewords for it; none: the round is only marked."""
-        if not state.extras["uncertain"]:
-            return state
-        book, round_ = str(len(state.extras["access"])), str(state.round + 1)
-        sites = [site for site in state.extras["uncertain"] if _laid(replies, site)]
-        extras = {**state.extras, "extended": {**state.extras["extended"], round_: sites}}
-        if not sites:
-            return RoundState(state.round, state.arrays, extras)
-        arrays = dict(state.arrays)
-        if not self._personal():
-            arrays[f"{CODEBOOK}{book}"] = self._new_book(state, [replies[site] for site in sites])
-        extras["access"] = {**state.extras["access"], book: sites}
-        return RoundState(state.round, arrays, extras)
-
-    def _refreshed(self, state: RoundState, replies: Mapping[str, SiteReply]) -> RoundState:
-        """Lay the first book anew by the certain sites' centroids; none: it stays as trained."""
-        certain = [site for site in replies if site not in state.extras["uncertain"]]
-        sites = [site for site in certain if _laid(replies, site)]
-        if not sites:
-            return state
-        rounds = [*state.extras.get("refreshed", ()), state.round + 1]
-        arrays = dict(state.arrays)
-        if not self._personal():
-            arrays[f"{CODEBOOK}0"] = self._merged(state, "refresh", [replies[s] for s in sites])
-        return RoundState(state.round, arrays, {**state.extras, "refreshed": rounds})
-
-    def _new_book(self, state: RoundState, replies: Sequence[SiteReply]) -> NDArray:
-        if self.settings.codeword_start == "kmeans":
-            return self._merged(state, "merge", replies)
-        dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.extras["access"])
-        codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-        start: NDArray = codewords.numpy()
-        return start
-
-    def _merged(self, state: RoundState, what_for: str, replies: Sequence[SiteReply]) -> NDArray:
-        parts = [
-            Centroids(reply.array("centroids"), reply.array("counts").astype(np.int64))
-            for reply in replies
-        ]
-        seed = derive_seed(self.common.seed, what_for, state.round + 1)
-        return merge_centroids(parts, self.settings.codes, seed)
-
-    def _names_for(self, site: str, state: RoundState) -> list[str]:
-        return [
-            name
-            for name in sorted(state.arrays)
-            if not name.startswith(CODEBOOK)
-            or site in state.extras["access"][name.removeprefix(CODEBOOK)]
-        ]
-
-    def _iteration_end(self, state: RoundState) -> int:
-        later: int = state.extras["iteration"] - 1
-        return self.settings.iteration_rounds + later * self.settings.extension_rounds
-
-    def _may_extend(self, state: RoundState) -> bool:
-        more: bool = state.extras["iteration"] < self.settings.max_iterations
-        return more and state.round + 1 < self.common.rounds
-
-    def _sends_centroids(self, site: str, state: RoundState) -> bool:
-        checks = state.extras["entropies"]
-        judged = bool(checks) and checks[-1]["round"] == state.round + 1
-        if not judged:  # it may become either
-            return self._by_kmeans(uncertain=True) or self._by_kmeans(uncertain=False)
-        return self._by_kmeans(uncertain=site in state.extras["uncertain"])
-
     def _by_kmeans(self, *, uncertain: bool) -> bool:
-        """Tell whether K-means at such sites lays codewords that leave them."""
+        """Tell whether such sites find codewords by K-means and send them."""
         settings = self.settings
-        laid = settings.codeword_start if uncertain else settings.refresh
-        return not self._personal() and laid == "kmeans"
+        found = settings.codeword_start if uncertain else settings.refresh
+        return not self._personal and found == "kmeans"
 
+    @property
     def _personal(self) -> bool:
         return self.settings.codebooks == "personal"
 
+    @classmethod
+    def marks(cls, state: UEFLState) -> dict[int, str]:
+        """Return where codewords were added, and for whom, and where the first were renewed."""
+        none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
+        marks = {
+            int(round_): f"new codewords for {', '.join(sites)}" if sites else none
+            for round_, sites in state.extended.items()
+        }
+        for round_ in state.refreshed:
+            refreshed = "first codewords re-initialised"
+            marks[round_] = f"{marks[round_]}; {refreshed}" if round_ in marks else refreshed
+        return dict(sorted(marks.items()))
 
-def _laid(replies: Mapping[str, SiteReply], site: str) -> bool:
-    return site in replies and replies[site].metric(NEW_CODEWORDS) > 0
+    def disclosures(self) -> Disclosures:
+        """Name the weights and, unless they are personal, codebooks and centroids."""
+        sentences = ["all weights and batch-norm statistics of the network, each round"]
+        if not self._personal:
+            sentences.append("the codebooks that the site may use, trained, each round")
+        sends = self._by_kmeans(uncertain=True), self._by_kmeans(uncertain=False)
+        if any(sends):
+            when = {(True, False): "when uncertain", (False, True): "when certain"}
+            sentences.append(
+                f"{when.get(sends, 'after each iteration')}: centroids of the site's features with "
+                f"counts, none of fewer than {self.settings.centroid_min_count} features"
+            )
+        return Disclosures(*sentences)
+
+
+def _found_codewords(replies: Mapping[str, Reply], site: str) -> bool:
+    return site in replies and replies[site].metrics[NEW_CODEWORDS] > 0
+
+
+def _fault_of_entropy(reply: Reply) -> str | None:
+    entropy = reply.metrics[ENTROPY]
+    return f"metric '{ENTROPY}' is {entropy}, less than 0" if entropy < 0 else None

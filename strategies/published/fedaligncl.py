@@ -9,8 +9,8 @@ from typing import Any
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.cross import metric_from
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.published.conditions import WHOLE, Conditions
 
 _METRICS = ("auc", "average-precision")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.published.conditions import WHOLE, Conditions
 
 _SITES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.published.conditions import WHOLE, Conditions
 
 _SITES = ("cleveland", "hungary", "switzerland", "va")

@@ -1,43 +1,27 @@
-"""The arrays of a record as one array on their way between processes.
+"""The arrays of a record as one safetensors file on their way between processes.
 
 Flower's SuperLink stores each array of a message as an object of its own, with several
 transactions of its database for each hospital that fetches it: some 10 ms an array
 (docs/deployment.md). With the thousands of arrays of a round in which models visit one another it
-loses replies. So what goes to a real site and back travels as the bytes of one safetensors file,
-and is opened before anything looks at it; a simulation's messages stay as they are.
+loses replies. So what goes to a real site and back travels as one file, which is opened before
+anything looks at it; a simulation's messages are sent as they are.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.strategies.wire.records import KINDS, ArrayError, unpack
+from fedsilo.strategies.wire.records import KINDS, ArrayError, NDArray, unpack
 
 BUNDLE = "safetensors"  # the only name in a bundled record
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-}
-_LENGTH = 8  # bytes of the header's own length
+_LENGTH = 8  # bytes of the length of a file's header
 _LONGEST_HEADER = 2**22  # bytes: some 40,000 arrays
 _LONGEST_NAME = 512  # characters
 _DIMENSIONS = 32
@@ -51,8 +35,8 @@ def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
 
     Args:
         content: of a message.
-        cache: bundles of before: the same data, sent to several sites, are put together once.
-            Holding the arrays beside their bundle keeps the ids of their data their own.
+        cache: bundles made before: data that goes to several sites is serialised once. The arrays
+            are kept beside their bundle, so that the ids of their data stay their own.
     """
     cache = {} if cache is None else cache
     bundled = RecordDict(dict(content.items()))
@@ -71,114 +55,75 @@ def _bundled(record: ArrayRecord, cache: Bundles) -> Array:
     return cache[key][1]
 
 
-def unbundle(content: RecordDict, most: int | None = None) -> RecordDict:
+def unbundle(content: RecordDict) -> RecordDict:
     """Return ``content`` with what ``bundle`` put together taken apart.
 
-    Args:
-        content: of a message.
-        most: bytes that all arrays of a record may have; None: any.
-
     Raises:
-        SiteError: a bundle is cut short, altered, or larger than that, or there are many records.
+        SiteError: a bundle is cut short or altered, or there are too many records.
     """
-    records = content.array_records
-    if fault := records_fault(records):
-        raise SiteError(fault)
+    refuse_many_records(content.array_records)
     unbundled = RecordDict(dict(content.items()))
-    for name, record in records.items():
+    for name, record in content.array_records.items():
         if list(record) == [BUNDLE]:
-            unbundled[name] = _opened(name, record[BUNDLE], most)
+            arrays = opened(name, record[BUNDLE])
+            unbundled[name] = ArrayRecord({key: Array(array) for key, array in arrays.items()})
     return unbundled
 
 
-def records_fault(records: Mapping[str, ArrayRecord]) -> str:
-    """Say why the records of arrays of a message are not opened; empty: they are."""
+def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
+    """Refuse a message with more records of arrays than any of ours has.
+
+    Raises:
+        SiteError: it has.
+    """
     if len(records) > _MOST_RECORDS:
-        return f"{len(records)} records of arrays, more than {_MOST_RECORDS}: was it altered?"
-    return ""
+        raise SiteError(
+            f"{len(records)} records of arrays, more than {_MOST_RECORDS}: was it altered?"
+        )
 
 
-def bundle_fault(name: str, record: ArrayRecord, most: int | None = None) -> str:
-    """Say why a record that is a bundle cannot be opened; empty: it can, or is none."""
-    if list(record) != [BUNDLE]:
-        return ""
-    try:
-        _opened(name, record[BUNDLE], most)
-    except SiteError as error:
-        return str(error)
-    return ""
+def opened(name: str, array: Array, most: int | None = None) -> dict[str, NDArray]:
+    """Return the arrays of a bundle, sorted by name; they share the bundle's memory.
 
+    Args:
+        name: of the record, for errors.
+        array: the bundle.
+        most: bytes that its arrays may have together; None for any number.
 
-def _opened(name: str, array: Array, most: int | None) -> ArrayRecord:
+    Raises:
+        SiteError: it is cut short, altered, or larger than that.
+    """
     try:
         data = unpack(array).reshape(-1)
+        if data.dtype != np.uint8 or len(data) < _LENGTH:
+            raise ArrayError("it is cut short or no bundle")
         if most is not None and data.nbytes > most + _LONGEST_HEADER:
             raise ArrayError(f"it has {data.nbytes} bytes, and at most {most} are expected")
-        entries, start = _entries(data)
-        arrays = {key: _array(data[start:], entries[key]) for key in sorted(entries)}
+        if int.from_bytes(data[:_LENGTH].tobytes(), "little") > _LONGEST_HEADER:
+            raise ArrayError(
+                f"its header has more than {_LONGEST_HEADER} bytes, or it is cut short"
+            )
+        arrays = _parsed(data.tobytes())
     except ArrayError as error:
         raise SiteError(
             f"record '{one_line(name, 80)}' cannot be opened: {error}; was it altered?"
         ) from None
-    return ArrayRecord({key: Array(array) for key, array in arrays.items()})
+    return {key: arrays[key] for key in sorted(arrays)}
 
 
-def _entries(data: Any) -> tuple[dict[str, Any], int]:
-    """Return what a safetensors file says of its arrays, and where their bytes begin."""
-    size = int.from_bytes(data[:_LENGTH].tobytes(), "little")
-    if data.dtype != np.uint8 or len(data) < _LENGTH or size > len(data) - _LENGTH:
-        raise ArrayError("it is cut short or no bundle")
-    if size > _LONGEST_HEADER:
-        raise ArrayError(f"its header has {size} bytes, more than {_LONGEST_HEADER}")
+def _parsed(data: bytes) -> dict[str, NDArray]:
     try:
-        entries = json.loads(data[_LENGTH : _LENGTH + size].tobytes())
-    except (ValueError, RecursionError):
-        raise ArrayError("its header is no JSON") from None
-    if not isinstance(entries, dict) or any(len(key) > _LONGEST_NAME for key in entries):
-        raise ArrayError("its header names no arrays")
-    entries.pop("__metadata__", None)
-    held = sum(_bytes_of(entry) for entry in entries.values())
-    if held != len(data) - _LENGTH - size:
-        raise ArrayError("it holds other bytes than its header says")
-    return entries, _LENGTH + size
-
-
-def _bytes_of(entry: Any) -> int:
-    """Return how many bytes an array has, by what the header says of it."""
-    if not isinstance(entry, dict) or str(entry.get("dtype")) not in _DTYPES:
-        raise ArrayError("its header has an array of an unknown type")
-    shape: Any = entry.get("shape")
-    ends: Any = entry.get("data_offsets")
-    if not _are_lengths(shape) or not _are_lengths(ends) or len(ends) != 2:
-        raise ArrayError("its header has an array of no shape or place")
-    needed = int(math.prod(shape) * np.dtype(_DTYPES[str(entry["dtype"])]).itemsize)
-    if ends[1] - ends[0] != needed:
-        raise ArrayError("its header has an array of another length than its shape needs")
-    return needed
-
-
-def _are_lengths(listed: Any) -> bool:
-    return (
-        isinstance(listed, list)
-        and len(listed) <= _DIMENSIONS
-        and all(type(length) is int and 0 <= length < 2**48 for length in listed)
-    )
-
-
-def _array(data: Any, entry: Any) -> Any:
-    """Return an array of a bundle: a view of its bytes, checked by ``_bytes_of``."""
-    first, last = entry["data_offsets"]
-    part = data[first:last]
-    if len(part) != last - first:
-        raise ArrayError("its header places an array beyond its end")
-    try:
-        return part.view(_DTYPES[str(entry["dtype"])]).reshape(entry["shape"])
-    except ValueError:
-        raise ArrayError("its header has an array of no shape") from None
+        arrays: dict[str, NDArray] = load(data)
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError) as error:
+        raise ArrayError(f"it is no safetensors file ({one_line(error, 120)})") from None
+    for name, array in arrays.items():
+        if len(name) > _LONGEST_NAME or array.ndim > _DIMENSIONS or array.dtype.kind not in KINDS:
+            raise ArrayError("it holds an array of no usable name, shape or type")
+    return arrays
 
 
 def record_bytes(content: RecordDict) -> int:
-    """Return what ``content`` weighs on the wire, without the envelope."""
+    """Return the bytes of ``content`` on the wire, without the envelope."""
     weights = 0
     for record in content.values():
         if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text

@@ -26,7 +26,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.run.runner import run
-from fedsilo.strategies.loop.participants import meet_sites
+from fedsilo.strategies.meeting.participants import meet_sites
 
 APP = importlib.import_module(
     "fedsilo.client_app.app"

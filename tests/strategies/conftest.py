@@ -26,11 +26,12 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.participants import Participants, meet_sites
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.records import to_record
+from fedsilo.strategies.wire.reply import Reply
+from tests.support.asking import make_reply
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
@@ -82,10 +83,10 @@ class Recorder(Hook):
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
         self.failures: list[tuple[int, str, str, str]] = []
-        self.states: list[RoundState] = []
+        self.states: list[State] = []
         self.phases: list[tuple[int, str, list[str]]] = []
 
-    def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         self.events.append(("run started", state.round, total_rounds))
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
@@ -95,17 +96,17 @@ class Recorder(Hook):
     def reply_came(self, round_: int, phase: str, site: str) -> None:
         self.events.append(("reply came", round_, phase, site))
 
-    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, SiteReply]) -> None:
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         self.events.append(("phase ended", round_, phase, *replies))
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         self.failures.append((round_, phase, site, reason))
 
-    def round_ended(self, state: RoundState) -> None:
+    def round_ended(self, state: State) -> None:
         self.events.append(("round ended", state.round))
         self.states.append(state)
 
-    def run_ended(self, state: RoundState) -> None:
+    def run_ended(self, state: State) -> None:
         self.events.append(("run ended", state.round))
 
 
@@ -149,13 +150,9 @@ def measured() -> dict[str, float]:
 
 
 @pytest.fixture
-def site_reply() -> Callable[..., SiteReply]:
+def site_reply() -> Callable[..., Reply]:
     """Return a builder of a checked reply: site, arrays, metrics."""
-
-    def build(site: str, arrays: Mapping[str, Any] | None = None, **metrics: Any) -> SiteReply:
-        return SiteReply(site, build_content(arrays, **metrics), 0, 0)
-
-    return build
+    return make_reply
 
 
 @pytest.fixture
@@ -236,7 +233,7 @@ def started(
     def start(
         app: ClientApp | None = None,
         silent: tuple[int, ...] = (),
-        state: RoundState | None = None,
+        state: State | None = None,
         timeout: float = 20,
         sizes: Mapping[str, Mapping[str, int]] | None = None,
         **common: Any,
@@ -244,9 +241,9 @@ def started(
         settings = CommonSettings(silos=3, run_name="run", **{"rounds": 2, **common})
         method = FedAvg(settings, NoSettings(), sized(participants, sizes or {}))
         loop = RoundLoop(method, [recorder], "/somewhere")
-        loop.state = state
+        loop.state = state or State({"w": np.zeros(2, np.float32)})
         grid = spy_grid(app or fake_app(), silent=silent)
-        loop.start(grid, to_record({"w": np.zeros(2, np.float32)}), settings.rounds, timeout)
+        loop.start(grid, settings.rounds, timeout)
         return grid, loop
 
     return start
@@ -265,8 +262,7 @@ def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
         sites = meet_sites(grid, settings.common)
         method = strategy_class(settings.common.method)(settings.common, settings.own, sites)
         loop = RoundLoop(method, hooks, str(tmp_path))
-        loop.state = method.initial_state(sites.task())
-        loop.start(grid, ArrayRecord(), settings.common.rounds, 60)
+        loop.start(grid, settings.common.rounds, 60)
         return grid, loop
 
     return run

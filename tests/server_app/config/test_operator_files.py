@@ -17,7 +17,7 @@ from fedsilo.server_app.config.operator_files import (
     read_registry,
     read_weights,
 )
-from fedsilo.strategies.loop.terms import AgreedWeights, Registry, Terms
+from fedsilo.strategies.meeting.admission import AgreedWeights, Registry, Terms
 
 
 @pytest.fixture

@@ -10,13 +10,11 @@ import pytest
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.server_app.records.checkpoints import KEPT, CheckpointHook
 from fedsilo.server_app.records.recorders import FailureHook
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
 
 
-def _state(round_: int) -> RoundState:
-    return RoundState(
-        round_, {"w": np.full(3, round_, np.float32)}, {"iteration": round_}, ("s1a",)
-    )
+def _state(round_: int) -> State:
+    return State({"w": np.full(3, round_, np.float32)}, round_, ("s1a",), iteration=round_)
 
 
 def _write(folder: Path, rounds: int, seed: int = 1) -> CheckpointHook:

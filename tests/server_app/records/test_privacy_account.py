@@ -16,9 +16,10 @@ from fedsilo.models.privacy.accountant import SPENT, epsilon
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.summary import NO_PRIVACY, privacy_document
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.reply_checks import TooFewSitesError
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.asking import TooFewSitesError
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.reply import Reply
 
 Z, DELTA = 2.0, 1e-5
 ONE, TWO, THREE = (epsilon(Z, count, DELTA) for count in (1, 2, 3))
@@ -30,13 +31,13 @@ def private(**changes: Any) -> PrivacyHook:
     )
 
 
-def replies(releases: int | None, *sites: str, arrays: bool = True) -> dict[str, SiteReply]:
+def replies(releases: int | None, *sites: str, arrays: bool = True) -> dict[str, Reply]:
     content = RecordDict({METRICS: MetricRecord({"seconds": 1.0})})
     if releases is not None:
         content[METRICS] = MetricRecord({DP_RELEASES: releases})
     if arrays:
         content[ARRAYS] = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    return {site: SiteReply(site, content, 0, 0) for site in sites}
+    return {site: Reply(site, content, 0, 0) for site in sites}
 
 
 def ahead(**counts: int) -> Any:
@@ -126,11 +127,11 @@ def test_a_checkpoint_keeps_the_counts_and_an_old_one_has_none() -> None:
 
 def test_it_ends_the_run_before_a_site_has_spent_too_much() -> None:
     hook = private(max_epsilon=(TWO + THREE) / 2)
-    assert hook.why_stop(RoundState(0, {}), ahead(a=1, b=1)) == ""
+    assert hook.why_stop(State({}), ahead(a=1, b=1)) == ""
     hook.phase_ended(1, "train", replies(1, "a", "b"))
-    assert hook.why_stop(RoundState(1, {}), ahead(a=1, b=1)) == ""
+    assert hook.why_stop(State({}, 1), ahead(a=1, b=1)) == ""
     hook.phase_ended(2, "train", replies(2, "b"))
-    said = hook.why_stop(RoundState(2, {}), ahead(a=1, b=1))
+    said = hook.why_stop(State({}, 2), ahead(a=1, b=1))
     assert said.startswith(f"the run ends after round 2 of 9: site b has spent epsilon {TWO:.4g}")
     assert f"the next round would make it {THREE:.4g}, above 'max-epsilon'" in said
 
@@ -138,34 +139,34 @@ def test_it_ends_the_run_before_a_site_has_spent_too_much() -> None:
 def test_a_round_of_two_messages_costs_two() -> None:
     hook = private(max_epsilon=(TWO + THREE) / 2)
     hook.phase_ended(1, "train", replies(1, "a"))
-    assert hook.why_stop(RoundState(1, {}), ahead(a=1)) == ""
-    assert hook.why_stop(RoundState(1, {}), ahead(a=2)).startswith("the run ends after round 1")
+    assert hook.why_stop(State({}, 1), ahead(a=1)) == ""
+    assert hook.why_stop(State({}, 1), ahead(a=2)).startswith("the run ends after round 1")
 
 
 def test_rounds_in_which_nothing_leaves_cost_nothing() -> None:
     hook = private(max_epsilon=ONE)
     hook.phase_ended(1, "train", replies(1, "a"))
-    assert hook.why_stop(RoundState(1, {}), ahead(a=0)) == ""
+    assert hook.why_stop(State({}, 1), ahead(a=0)) == ""
 
 
 @pytest.mark.parametrize("coming", [{"a": 1}, {"a": 0}, {}])
 def test_a_first_round_that_is_too_much_is_an_error(coming: dict[str, int]) -> None:
     hook = private(max_epsilon=ONE / 2)
     with pytest.raises(SettingError, match=f"epsilon of one round is {ONE:.4g} and 'max-epsilon'"):
-        hook.why_stop(RoundState(0, {}), ahead(**coming))
+        hook.why_stop(State({}), ahead(**coming))
 
 
 def test_a_first_round_of_several_messages_is_an_error_too() -> None:
     with pytest.raises(SettingError, match=f"epsilon of one round is {TWO:.4g}"):
-        private(max_epsilon=(ONE + TWO) / 2).why_stop(RoundState(0, {}), ahead(a=1, b=2))
+        private(max_epsilon=(ONE + TWO) / 2).why_stop(State({}), ahead(a=1, b=2))
 
 
 def test_without_a_limit_nobody_is_asked() -> None:
     def never() -> dict[str, int]:
         raise AssertionError
 
-    assert private().why_stop(RoundState(3, {}), never) == ""
-    assert PrivacyHook(CommonSettings()).why_stop(RoundState(3, {}), never) == ""
+    assert private().why_stop(State({}, 3), never) == ""
+    assert PrivacyHook(CommonSettings()).why_stop(State({}, 3), never) == ""
 
 
 def test_a_sites_own_refusal_ends_a_run_that_has_trained() -> None:
@@ -173,12 +174,12 @@ def test_a_sites_own_refusal_ends_a_run_that_has_trained() -> None:
     text = f"{reasons} -- 1 of 2 sites answered"
     error = TooFewSitesError(text, reasons, ["epsilon-spent"])
     hook = private()
-    said = hook.why_end(RoundState(2, {}), error)
+    said = hook.why_end(State({}, 2), error)
     assert said.startswith("the run ends after round 2 of 9: site a, round 3, phase train: epsilon")
     assert "--" not in said
-    assert hook.why_end(RoundState(0, {}), error) == "", "there is nothing to evaluate"
-    assert hook.why_end(RoundState(2, {}), SiteError("the disk is full")) == ""
-    assert PrivacyHook(CommonSettings()).why_end(RoundState(2, {}), error) == ""
+    assert hook.why_end(State({}), error) == "", "there is nothing to evaluate"
+    assert hook.why_end(State({}, 2), SiteError("the disk is full")) == ""
+    assert PrivacyHook(CommonSettings()).why_end(State({}, 2), error) == ""
 
 
 def test_the_guarantee_is_of_each_site_and_of_the_one_that_spent_most() -> None:
@@ -246,4 +247,4 @@ def test_a_refusal_of_another_kind_does_not_end_a_run_well_whatever_its_words(
     codes: list[str],
 ) -> None:
     error = TooFewSitesError(f"site a: {SPENT}", f"site a: {SPENT}", codes)
-    assert private().why_end(RoundState(2, {}), error) == ""
+    assert private().why_end(State({}, 2), error) == ""

@@ -18,7 +18,7 @@ from fedsilo.server_app.records.progress import METRICS_FILE, Progress, read_pro
 from fedsilo.server_app.records.progress_hook import ProgressRecord
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
@@ -114,7 +114,7 @@ def test_a_run_without_a_site_names_it(
     seen: list[dict[str, str]] = []
     ended, answer = ProgressRecord.round_ended, InlineGrid._answer
 
-    def look(self: ProgressRecord, state: RoundState) -> None:
+    def look(self: ProgressRecord, state: State) -> None:
         seen.append(dict(self.progress.failed))
         ended(self, state)
 

@@ -17,8 +17,8 @@ from fedsilo.server_app.records import tracking
 from fedsilo.server_app.records.recorders import MetricsHook, TrafficHook
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.records.tracking import TRACKERS, Scalar, TrackingHook
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from tests.support.soak import in_soak
 
 Told = Counter[tuple[str, int, float]]
@@ -84,7 +84,7 @@ def _take(hook: TrackingHook, metrics: Iterable[list[Any]], traffic: Iterable[li
 
 
 def _start(hook: TrackingHook) -> None:
-    hook.run_started(RoundState(0, {}), Participants({}, {}), 2)
+    hook.run_started(State({}), Participants({}, {}), 2)
 
 
 @pytest.mark.parametrize("track", TRACKERS)
@@ -116,12 +116,12 @@ def test_after_a_death_every_row_stands_once(
     before = _hook(track, run_dir)
     _start(before)
     _take(before, METRICS, TRAFFIC)
-    before.round_ended(RoundState(1, {}))  # and here it dies
+    before.round_ended(State({}, 1))  # and here it dies
     after = _hook(track, run_dir, resumed=True)
     after.metrics.rows, after.traffic.rows = METRICS[: known[0]], TRAFFIC[: known[1]]  # restored
     _start(after)
     _take(after, [*METRICS[known[0] :], LATER[0]], TRAFFIC[known[1] :])
-    after.run_ended(RoundState(1, {}))
+    after.run_ended(State({}, 1))
     assert READ[track](run_dir) == _rows(METRICS + LATER[:1], TRAFFIC)
 
 
@@ -152,8 +152,8 @@ def test_a_failure_is_told_once_in_a_line_and_ends_tracking_alone(
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     hook = _hook("broken", tmp_path)
     _start(hook)
-    hook.round_ended(RoundState(1, {}))
-    hook.run_ended(RoundState(1, {}))
+    hook.round_ended(State({}, 1))
+    hook.run_ended(State({}, 1))
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         "tracking by broken ends, and the run goes on: ConnectionError: the server is away"
@@ -177,6 +177,6 @@ def test_numbers_keep_all_their_digits(tmp_path: Path) -> None:
     hook = _hook("tensorboard", tmp_path / "run")
     hook.metrics.rows = [[0, "va", "test", "loss", np.nextafter(0.1, 1)]]
     _start(hook)
-    hook.run_ended(RoundState(0, {}))
+    hook.run_ended(State({}))
     ((_, _, value),) = _of_tensorboard(tmp_path / "run")
     assert value == np.nextafter(0.1, 1)

@@ -23,18 +23,19 @@ from fedsilo.server_app.run.progress_bars import (
     choose_bars,
     follow,
 )
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.uefl import UEFL
+from fedsilo.strategies.wire.reply import Reply
 
 FACTS = SiteFacts("s1a", "D1", (1, 16, 16), 10, {"train": [1]}, {"train": "x"})
 ROSTER = Participants({"s1a": FACTS}, {"s1a": 5})
 
 
-def _reply(site: str = "s1a", **metrics: float) -> SiteReply:
+def _reply(site: str = "s1a", **metrics: float) -> Reply:
     named = {key.replace("__", "."): value for key, value in metrics.items()}
     fixed = {NUM_EXAMPLES: 4, SECONDS: 1.5, PEAK_MEMORY: 1000}
-    return SiteReply(site, RecordDict({METRICS: MetricRecord({**fixed, **named})}), 10, 3)
+    return Reply(site, RecordDict({METRICS: MetricRecord({**fixed, **named})}), 10, 3)
 
 
 def test_incoming_figures_describe_the_round_before_and_trained_ones_their_own(
@@ -44,9 +45,9 @@ def test_incoming_figures_describe_the_round_before_and_trained_ones_their_own(
     hook.phase_ended(
         1, "train", {"s1a": _reply(incoming__test__accuracy=0.1, trained__train__loss=2.0)}
     )
-    hook.round_ended(RoundState(1, {}))
+    hook.round_ended(State({}, 1))
     hook.phase_ended(1, "evaluate", {"s1a": _reply(incoming__test__accuracy=0.5)})
-    hook.run_ended(RoundState(1, {}))
+    hook.run_ended(State({}, 1))
     assert (tmp_path / "metrics.csv").read_text() == (
         "round,site,split,metric,value\n"
         "0,s1a,test,accuracy,0.1\n"
@@ -61,7 +62,7 @@ def test_special_phases_leave_metrics_alone_and_cost_traffic(tmp_path: Path) -> 
     for hook in (metrics, traffic):
         hook.phase_ended(1, "uncertainty", {"s1a": _reply(incoming__val__entropy=0.5)})
     assert metrics.rows == []
-    traffic.round_ended(RoundState(1, {}))
+    traffic.round_ended(State({}, 1))
     assert (tmp_path / "traffic.csv").read_text() == (
         "round,phase,site,bytes_down,bytes_up,seconds\n1,uncertainty,s1a,10,3,1.5\n"
     )
@@ -85,7 +86,7 @@ def _rounds(metrics: MetricsHook, traffic: TrafficHook, first: int, last: int) -
         reply = _reply(incoming__test__accuracy=round_ / 10, trained__train__loss=1 / round_)
         for hook in (metrics, traffic):
             hook.phase_ended(round_, "train", {"s1a": reply})
-            hook.round_ended(RoundState(round_, {}))
+            hook.round_ended(State({}, round_))
 
 
 def _files(folder: Path) -> list[str]:
@@ -121,14 +122,14 @@ def test_a_round_is_one_line_with_figures_and_time_left(tmp_path: Path) -> None:
     text = io.StringIO()
     metrics = MetricsHook(RunDirectory(tmp_path))
     hook = ProgressHook(metrics, Console(file=text, width=120), UEFL, "UEFL on digits")
-    hook.run_started(RoundState(0, {}), ROSTER, 10)
+    hook.run_started(State({}), ROSTER, 10)
     reply = _reply(
         incoming__val__accuracy=0.25, incoming__val__entropy=1.0, trained__train__loss=2.5
     )
     for each in (metrics, hook):
         each.phase_ended(1, "train", {"s1a": reply})
     hook.site_failed(1, "train", "s2a", "no answer [in time]")
-    hook.round_ended(RoundState(1, {}, {"extended": {"1": ["s1a"]}}))
+    hook.round_ended(State({}, 1, extended={"1": ["s1a"]}))
     lines = text.getvalue().splitlines()
     assert lines[0] == "UEFL on digits: 1 sites (s1a), 10 rounds"
     assert lines[1] == "round 1, train: going on without site s2a: no answer [in time]"

@@ -11,11 +11,10 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.records import to_record
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -28,11 +27,11 @@ class Ending(Hook):
         self.forgiving = forgiving
         self.ahead: list[Mapping[str, int]] = []
 
-    def why_stop(self, state: RoundState, ahead: Callable[[], Mapping[str, int]]) -> str:
+    def why_stop(self, state: State, ahead: Callable[[], Mapping[str, int]]) -> str:
         self.ahead.append(ahead())
         return "it is enough" if state.round >= self.after else ""
 
-    def why_end(self, state: RoundState, error: SiteError) -> str:
+    def why_end(self, state: State, error: SiteError) -> str:
         return f"it was too much: {error}" if self.forgiving else ""
 
 
@@ -42,7 +41,8 @@ def run(spy_grid: Any, participants: Participants) -> Callable[..., tuple[Any, R
         common = CommonSettings(silos=3, run_name="run", rounds=rounds)
         strategy = RoundLoop(FedAvg(common, NoSettings(), participants), hooks, "/somewhere")
         grid = spy_grid(app)
-        strategy.start(grid, to_record(START), rounds, 20)
+        strategy.state = State(START)
+        strategy.start(grid, rounds, 20)
         return grid, strategy
 
     return go
@@ -57,14 +57,14 @@ def test_a_hook_ends_the_run_which_is_evaluated_all_the_same(
 ) -> None:
     grid, strategy = run(fake_app(), recorder, Ending(after=1))
     assert phases(grid, told) == [(1, TRAIN), (2, EVALUATE)]
-    assert strategy.stop.reason == "it is enough"
+    assert strategy.stopped == "it is enough"
     assert recorder.events[-1] == ("run ended", 1)
 
 
 def test_a_run_that_ends_by_itself_has_no_reason(run: Any, fake_app: Any) -> None:
     hook = Ending()
     _, strategy = run(fake_app(), hook)
-    assert strategy.stop.reason == ""
+    assert strategy.stopped == ""
     assert hook.ahead == [{"s1a": 1, "s2a": 1, "s3a": 1}] * 3, "asked before each round, no more"
 
 
@@ -88,7 +88,7 @@ def test_a_failed_round_is_taken_back_where_a_hook_says_that_it_ends_the_run_wel
     assert phases(grid, told) == [(1, TRAIN), (2, TRAIN), (2, EVALUATE)]
     assert strategy.current().round == 1
     assert strategy.current().arrays["w"].tolist() == [3, 3]
-    assert strategy.stop.reason.startswith("it was too much: site s2a, round 2, phase train: ")
+    assert strategy.stopped.startswith("it was too much: site s2a, round 2, phase train: ")
 
 
 def test_a_failed_round_is_a_failure_where_no_hook_knows_better(

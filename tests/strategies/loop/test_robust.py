@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
-from fedsilo.strategies.loop.averaging import weighted_mean
-from fedsilo.strategies.loop.drawing import refuse_site_count
+from fedsilo.strategies.loop.replies import weighted_mean
 from fedsilo.strategies.loop.robust import chosen_by_krum, fewest_sites, robust_mean
-from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.loop.sampling import refuse_site_count
 from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.reply import Reply
 
-Replies = Callable[..., SiteReply]
+Replies = Callable[..., Reply]
 ROBUST = [name for name in AGGREGATIONS if name != "mean"]
 
 
-def _of(site_reply: Replies, *values: Any, counts: Any = None) -> dict[str, SiteReply]:
+def _of(site_reply: Replies, *values: Any, counts: Any = None) -> dict[str, Reply]:
     weights = counts or [10] * len(values)
     return {
         f"s{place}": site_reply(f"s{place}", {"w": np.float32(value)}, num_examples=count)
@@ -31,7 +31,7 @@ def _of(site_reply: Replies, *values: Any, counts: Any = None) -> dict[str, Site
     }
 
 
-def _mean(replies: Mapping[str, SiteReply], before: Any, **common: Any) -> list[float]:
+def _mean(replies: Mapping[str, Reply], before: Any, **common: Any) -> list[float]:
     settings = CommonSettings(**common)
     mean = robust_mean(settings, replies, {"w": np.float32(before)})["w"]
     assert mean.dtype == np.float32
@@ -99,14 +99,9 @@ def test_krum_adds_up_distances_over_arrays(site_reply: Replies) -> None:
 def test_one_bad_site_of_six_moves_no_number_beyond_the_honest_ones(
     aggregation: str, seed: int, scale: float
 ) -> None:
-    from tests.strategies.conftest import build_content
-
     honest = np.random.default_rng(seed).normal(1, 0.1, (5, 3)).astype(np.float32)
     sent = [*honest, np.full(3, scale, np.float32)]
-    replies = {
-        f"s{n}": SiteReply(f"s{n}", build_content({"w": array}), 0, 0)
-        for n, array in enumerate(sent)
-    }
+    replies = {f"s{n}": Reply(f"s{n}", {"w": array}) for n, array in enumerate(sent)}
     mean = np.array(_mean(replies, np.zeros(3), aggregation=aggregation))
     # Norm-clip bounds how far one site moves the mean, and not in which direction
     slack = np.linalg.norm(honest, axis=1).max() / 2 if aggregation == "norm-clip" else 1e-6

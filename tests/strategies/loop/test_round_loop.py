@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.bundles import record_bytes
-from fedsilo.strategies.wire.records import to_record
 
 START = {"w": np.zeros(2, np.float32)}
 Started = Callable[..., tuple[Any, FedAvg]]
@@ -48,8 +47,9 @@ def test_a_site_with_a_folder_of_its_own_is_not_told_the_run_directory(
     mixed = Participants({**participants.facts, "s2a": settled}, participants.nodes)
     common = CommonSettings(rounds=2, silos=3, run_name="run")
     strategy = RoundLoop(FedAvg(common, NoSettings(), mixed), run_dir="/somewhere")
+    strategy.state = State(START)
     grid = spy_grid(fake_app())
-    strategy.start(grid, to_record(START), 2, 20)
+    strategy.start(grid, 2, 20)
     assert [told(m)["run-dir"] for m in grid.sent] == ["/somewhere", "", "/somewhere"] * 3
     to_settled = [m.content for m in grid.sent if m.metadata.dst_node_id == 1002]
     assert not [m for m in to_settled if "/somewhere" in str(dict(m.config_records))]
@@ -102,16 +102,15 @@ def test_the_hooks_hear_of_everything_in_order(started: Started, recorder: Any) 
 
 
 def test_a_run_goes_on_after_the_round_of_its_state(started: Started, told: Any) -> None:
-    state = RoundState(2, {"w": np.float32([3, 4])}, {"kept": 1})
+    state = State({"w": np.float32([3, 4])}, 2)
     grid, strategy = started(rounds=3, state=state)
     assert [told(m)["round"] for m in grid.sent[::3]] == [3, 4]
     assert grid.sent[0].content[ARRAYS]["w"].numpy().tolist() == [3, 4]
     assert strategy.state is not None
-    assert strategy.state.extras == {"kept": 1}
 
 
 def test_a_finished_state_is_only_evaluated(started: Started, told: Any) -> None:
-    grid, _ = started(rounds=3, state=RoundState(3, START))
+    grid, _ = started(rounds=3, state=State(START, 3))
     assert [told(m)["phase"] for m in grid.sent] == [EVALUATE] * 3
 
 
@@ -202,21 +201,6 @@ def test_replies_are_weighed_in_both_directions(
     assert weighed == list(zip(down, up, strict=True))
 
 
-def test_the_servers_own_evaluation_gets_each_rounds_arrays(
-    spy_grid: Any, fake_app: Any, participants: Participants
-) -> None:
-    common = CommonSettings(rounds=2, silos=3, run_name="run")
-    strategy = RoundLoop(FedAvg(common, NoSettings(), participants), run_dir="/somewhere")
-
-    def evaluate(round_: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord({"first": float(arrays["w"].numpy()[0]) + round_})
-
-    result = strategy.start(spy_grid(fake_app()), to_record(START), 2, evaluate_fn=evaluate)
-    found = {r: record["first"] for r, record in result.evaluate_metrics_serverapp.items()}
-    assert found == {1: 2.0, 2: 3.0}
-    assert result.arrays["w"].numpy().tolist() == [1, 1]
-
-
 def test_a_site_that_told_of_private_state_is_expected_to_have_it_from_then_on(
     started: Started, fake_app: Any, answering: Any, told: Any
 ) -> None:
@@ -233,14 +217,6 @@ def test_a_site_that_told_of_private_state_is_expected_to_have_it_from_then_on(
 
 
 def test_a_run_that_goes_on_remembers_who_keeps_state(started: Started, told: Any) -> None:
-    grid, strategy = started(rounds=2, state=RoundState(1, START, {}, ("s2a",)))
+    grid, strategy = started(rounds=2, state=State(START, 1, ("s2a",)))
     assert [told(m)["expects-state"] for m in grid.sent] == [False, True, False] * 2
     assert strategy.current().stateful_sites == ("s2a",)
-
-
-def test_messages_before_the_start_are_an_error_of_ours(
-    participants: Participants, spy_grid: Any
-) -> None:
-    strategy = RoundLoop(FedAvg(CommonSettings(), NoSettings(), participants))
-    with pytest.raises(RuntimeError, match="no state yet"):
-        strategy.configure_train(1, ArrayRecord(), None, None)  # type: ignore[arg-type]

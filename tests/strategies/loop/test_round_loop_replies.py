@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.reply import Reply
 
 Started = Callable[..., tuple[Any, FedAvg]]
 
@@ -54,20 +57,23 @@ def test_a_method_may_object_to_a_reply_of_the_right_form(
     recorder: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    asked: list[str] = []
 
-    def rejection(self: FedAvg, phase: str, reply: SiteReply, state: RoundState) -> str | None:
-        asked.append((phase, reply.site))
-        return "too good to be true" if reply.metrics().get("loss") == 0 else None
+    def fault(reply: Reply) -> str | None:
+        asked.append(reply.site)
+        return "too good to be true" if reply.metrics.get("loss") == 0 else None
 
-    monkeypatch.setattr(FedAvg, "rejection_reason", rejection)
+    def one_round(self: FedAvg, state: State, ask: Ask) -> State:
+        trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays), fault=fault)
+        return dataclasses.replace(state, arrays=self.average(trained, state.arrays))
+
+    monkeypatch.setattr(FedAvg, "round", one_round)
     app = fake_app(answering(4.0), s2a=answering(9.0, loss=0.0))
     _, strategy = started(app, min_sites=2, rounds=1)
     assert strategy.state is not None
     assert strategy.state.arrays["w"].tolist() == [4, 4]
-    reason = "too good to be true"
-    assert recorder.failures == [(1, "train", "s2a", reason), (1, "evaluate", "s2a", reason)]
-    assert asked == [(p, s) for p in (TRAIN, EVALUATE) for s in ("s1a", "s2a", "s3a")]
+    assert recorder.failures == [(1, "train", "s2a", "too good to be true")]
+    assert asked == ["s1a", "s2a", "s3a"]
     with pytest.raises(SiteError, match="site s2a, round 1, phase train: too good to be true"):
         started(app)
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
+from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import CONFIG, Instruction
-from fedsilo.strategies.loop.state import SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.bundles import record_bytes
 from fedsilo.strategies.wire.records import from_record, to_record
 
@@ -45,21 +48,19 @@ def test_an_instruction_without_a_run_directory_can_be_weighed() -> None:
     assert record_bytes(RecordDict({CONFIG: config})) > 0
 
 
-def test_a_reply_is_read_by_name(site_reply: Callable[..., SiteReply]) -> None:
-    reply = site_reply("s1a", {"w": np.float32([5])}, num_examples=36, loss=0.25)
-    assert reply.examples() == 36
-    assert reply.metric("loss") == 0.25
-    assert reply.metrics() == {
-        "num-examples": 36.0,
-        "seconds": 0.5,
-        "peak-memory-bytes": 1000.0,
-        "loss": 0.25,
-    }
-    assert reply.array("w") == 5
+def test_a_state_becomes_facts_and_arrays_and_is_restored() -> None:
+    arrays = {"w": np.float32([1])}
+    state = PersonalState(arrays, 3, ("s1a",), ["s2a"])
+    facts = json.loads(json.dumps(state.facts()))
+    assert facts == {"round": 3, "extras": {"personal": ["s2a"]}, "keepers": ["s1a"]}
+    found = PersonalState.restored(arrays, facts)
+    assert (found.round, found.stateful_sites, found.personal) == (3, ("s1a",), ["s2a"])
+    assert found.arrays is arrays
 
 
-@pytest.mark.parametrize(("told", "kept"), [(1, True), (0, False), (None, False)])
-def test_a_reply_says_whether_its_site_keeps_state(
-    site_reply: Callable[..., SiteReply], told: int | None, kept: bool
-) -> None:
-    assert site_reply("s1a", kept_state=told).kept_state() is kept
+def test_a_state_of_another_version_is_refused_in_one_line() -> None:
+    facts = PersonalState({}).facts()
+    with pytest.raises(CheckpointError, match=r"^the stored state has .*start a new run$"):
+        State.restored({}, facts)
+    with pytest.raises(CheckpointError, match="made by another version"):
+        PersonalState.restored({}, State().facts())

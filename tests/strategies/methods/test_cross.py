@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -10,21 +9,22 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cross import Cross
-from fedsilo.strategies.wire.records import to_record
+from fedsilo.strategies.wire.reply import ArraySpec
+from tests.support.asking import arrays_expected
 
 ALL = ["s1a", "s2a", "s3a"]
 COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")
 WEIGHTS = initial_weights(build_classifier(COMMON, Task((1, 16, 16), 10)))
-STATE = RoundState(3, {})
+STATE = State({}, 3)
 Run = Callable[..., tuple[Any, RoundLoop]]
 
 
@@ -38,7 +38,7 @@ def test_only_the_last_round_expects_the_sites_own_models(
     cross: Cross, round_: int, expects: bool
 ) -> None:
     every = {name: ArraySpec(array.shape) for name, array in WEIGHTS.items()}
-    assert cross.expected(TRAIN, "s1a", RoundState(round_, {})) == (every if expects else {})
+    assert arrays_expected(cross, State({}, round_))["s1a"] == (every if expects else {})
 
 
 def test_weights_cross_the_wire_once_up_and_once_down(
@@ -88,7 +88,7 @@ def test_the_run_goes_on_without_the_model_of_a_site_that_failed_in_the_last_rou
     common = CommonSettings(rounds=3, silos=3, width=1, run_name="run", min_sites=2)
     strategy = RoundLoop(Cross(common, NoSettings(), participants), run_dir="/somewhere")
     grid = spy_grid(fake_app(good, s2a=failing_in(round_, told, good)))
-    strategy.start(grid, to_record({}), 3, 20)
+    strategy.start(grid, 3, 20)
     for arrays in (strategy.current().arrays, grid.sent[-1].content[ARRAYS]):
         assert sorted({name.split("/")[1] for name in arrays}) == models
     assert told(grid.sent[-1])["phase"] == EVALUATE
@@ -124,34 +124,10 @@ def test_what_failed_or_is_undefined_is_null(cross: Cross) -> None:
     document = cross.documents(STATE, values)["cross.json"]
     assert list(document) == ["accuracy"]
     assert document["accuracy"]["values"] == [[0.5, 1.0, None], [None] * 3, [0.25, 0.75, None]]
-    (figure,) = Cross.pictures({"cross.json": document}).values()
-    (axes,) = figure.axes
-    assert [text.get_text() for text in axes.texts] == [
-        *("0.50", "1.00", "-"),
-        *("-", "-", "-"),
-        *("0.25", "0.75", "-"),
-    ]
 
 
 def test_without_test_figures_there_is_no_matrix_and_no_picture(cross: Cross) -> None:
     assert cross.documents(STATE, {}) == {}
-    assert Cross.pictures({"summary.json": {}}) == {}
-
-
-def test_the_picture_has_a_panel_per_metric_with_the_values_in_it(cross: Cross) -> None:
-    matrix = [[0.9, 0.55], [0.5, None]]
-    found = {"trained": ["a", "b"], "tested": ["a", "b"], "values": matrix}
-    figures = Cross.pictures({"cross.json": {"accuracy": found, "auc": found}})
-    assert list(figures) == ["cross.png"]
-    left, right = figures["cross.png"].axes
-    assert (left.get_title(), right.get_title()) == ("test accuracy", "test auc")
-    assert (left.get_ylabel(), left.get_xlabel()) == ("trained at", "tested at")
-    assert [text.get_text() for text in left.texts] == ["0.90", "0.55", "0.50", "-"]
-    assert [text.get_color() for text in left.texts] == ["white", "black", "black", "black"]
-    assert [tick.get_text() for tick in left.get_yticklabels()] == ["a", "b"]
-    picture = io.BytesIO()
-    figures["cross.png"].savefig(picture, format="png")
-    assert picture.getvalue().startswith(b"\x89PNG")
 
 
 def test_cross_says_that_models_go_to_all_others_once_and_are_measured_there(cross: Cross) -> None:

@@ -10,15 +10,16 @@ import torch
 
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.distrans import OFFSET, DisTransSettings, build_embedding
 from fedsilo.server_app.records.finished_site import finished_site
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.distrans import DisTrans
 from fedsilo.strategies.methods.fedavg import FedAvg
+from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 
 Tiny = Callable[..., dict[str, Any]]
 Run = Callable[..., tuple[Any, RoundLoop]]
@@ -63,16 +64,15 @@ def test_the_network_starts_as_fedavgs_its_last_layer_reading_the_mean_of_both_c
 def test_networks_and_offsets_are_averaged_by_samples(
     opened: Callable[..., DisTrans], site_reply: Callable[..., Any]
 ) -> None:
-    before = RoundState(1, {"w": np.float32([0]), OFFSET: np.zeros((2, 1), np.float32)}, {"a": 1})
+    before = State({"w": np.float32([0]), OFFSET: np.zeros((2, 1), np.float32)}, 1)
     replies = {
         "s1a": site_reply("s1a", {"w": [1.0], OFFSET: [[2.0], [0.0]]}, num_examples=1),
         "s2a": site_reply("s2a", {"w": [5.0], OFFSET: [[6.0], [4.0]]}, num_examples=3),
     }
-    after = opened().combine(TRAIN, before, replies)
+    after = state_after(opened(), before, replies)
     assert after.arrays["w"].tolist() == [4.0]
     assert after.arrays[OFFSET].tolist() == [[5.0], [3.0]]
-    assert after.extras == {"a": 1}
-    assert set(opened().outgoing(EVALUATE, "s3a", after)) == {"w", OFFSET}
+    assert set(evaluation_of(opened(), after).send["s3a"]) == {"w", OFFSET}
 
 
 def test_an_offset_that_stays_is_neither_sent_nor_expected(
@@ -80,7 +80,7 @@ def test_an_offset_that_stays_is_neither_sent_nor_expected(
 ) -> None:
     method = opened("none")
     state = method.initial_state(method.participants.task())
-    for names in (method.outgoing(TRAIN, "s1a", state), method.expected(TRAIN, "s1a", state)):
+    for names in (arrays_sent(method, state)["s1a"], arrays_expected(method, state)["s1a"]):
         assert set(names) == set(state.arrays)
         assert OFFSET not in names
 
@@ -93,19 +93,19 @@ def test_an_embedding_makes_each_site_its_offset_from_its_class_shares(
     embedding = build_embedding(COMMON.seed, 2, 256)
     shares = {"s1a": [1.0, 0.0], "s2a": [1 / 3, 2 / 3], "s3a": [0.5, 0.5]}
     for site, share in shares.items():
-        sent = method.outgoing(TRAIN, site, state)
+        sent = arrays_sent(method, state)[site]
         made = embedding(torch.tensor(share).double()).detach().float().numpy()
         np.testing.assert_allclose(sent[OFFSET], made, atol=1e-6)
         assert not [name for name in sent if name.startswith(("embedding/", "offset/"))]
-        assert method.expected(TRAIN, site, state)[OFFSET].shape == (256, 1)
+        assert arrays_expected(method, state)[site][OFFSET].shape == (256, 1)
     trained = {
-        site: {n: np.array(a) for n, a in method.outgoing(TRAIN, site, state).items()}
+        site: {n: np.array(a) for n, a in arrays_sent(method, state)[site].items()}
         for site in ("s3a", "s1a")
     }
     for site, arrays in trained.items():
         arrays[OFFSET] = np.full((256, 1), 0.5 if site == "s1a" else -0.5, np.float32)
     replies = {site: site_reply(site, arrays) for site, arrays in trained.items()}
-    after = method.combine(TRAIN, state, replies)
+    after = state_after(method, state, replies)
     for site in ("s1a", "s3a"):  # a step each, in the order of names
         wanted = torch.from_numpy(trained[site][OFFSET]).double()
         embedding.fit(torch.tensor(shares[site]).double(), wanted, 0.01)

@@ -8,16 +8,17 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.ensemble import Ensemble
-from fedsilo.strategies.wire.records import to_record
+from fedsilo.strategies.wire.reply import ArraySpec
+from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 
 ALL = ["s1a", "s2a", "s3a"]
 COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")
@@ -37,7 +38,7 @@ def ensemble(participants: Participants) -> Ensemble:
 def test_only_the_last_round_expects_the_sites_own_models(
     participants: Participants, round_: int, expects: bool
 ) -> None:
-    found = ensemble(participants).expected(TRAIN, "s1a", RoundState(round_, {}))
+    found = arrays_expected(ensemble(participants), State({}, round_))["s1a"]
     every = {name: ArraySpec(array.shape) for name, array in WEIGHTS.items()}
     assert found == (every if expects else {})
 
@@ -45,10 +46,10 @@ def test_only_the_last_round_expects_the_sites_own_models(
 def test_nothing_goes_out_before_the_end(participants: Participants) -> None:
     strategy, state = (
         ensemble(participants),
-        RoundState(3, {"expert/s1a/w": np.zeros(1, np.float32)}),
+        State({"expert/s1a/w": np.zeros(1, np.float32)}, 3),
     )
-    assert strategy.outgoing(TRAIN, "s2a", state) == {}
-    assert strategy.outgoing(EVALUATE, "s2a", state) == state.arrays
+    assert arrays_sent(strategy, state)["s2a"] == {}
+    assert evaluation_of(strategy, state).send["s2a"] == state.arrays
     assert strategy.initial_state(Task((1, 16, 16), 10)).arrays == {}
 
 
@@ -59,13 +60,12 @@ def test_models_are_collected_by_site_and_not_averaged(
         site: site_reply(site, {n: np.full_like(a, value) for n, a in WEIGHTS.items()})
         for site, value in (("s1a", 1), ("s3a", 3))
     }
-    after = ensemble(participants).combine(TRAIN, RoundState(2, {}, {"kept": 1}), replies)
+    after = state_after(ensemble(participants), State({}, 2), replies)
     assert set(after.arrays) == {f"expert/{s}/{n}" for s in ("s1a", "s3a") for n in WEIGHTS}
     assert (after.arrays["expert/s1a/head.4.bias"] == 1).all()
     assert (after.arrays["expert/s3a/head.4.bias"] == 3).all()
-    assert after.extras == {"kept": 1}
     replies = {"s1a": site_reply("s1a")}
-    assert ensemble(participants).combine(TRAIN, RoundState(0, {}), replies).arrays == {}
+    assert state_after(ensemble(participants), State({}), replies).arrays == {}
 
 
 def test_weights_cross_the_wire_once_up_and_once_down(
@@ -113,7 +113,7 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
         common = CommonSettings(rounds=3, silos=3, width=1, run_name="run", min_sites=min_sites)
         strategy = RoundLoop(Ensemble(common, NoSettings(), participants), run_dir="/somewhere")
         app = fake_app(good, s2a=failing_in(round_, told, good))
-        strategy.start(spy_grid(app), to_record({}), 3, 20)
+        strategy.start(spy_grid(app), 3, 20)
         return strategy
 
     assert sorted({n.split("/")[1] for n in run(2).current().arrays}) == experts

@@ -4,28 +4,29 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedadam import FedAdamSettings
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedadam import FedAdam
+from fedsilo.strategies.wire.reply import Reply
+from tests.support.asking import state_after
 
 
 def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
-    participants: Participants, site_reply: Callable[..., SiteReply]
+    participants: Participants, site_reply: Callable[..., Reply]
 ) -> None:
     settings = FedAdamSettings(beta1=0.5, beta2=0.75, tau=2.0, server_learning_rate=3.0)
     server = FedAdam(CommonSettings(silos=3), settings, participants)
 
-    def after(state: RoundState, one: float, three: float) -> RoundState:
+    def after(state: State, one: float, three: float) -> State:
         replies = {
             site: site_reply(site, {"w": np.float32([value])}, num_examples=count)
             for site, value, count in (("s1a", one, 1), ("s2a", three, 3))
         }
-        return server.combine(TRAIN, state, replies)
+        return state_after(server, state, replies)
 
-    first = after(RoundState(0, {"w": np.float32([1])}), 2.0, 6.0)
+    first = after(State({"w": np.float32([1])}), 2.0, 6.0)
     # the mean is 5, delta 4; m = 0.5 * 4, v = 0.75 * 2 ** 2 + 0.25 * 4 ** 2
     assert first.arrays["moments/w"].tolist() == [[2.0], [7.0]]
     weight = np.float32(1 + 3 * 2 / (7**0.5 + 2))
@@ -40,10 +41,10 @@ def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
 
 
 def test_batch_norms_running_variance_is_averaged_and_so_never_below_zero(
-    participants: Participants, site_reply: Callable[..., SiteReply]
+    participants: Participants, site_reply: Callable[..., Reply]
 ) -> None:
     server = FedAdam(CommonSettings(silos=3), FedAdamSettings(), participants)
     name = "norm.running_var"
-    state = RoundState(0, {name: np.float32([1e-3])})
+    state = State({name: np.float32([1e-3])})
     reply = site_reply("s1a", {name: np.float32([1e-4])})
-    assert server.combine(TRAIN, state, {"s1a": reply}).arrays == {name: np.float32([1e-4])}
+    assert state_after(server, state, {"s1a": reply}).arrays == {name: np.float32([1e-4])}

@@ -7,16 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import ARRAYS, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedaligncl import FedAlignCLSettings
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.phase import Phase
-from fedsilo.strategies.loop.reply_checks import why_unusable
-from fedsilo.strategies.loop.state import RoundState, SiteReply
-from fedsilo.strategies.methods.fedaligncl import FedAlignCL
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.fedaligncl import FedAlignCL, FedAlignCLState
+from fedsilo.strategies.wire.reply import Reply, decode
+from tests.support.asking import (
+    arrays_expected,
+    arrays_sent,
+    evaluation_of,
+    question_of,
+    state_after,
+)
 
 # Two rounds an epoch; alignment from the second epoch on, which is round 3
 COMMON = CommonSettings(epoch_steps=4, pace=2, width=4, rounds=6, silos=3)
@@ -30,31 +35,31 @@ def strategy(participants: Participants) -> FedAlignCL:
     return FedAlignCL(COMMON, OWN, participants)
 
 
-def _after(round_: int, **arrays: Any) -> RoundState:
-    return RoundState(round_, {"w": np.zeros(2, np.float32), **arrays})
+def _after(round_: int, **arrays: Any) -> FedAlignCLState:
+    return FedAlignCLState({"w": np.zeros(2, np.float32), **arrays}, round_)
 
 
 def test_embeddings_are_asked_for_in_the_round_before_each_that_aligns(
     strategy: FedAlignCL,
 ) -> None:
-    asked = [strategy.notes(TRAIN, "s1a", _after(r)).embeddings for r in range(6)]
+    asked = [question_of(strategy, _after(r)).notes["s1a"].embeddings for r in range(6)]
     # Rounds 1 to 6: round 3 is the first to align, nobody uses what comes in round 6
     assert asked == [0, 36, 36, 36, 36, 0]
-    assert strategy.notes(EVALUATE, "s1a", _after(6)).embeddings == 0
-    spec = strategy.expected(TRAIN, "s1a", _after(1))["embeddings"]
+    assert evaluation_of(strategy, _after(6)).notes["s1a"].embeddings == 0
+    spec = arrays_expected(strategy, _after(1))["s1a"]["embeddings"]
     assert spec.shape == (36, 16)  # all of its samples: fewer than 40; channels 4 * width
-    assert "embeddings" not in strategy.expected(TRAIN, "s1a", _after(0))
+    assert "embeddings" not in arrays_expected(strategy, _after(0))["s1a"]
 
 
 def test_a_site_is_sent_the_others_embeddings_and_never_its_own(strategy: FedAlignCL) -> None:
     buffers = {f"embeddings/{s}": np.zeros((2, 16), np.float32) for s in ("s1a", "s2a", "s3a")}
     state = _after(2, **buffers)
-    sent = strategy.outgoing(TRAIN, "s2a", state)
+    sent = arrays_sent(strategy, state)["s2a"]
     assert set(sent) == {"w", "embeddings/s1a", "embeddings/s3a"}
-    assert set(strategy.outgoing(EVALUATE, "s2a", state)) == {"w"}
+    assert set(evaluation_of(strategy, state).send["s2a"]) == {"w"}
 
 
-def _replies(site_reply: Callable[..., SiteReply], **more: Any) -> dict[str, SiteReply]:
+def _replies(site_reply: Callable[..., Reply], **more: Any) -> dict[str, Reply]:
     values = {"s1a": (0.0, 10), "s2a": (3.0, 30)}
     return {
         site: site_reply(site, {"w": np.full(2, value, np.float32), **more}, num_examples=count)
@@ -64,46 +69,44 @@ def _replies(site_reply: Callable[..., SiteReply], **more: Any) -> dict[str, Sit
 
 @pytest.mark.parametrize(("weighting", "mean"), [("equal", 1.5), ("samples", 2.25)])
 def test_sites_weigh_the_same_or_as_their_samples(
-    weighting: str, mean: float, participants: Participants, site_reply: Callable[..., SiteReply]
+    weighting: str, mean: float, participants: Participants, site_reply: Callable[..., Reply]
 ) -> None:
     strategy = FedAlignCL(
         COMMON, FedAlignCLSettings(weighting=weighting, align=False), participants
     )
-    after = strategy.combine(TRAIN, _after(0), _replies(site_reply))
+    after = state_after(strategy, _after(0), _replies(site_reply))
     assert after.arrays["w"].tolist() == [mean, mean]
 
 
 def test_the_newest_embeddings_replace_all_older_ones(
-    strategy: FedAlignCL, site_reply: Callable[..., SiteReply]
+    strategy: FedAlignCL, site_reply: Callable[..., Reply]
 ) -> None:
     old = {"embeddings/s3a": np.ones((2, 16), np.float32)}
     came = {"embeddings": np.full((36, 16), 2, np.float32)}
-    after = strategy.combine(TRAIN, _after(2, **old), _replies(site_reply, **came))
+    after = state_after(strategy, _after(2, **old), _replies(site_reply, **came))
     assert set(after.arrays) == {"w", "embeddings/s1a", "embeddings/s2a"}
-    last = strategy.combine(TRAIN, _after(5, **after.arrays), _replies(site_reply))
+    last = state_after(strategy, _after(5, **after.arrays), _replies(site_reply))
     assert set(last.arrays) == {"w"}
 
 
 def test_the_share_that_each_site_forgot_is_remembered_by_epoch(
-    strategy: FedAlignCL, site_reply: Callable[..., SiteReply]
+    strategy: FedAlignCL, site_reply: Callable[..., Reply]
 ) -> None:
     told = {
         "s1a": site_reply(
             "s1a", {"w": np.zeros(2, np.float32)}, **{"incoming.train.forgotten": 0.25}
         )
     }
-    after = strategy.combine(TRAIN, _after(0), told)
+    after = state_after(strategy, _after(0), told)
     document = strategy.documents(after, {})["forgotten.json"]
     assert document == {"variant": "Fed-Align-CL", "epochs": {"0": {"s1a": 0.25}}}
-    assert set(strategy.pictures({"forgotten.json": document})) == {"forgotten.png"}
     later = dataclasses.replace(after, round=1)  # one that missed the epoch's first round
     metrics = {"incoming.train.forgotten": 0.5}
     late = {"s3a": site_reply("s3a", {"w": np.zeros(2, np.float32)}, **metrics)}
     alone = FedAlignCL(COMMON, FedAlignCLSettings(align=False), strategy.participants)
-    both = alone.documents(alone.combine(TRAIN, later, late), {})["forgotten.json"]
+    both = alone.documents(state_after(alone, later, late), {})["forgotten.json"]
     assert both["epochs"] == {"0": {"s1a": 0.25, "s3a": 0.5}}
     assert strategy.documents(_after(0), {}) == {}
-    assert strategy.pictures({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -181,10 +184,10 @@ def test_a_reply_with_embeddings_of_another_width_stops_the_run(
     strategy: FedAlignCL, content: Callable[..., Any], measured: dict[str, float]
 ) -> None:
     arrays = {"w": np.zeros(2, np.float32), "embeddings": np.zeros((36, 7), np.float32)}
-    reply = SiteReply("s1a", content(arrays, **measured), 0, 0)
-    expected = strategy.expected(TRAIN, "s1a", _after(1))
-    told = why_unusable(reply, Phase(TRAIN, 2), strategy, _after(1), expected)
-    assert told == "array 'embeddings' is float32 (36, 7), expected float32 (36, 16)"
+    expected = arrays_expected(strategy, _after(1))["s1a"]
+    told = r"^array 'embeddings' is float32 \(36, 7\), expected float32 \(36, 16\)$"
+    with pytest.raises(SiteError, match=told):
+        decode("s1a", content(arrays, **measured), expected)
 
 
 def test_the_finished_model_is_the_weights_and_no_sites_embeddings(strategy: FedAlignCL) -> None:

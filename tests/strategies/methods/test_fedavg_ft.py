@@ -10,9 +10,11 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
+from fedsilo.strategies.wire.reply import ArraySpec, Reply
+from tests.support.asking import arrays_expected, arrays_sent, state_after
 
 ALL = ["s1a", "s2a", "s3a"]
 Build = Callable[..., FedAvgFT]
@@ -30,26 +32,25 @@ def finetuning(participants: Participants) -> Build:
     return build
 
 
-def state(round_: int, *stateful_sites: str) -> RoundState:
-    return RoundState(round_, {"w": np.float32([4])}, {"kept": 1}, stateful_sites)
+def state(round_: int, *stateful_sites: str) -> State:
+    return State({"w": np.float32([4])}, round_, stateful_sites)
 
 
 @pytest.mark.parametrize(
     ("round_", "averages"), [(0, True), (1, True), (2, True), (3, False), (4, False)]
 )
 def test_the_last_rounds_expect_no_weights_and_change_none(
-    finetuning: Build, site_reply: Callable[..., SiteReply], round_: int, averages: bool
+    finetuning: Build, site_reply: Callable[..., Reply], round_: int, averages: bool
 ) -> None:
     strategy, before = finetuning(), state(round_)
     expected = {"w": ArraySpec((1,))} if averages else {}
-    assert strategy.expected(TRAIN, "s1a", before) == expected
+    assert arrays_expected(strategy, before)["s1a"] == expected
     replies = {
         "s1a": site_reply("s1a", {"w": [2.0]}, num_examples=1),
         "s2a": site_reply("s2a", {"w": [6.0]}, num_examples=3),
     }
-    after = strategy.combine(TRAIN, before, replies)
+    after = state_after(strategy, before, replies)
     assert after.arrays["w"].tolist() == ([5] if averages else [4])
-    assert after.extras == {"kept": 1}
 
 
 @pytest.mark.parametrize("phase", [TRAIN, EVALUATE])
@@ -57,7 +58,7 @@ def test_global_weights_go_only_to_sites_without_a_personal_model(
     finetuning: Build, phase: str
 ) -> None:
     strategy, before = finetuning(), state(4, "s2a")
-    found = {site: dict(strategy.outgoing(phase, site, before)) for site in ALL}
+    found = {site: dict(arrays_sent(strategy, before, phase)[site]) for site in ALL}
     assert found == {"s1a": before.arrays, "s2a": {}, "s3a": before.arrays}
 
 

@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 
 from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.fedavgm import FedAvgMSettings
 from fedsilo.server_app.config.experiments import find_experiment
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.fedavgm import FedAvgM
+from fedsilo.strategies.wire.reply import Reply
+from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 
 ROOT = Path(__file__).resolve().parents[3]
-Replied = Callable[..., SiteReply]
+Replied = Callable[..., Reply]
 MEAN = "norm.running_mean"
 VARIANCE = "norm.running_var"
 
@@ -28,7 +30,7 @@ def method(participants: Participants, **own: float) -> FedAvgM:
     return FedAvgM(CommonSettings(silos=3, width=1), FedAvgMSettings(**own), participants)
 
 
-def replies(site_reply: Replied, **arrays: tuple[float, float]) -> dict[str, SiteReply]:
+def replies(site_reply: Replied, **arrays: tuple[float, float]) -> dict[str, Reply]:
     """Return what two sites of one and of three samples answer, arrays of one number each."""
     return {
         site: site_reply(
@@ -48,14 +50,13 @@ def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
     participants: Participants, site_reply: Replied
 ) -> None:
     server = method(participants, momentum=0.5, server_learning_rate=0.5)
-    start = RoundState(0, {"w": np.float32([1])}, {"kept": 1})
-    first = server.combine(TRAIN, start, replies(site_reply, w=(2.0, 6.0)))
+    start = State({"w": np.float32([1])})
+    first = state_after(server, start, replies(site_reply, w=(2.0, 6.0)))
     # the mean is (2 + 3 * 6) / 4 = 5, delta 4, v = 4, w = 1 + 0.5 * 4
     assert values(first.arrays) == {"w": [3.0], "moments/w": [4.0]}
-    second = server.combine(TRAIN, first, replies(site_reply, w=(0.0, 4.0)))
+    second = state_after(server, first, replies(site_reply, w=(0.0, 4.0)))
     # the mean is 3, delta 0, v = 0.5 * 4, w = 3 + 0.5 * 2
     assert values(second.arrays) == {"w": [4.0], "moments/w": [2.0]}
-    assert second.extras == {"kept": 1}
     assert {array.dtype for array in second.arrays.values()} == {np.dtype(np.float32)}
 
 
@@ -63,17 +64,17 @@ def test_batch_norms_running_figures_are_averaged_and_have_no_momentum(
     participants: Participants, site_reply: Replied
 ) -> None:
     server = method(participants, server_learning_rate=0.5)
-    start = RoundState(0, {MEAN: np.float32([9]), VARIANCE: np.float32([9])})
+    start = State({MEAN: np.float32([9]), VARIANCE: np.float32([9])})
     told = replies(site_reply, **{MEAN: (1.0, 5.0), VARIANCE: (2.0, 6.0)})
-    assert values(server.combine(TRAIN, start, told).arrays) == {MEAN: [4.0], VARIANCE: [5.0]}
+    assert values(state_after(server, start, told).arrays) == {MEAN: [4.0], VARIANCE: [5.0]}
 
 
 def test_moments_are_neither_sent_nor_expected_nor_the_model(participants: Participants) -> None:
     server = method(participants)
-    state = RoundState(1, {"w": np.float32([1]), "moments/w": np.float32([2])})
-    assert set(server.outgoing(TRAIN, "s1a", state)) == {"w"}
-    assert set(server.outgoing(EVALUATE, "s1a", state)) == {"w"}
-    assert set(server.expected(TRAIN, "s1a", state)) == {"w"}
+    state = State({"w": np.float32([1]), "moments/w": np.float32([2])}, 1)
+    assert set(arrays_sent(server, state)["s1a"]) == {"w"}
+    assert set(evaluation_of(server, state).send["s1a"]) == {"w"}
+    assert set(arrays_expected(server, state)["s1a"]) == {"w"}
     assert set(server.model(state)) == {"w"}
 
 
@@ -118,10 +119,8 @@ def test_the_checkpoint_holds_the_moments_and_what_is_sent_does_not(
     assert all(set(message.content[ARRAYS]) == set(model) for message in grid.sent[3:])
 
 
-def test_what_leaves_a_site_is_fedavgs_and_no_table_is_its(participants: Participants) -> None:
+def test_what_leaves_a_site_is_fedavgs(participants: Participants) -> None:
     common = resolve(find_experiment(ROOT / "simulation.yaml", "fedavg-mnist").values).common
     server = FedAvgM(common, FedAvgMSettings(), participants)
     fedavg = FedAvg(common, NoSettings(), participants)
     assert server.disclosures().leaves == fedavg.disclosures().leaves
-    assert fedavg.published()
-    assert server.published() == {}

@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.methods.feddistill import FedDistillSettings
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.feddistill import FedDistill
-from fedsilo.strategies.wire.records import to_record
-from tests.support.tiny import DERMOSCOPY
+from fedsilo.strategies.wire.reply import ArraySpec
+from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 
-START = RoundState(0, {})
+START = State({})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
 
 
@@ -52,24 +51,24 @@ def logits(**values: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def first_round(distill: FedDistill, site_reply: Callable[..., Any]) -> RoundState:
+def first_round(distill: FedDistill, site_reply: Callable[..., Any]) -> State:
     replies = {
         "s1a": site_reply("s1a", logits(c0=1, c1=10), num_examples=6),
         "s2a": site_reply("s2a", logits(c0=2), num_examples=90),
         "s3a": site_reply("s3a", logits(c0=6, c1=20, c2=30), num_examples=11),
     }
-    return distill.combine(TRAIN, START, replies)
+    return state_after(distill, START, replies)
 
 
-def sent(strategy: FedDistill, state: RoundState) -> dict[str, dict[str, float]]:
+def sent(strategy: FedDistill, state: State) -> dict[str, dict[str, float]]:
     """Return what each site is sent, an array by its first value."""
     return {
-        site: {name: float(a[0]) for name, a in strategy.outgoing(TRAIN, site, state).items()}
+        site: {name: float(a[0]) for name, a in arrays_sent(strategy, state)[site].items()}
         for site in strategy.participants.sites()
     }
 
 
-def test_the_server_keeps_each_sites_own(first_round: RoundState) -> None:
+def test_the_server_keeps_each_sites_own(first_round: State) -> None:
     found = {name: float(array[0]) for name, array in first_round.arrays.items()}
     assert found == {
         "logits/s1a/0": 1,
@@ -82,31 +81,31 @@ def test_the_server_keeps_each_sites_own(first_round: RoundState) -> None:
 
 
 def test_a_site_gets_the_unweighted_mean_of_the_others_and_never_its_own(
-    distill: FedDistill, first_round: RoundState
+    distill: FedDistill, first_round: State
 ) -> None:
     assert sent(distill, first_round) == {
         "s1a": {"logits/0": 4.0, "logits/1": 20.0},  # of 2 and 6, whatever their counts
         "s2a": {"logits/0": 3.5},  # nothing of classes that it has no samples of
         "s3a": {"logits/0": 1.5, "logits/1": 10.0},  # nobody else has class 2
     }
-    for array in distill.outgoing(TRAIN, "s1a", first_round).values():
+    for array in arrays_sent(distill, first_round)["s1a"].values():
         assert (array.dtype, array.shape) == (np.float32, (10,))
 
 
 def test_what_a_site_gets_does_not_depend_on_what_it_sent(
-    distill: FedDistill, first_round: RoundState, site_reply: Callable[..., Any]
+    distill: FedDistill, first_round: State, site_reply: Callable[..., Any]
 ) -> None:
     other = {"s3a": site_reply("s3a", logits(c0=-60, c1=-20, c2=-30))}
-    changed = distill.combine(TRAIN, first_round, other)
+    changed = state_after(distill, first_round, other)
     before, after = sent(distill, first_round), sent(distill, changed)
     assert after["s3a"] == before["s3a"]
     assert after["s1a"] == {"logits/0": -29.0, "logits/1": -20.0}
 
 
 def test_a_site_that_did_not_answer_counts_with_what_it_sent_before(
-    distill: FedDistill, first_round: RoundState, site_reply: Callable[..., Any]
+    distill: FedDistill, first_round: State, site_reply: Callable[..., Any]
 ) -> None:
-    state = distill.combine(TRAIN, first_round, {"s1a": site_reply("s1a", logits(c0=3, c1=4))})
+    state = state_after(distill, first_round, {"s1a": site_reply("s1a", logits(c0=3, c1=4))})
     assert sent(distill, state)["s2a"] == {"logits/0": 4.5}  # s1a's new 3, s3a's old 6
 
 
@@ -115,37 +114,37 @@ def test_a_single_site_gets_nothing(
 ) -> None:
     alone = strategy_of(counted(participants, s1a=[1, 5]))
     replies = {"s1a": site_reply("s1a", logits(c0=1, c1=10))}
-    assert alone.outgoing(TRAIN, "s1a", alone.combine(TRAIN, START, replies)) == {}
+    assert arrays_sent(alone, state_after(alone, START, replies))["s1a"] == {}
 
 
 def test_only_classes_of_enough_samples_are_asked_for_and_sent_to_a_site(
-    distill: FedDistill, first_round: RoundState
+    distill: FedDistill, first_round: State
 ) -> None:
     distill.settings = FedDistillSettings(class_min_count=4)
     facts = distill.participants.facts
     raised = {**facts, "s3a": dataclasses.replace(facts["s3a"], floor=5)}
     distill.participants = Participants(raised, distill.participants.nodes)
-    asked = {site: set(distill.expected(TRAIN, site, START)) for site in raised}
+    asked = {site: set(arrays_expected(distill, START)[site]) for site in raised}
     assert asked == {"s1a": {"logits/1"}, "s2a": {"logits/0"}, "s3a": {"logits/1"}}
     assert {site: set(found) for site, found in sent(distill, first_round).items()} == asked
     distill.settings = FedDistillSettings(class_min_count=6)
-    assert distill.outgoing(TRAIN, "s1a", first_round) == {}
-    assert distill.expected(TRAIN, "s1a", first_round) == {}
+    assert arrays_sent(distill, first_round)["s1a"] == {}
+    assert arrays_expected(distill, first_round)["s1a"] == {}
 
 
 def test_nothing_is_sent_before_the_first_round_or_to_measure(
-    distill: FedDistill, first_round: RoundState
+    distill: FedDistill, first_round: State
 ) -> None:
     assert distill.initial_state(distill.participants.task()) == START
-    assert distill.outgoing(TRAIN, "s1a", START) == {}
-    assert distill.outgoing(EVALUATE, "s1a", first_round) == {}
+    assert arrays_sent(distill, START)["s1a"] == {}
+    assert evaluation_of(distill, first_round).send["s1a"] == {}
 
 
 @pytest.mark.parametrize(("site", "classes"), [("s1a", (0, 1)), ("s2a", (0,)), ("s3a", (0, 1, 2))])
 def test_a_site_answers_with_the_classes_that_it_has(
     distill: FedDistill, site: str, classes: tuple[int, ...]
 ) -> None:
-    found = distill.expected(TRAIN, site, START)
+    found = arrays_expected(distill, START)[site]
     assert found == {f"logits/{label}": ArraySpec((10,)) for label in classes}
 
 
@@ -178,7 +177,7 @@ def test_a_reply_that_is_no_set_of_logits_is_refused(
         FedDistill(common, FedDistillSettings(), participants), run_dir="/somewhere"
     )
     with pytest.raises(SiteError, match=f"site s2a.*{fault}"):
-        strategy.start(spy_grid(app), to_record({}), 1)
+        strategy.start(spy_grid(app), 1)
 
 
 def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
@@ -217,18 +216,6 @@ def test_what_leaves_is_told_with_who_gets_it(
 ) -> None:
     (found,) = strategy_of(counted(participants, **counts)).disclosures().leaves
     assert told in found
-
-
-def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Participants) -> None:
-    facts = {
-        site: SiteFacts(site, site, (3, 224, 224), 2, {"train": [9, 9]}, {})
-        for site in DERMATOLOGISTS
-    }
-    sites = Participants(facts, {site: index for index, site in enumerate(facts)})
-    common = CommonSettings(**DERMOSCOPY)
-    found = FedDistill(common, FedDistillSettings(), sites).published()
-    assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.8108)
-    assert FedDistill(common, FedDistillSettings(), participants).published() == {}
 
 
 def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:

@@ -15,10 +15,12 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedevprompt import FedEvPrompt
-from tests.support.tiny import DERMOSCOPY, VIT_FIELDS
+from fedsilo.strategies.wire.reply import ArraySpec, Reply
+from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, fault_of, state_after
+from tests.support.tiny import VIT_FIELDS
 
 TASK = Task((1, 16, 16), 3)
 CELLS = 16
@@ -36,7 +38,7 @@ VIT = VIT_FIELDS | {
     "rounds": 3,
 }
 Build = Callable[..., FedEvPrompt]
-Replies = Callable[..., SiteReply]
+Replies = Callable[..., Reply]
 
 
 @pytest.fixture
@@ -76,14 +78,14 @@ def gift(site: str, at: int = 0) -> dict[str, Any]:
     }
 
 
-def buffered(round_: int = 1, **shared: Any) -> RoundState:
+def buffered(round_: int = 1, **shared: Any) -> State:
     arrays = {
         name.replace("maps/", f"buffer/{site}/"): array
         for at, site in enumerate(COUNTS)
         for name, array in gift(site, 2 * at).items()
     }
     named = {name.replace("__", "."): array for name, array in shared.items()}
-    return RoundState(round_, {**arrays, **named}, {"kept": 1}, ("s1a",))
+    return State({**arrays, **named}, round_, ("s1a",))
 
 
 def refused(common: dict[str, Any], **own: Any) -> str:
@@ -142,7 +144,7 @@ def test_settings_are_refused_before_a_run(tiny: Callable[..., dict[str, Any]]) 
 
 def test_the_buffer_is_empty_at_the_start(method: Build) -> None:
     assert method().initial_state(TASK).arrays == {}
-    assert method().outgoing(TRAIN, "s1a", RoundState(0, {})) == {}
+    assert arrays_sent(method(), State({}))["s1a"] == {}
 
 
 @pytest.mark.parametrize(
@@ -160,17 +162,17 @@ def test_what_is_averaged_starts_from_the_seed_and_goes_both_ways(
     for name in names:
         if name != "head.1.bias":
             assert not np.array_equal(first.arrays[name], again.arrays[name])
-    expected = strategy.expected(TRAIN, "s2a", first)
+    expected = arrays_expected(strategy, first)["s2a"]
     shapes = {name: ArraySpec(OWN[name]) for name in names}
     assert expected == shapes | {"maps/0": ArraySpec((2, CELLS))}
     for phase in (TRAIN, EVALUATE):
-        assert set(strategy.outgoing(phase, "s2a", first)) == set(names)
+        assert set(arrays_sent(strategy, first, phase)["s2a"]) == set(names)
 
 
 def test_maps_are_expected_of_the_classes_that_a_site_has_and_of_no_others(method: Build) -> None:
-    strategy, state = method(), RoundState(0, {})
+    strategy, state = method(), State({})
     shapes = {
-        site: {name: spec.shape for name, spec in strategy.expected(TRAIN, site, state).items()}
+        site: {name: spec.shape for name, spec in arrays_expected(strategy, state)[site].items()}
         for site in COUNTS
     }
     assert shapes == {
@@ -178,13 +180,13 @@ def test_maps_are_expected_of_the_classes_that_a_site_has_and_of_no_others(metho
         "s2a": {"maps/0": (2, CELLS)},
         "s3a": {"maps/0": (2, CELLS), "maps/1": (2, CELLS), "maps/2": (2, CELLS)},
     }
-    assert method(distillation_weight=0.0).expected(TRAIN, "s1a", state) == {}
+    assert arrays_expected(method(distillation_weight=0.0), state)["s1a"] == {}
 
 
 def test_a_site_is_sent_all_maps_but_its_own(method: Build) -> None:
     state = buffered()
     for site in COUNTS:
-        found = method().outgoing(TRAIN, site, state)
+        found = arrays_sent(method(), state)[site]
         others = [other for other in COUNTS if other != site]
         assert set(found) == {
             name.replace("maps/", f"maps/{other}/") for other in others for name in gift(other)
@@ -195,13 +197,16 @@ def test_a_site_is_sent_all_maps_but_its_own(method: Build) -> None:
 
 def test_a_site_whose_name_begins_another_is_not_taken_for_it(method: Build) -> None:
     arrays = {f"buffer/{site}/0": maps(1) for site in ("a", "ab", "b")}
-    found = method().outgoing(TRAIN, "a", RoundState(1, arrays))
+    here = method()
+    facts = here.participants.facts["s1a"]
+    here.participants = Participants(dict.fromkeys(("a", "ab", "b"), facts), {})
+    found = arrays_sent(here, State(arrays, 1))["a"]
     assert set(found) == {"maps/ab/0", "maps/b/0"}
 
 
 def test_no_map_is_sent_to_be_evaluated(method: Build) -> None:
     state = buffered(prompts__b=np.zeros((1, 2, 3, 16), np.float32))
-    assert set(method(shared_prompts="b").outgoing(EVALUATE, "s1a", state)) == {"prompts.b"}
+    assert set(evaluation_of(method(shared_prompts="b"), state).send["s1a"]) == {"prompts.b"}
 
 
 def test_the_buffer_is_replaced_and_holds_what_came_alone(
@@ -209,7 +214,7 @@ def test_the_buffer_is_replaced_and_holds_what_came_alone(
 ) -> None:
     strategy, before = method(), buffered()
     replies = {site: site_reply(site, gift(site, 9)) for site in ("s1a", "s2a")}
-    after = strategy.combine(TRAIN, before, replies)
+    after = state_after(strategy, before, replies)
     expected = {
         name.replace("maps/", f"buffer/{site}/"): array
         for site in replies
@@ -218,7 +223,6 @@ def test_the_buffer_is_replaced_and_holds_what_came_alone(
     assert set(after.arrays) == set(expected)  # nothing of s3a is left
     for name, array in after.arrays.items():
         np.testing.assert_array_equal(array, expected[name])
-    assert after.extras == {"kept": 1}
 
 
 def test_what_is_shared_is_averaged_by_samples_beside_the_buffer(
@@ -234,7 +238,7 @@ def test_what_is_shared_is_averaged_by_samples_beside_the_buffer(
         )
         for site, value, count in (("s1a", 2.0, 1), ("s2a", 6.0, 3))
     }
-    after = strategy.combine(TRAIN, state, replies)
+    after = state_after(strategy, state, replies)
     assert (after.arrays["prompts.b"] == 5).all()  # (2 + 3 * 6) / 4
     assert {n.split("/")[1] for n in after.arrays if n.startswith("buffer/")} == {"s1a", "s2a"}
 
@@ -254,8 +258,8 @@ def test_a_map_that_is_none_is_objected_to(
 ) -> None:
     strategy = method()
     reply = site_reply("s1a", gift("s1a") | {"maps/0": bad})
-    assert strategy.rejection_reason(TRAIN, reply, buffered()) == said
-    assert strategy.rejection_reason(EVALUATE, reply, buffered()) is None
+    assert fault_of(strategy, buffered(), reply) == said
+    assert fault_of(strategy, buffered(), reply, EVALUATE) is None
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,7 @@ def test_the_run_says_what_leaves_a_site(
     assert all(part in line for part, line in zip(said, told, strict=True))
 
 
-def test_the_buffer_is_told_with_its_grid_and_classes_and_drawn(method: Build) -> None:
+def test_the_buffer_is_told_with_its_grid_and_classes(method: Build) -> None:
     documents = method().documents(buffered(), {})
     found = documents["buffer.json"]
     assert found["grid"] == [4, 4]
@@ -287,43 +291,4 @@ def test_the_buffer_is_told_with_its_grid_and_classes_and_drawn(method: Build) -
         "s3a": ["0", "1", "2"],
     }
     assert found["sites"]["s2a"]["0"] == maps(2, 2).tolist()
-    figure = FedEvPrompt.pictures(documents)["buffer.png"]
-    drawn = [axes for axes in figure.axes if axes.images]
-    assert len(drawn) == 5 + 2 + 6
-    np.testing.assert_array_equal(drawn[0].images[0].get_array(), maps(1).reshape(4, 4))
-    assert method().documents(RoundState(1, {}), {}) == {}
-    assert FedEvPrompt.pictures({}) == {}
-
-
-SITES = ("bcn", "msk4", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")
-
-
-@pytest.mark.parametrize(
-    ("common", "own", "mean"),
-    [
-        ({}, {}, 77.26),
-        ({}, {"buffer_selection": "random"}, 75.17),
-        ({}, {"distillation_weight": 0.0}, 68.34),
-        ({"prompt_sets": "g"}, {"distillation_weight": 0.0}, 64.30),
-        ({}, {"shared_prompts": "all"}, 74.97),
-        ({}, {"shared_prompts": "all", "distillation_weight": 0.0}, 73.31),
-        ({}, {"shared_prompts": "b", "distillation_weight": 0.0}, 70.12),  # printed: 70.18
-        ({"prompt_sets": "g"}, {"shared_prompts": "all"}, 74.71),
-        ({"prompt_sets": "g"}, {"shared_prompts": "all", "distillation_weight": 0.0}, 60.21),
-        ({"prompt_sets": "g"}, {}, None),
-        ({}, {"shared_prompts": "b"}, None),
-        ({"sample_share": 0.5}, {}, None),
-        ({"dataset": "digits"}, {}, None),
-    ],
-)
-def test_settings_of_a_row_of_the_paper_are_held_against_it(
-    participants: Participants, common: dict[str, Any], own: dict[str, Any], mean: float | None
-) -> None:
-    there = Participants(dict.fromkeys(SITES, participants.facts["s1a"]), {})
-    settings = CommonSettings(**DERMOSCOPY | common)
-    found = FedEvPrompt(settings, FedEvPromptSettings(**own), there).published()
-    if mean is None:
-        assert found == {}
-        return
-    assert set(found) == {*SITES, "all"}
-    assert found["all"]["balanced-accuracy"] == pytest.approx(mean / 100, abs=1e-4)
+    assert method().documents(State({}, 1), {}) == {}

@@ -34,11 +34,11 @@ from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedevprompt import FedEvPrompt
 from fedsilo.strategies.wire.bundles import record_bytes
-from fedsilo.strategies.wire.records import to_record
+from tests.support.asking import arrays_expected
 
 ALL = ["s1a", "s2a", "s3a"]
 NODES = {1001: "s1a", 1002: "s2a", 1003: "s3a"}
@@ -270,9 +270,9 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
     monkeypatch.setattr(fedsilo.client_app.opening, "load_silo", load)
     grid, strategy = spied_run(tiny("fedevprompt", distillation_weight=1.0))
     replies, sent = by_round(grid.replies, of_reply=True), by_round(grid.sent)
-    expected = strategy.method.expected("train", "s2a", strategy.current())
+    expected = arrays_expected(strategy.method, strategy.current(), "train")["s2a"]
     assert "maps/3" not in expected
-    assert "maps/3" in strategy.method.expected("train", "s1a", strategy.current())
+    assert "maps/3" in arrays_expected(strategy.method, strategy.current(), "train")["s1a"]
     for answers in replies[:2]:
         assert set(answers["s2a"]) == set(expected)
         assert "maps/3" in answers["s1a"]
@@ -296,6 +296,7 @@ _GOES_ON = """
 import json, sys
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.asking import arrays_expected
 run_inline(resolve(json.loads(sys.argv[1])), 3, False)
 """
 
@@ -369,7 +370,7 @@ def started(
         strategy = RoundLoop(method, [recorder], "/somewhere")
         strategy.state = method.initial_state(method.participants.task())
         grid = spy_grid(fake_app(good(), **special))
-        strategy.start(grid, to_record({}), common.rounds, 20)
+        strategy.start(grid, common.rounds, 20)
         return grid, strategy
 
     return start

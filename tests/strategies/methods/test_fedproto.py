@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.methods.fedproto import FedProtoSettings
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import partition_configs
-from fedsilo.strategies.loop.participants import Participants, meet_sites
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.fedproto import FedProto, held
-from fedsilo.strategies.wire.records import to_record
-from tests.support.tiny import DERMOSCOPY
+from fedsilo.strategies.wire.reply import ArraySpec
+from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 
-START = RoundState(0, {})
+START = State({})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
 
 
@@ -49,14 +49,14 @@ def arrays(**values: float) -> dict[str, Any]:
 
 def test_there_are_no_prototypes_before_the_first_round(proto: FedProto) -> None:
     assert proto.initial_state(proto.participants.task()) == START
-    assert proto.outgoing(TRAIN, "s1a", START) == {}
+    assert arrays_sent(proto, START)["s1a"] == {}
 
 
 @pytest.mark.parametrize(("site", "classes"), [("s1a", (0, 1)), ("s2a", (0,)), ("s3a", (0, 1, 2))])
 def test_a_site_answers_with_the_classes_that_it_has(
     proto: FedProto, site: str, classes: tuple[int, ...]
 ) -> None:
-    found = proto.expected(TRAIN, site, START)
+    found = arrays_expected(proto, START)[site]
     assert found == {f"prototype/{label}": ArraySpec((16,)) for label in classes}
 
 
@@ -78,7 +78,7 @@ def test_the_size_of_a_prototype_is_known_of_every_network_without_its_weights(
     strategy = FedProto(
         CommonSettings(**common), FedProtoSettings(), Participants(facts, participants.nodes)
     )
-    assert strategy.expected(TRAIN, "s1a", START) == {"prototype/0": ArraySpec((size,))}
+    assert arrays_expected(strategy, START)["s1a"] == {"prototype/0": ArraySpec((size,))}
 
 
 def test_a_global_prototype_is_weighed_by_the_sites_counts_of_the_class(
@@ -89,7 +89,7 @@ def test_a_global_prototype_is_weighed_by_the_sites_counts_of_the_class(
         "s1a": site_reply("s1a", arrays(c0=2, c1=1), num_examples=6),
         "s2a": site_reply("s2a", arrays(c0=6), num_examples=3),
     }
-    found = proto.combine(TRAIN, START, replies).arrays
+    found = state_after(proto, START, replies).arrays
     assert set(found) == {"prototype/0", "prototype/1"}
     assert found["prototype/0"].tolist() == [5, -5]  # (1 * 2 + 3 * 6) / 4
     assert found["prototype/1"].tolist() == [1, -1]
@@ -106,21 +106,21 @@ def test_the_order_of_the_replies_is_of_no_account(
         for site in order:
             own = dict.fromkeys(("c0", "c1", "c2"), values[site])
             replies[site] = site_reply(site, arrays(**own))
-        made.append(proto.combine(TRAIN, START, replies).arrays["prototype/0"].tobytes())
+        made.append(state_after(proto, START, replies).arrays["prototype/0"].tobytes())
     assert len(set(made)) == 1
 
 
 def test_a_class_that_nobody_sent_keeps_its_prototype(
     proto: FedProto, site_reply: Callable[..., Any]
 ) -> None:
-    before = RoundState(4, arrays(c0=9, c1=8, c2=7), {"kept": 1})
-    after = proto.combine(TRAIN, before, {"s1a": site_reply("s1a", arrays(c0=2, c1=1))})
+    before = State(arrays(c0=9, c1=8, c2=7), 4)
+    after = state_after(proto, before, {"s1a": site_reply("s1a", arrays(c0=2, c1=1))})
     assert {name: array[0] for name, array in after.arrays.items()} == {
         "prototype/0": 2,  # of the round's answers alone
         "prototype/1": 1,
         "prototype/2": 7,
     }
-    assert (after.round, after.extras) == (4, {"kept": 1})
+    assert after.round == 4
 
 
 @pytest.mark.parametrize(("inference", "brings"), [("head", False), ("prototype", True)])
@@ -128,11 +128,11 @@ def test_prototypes_go_to_all_to_train_and_only_if_they_classify_to_measure(
     proto: FedProto, inference: str, brings: bool
 ) -> None:
     proto.settings = FedProtoSettings(inference=inference, class_min_count=1)
-    state = RoundState(1, arrays(c0=1, c2=3))
+    state = State(arrays(c0=1, c2=3), 1)
     assert all(
-        proto.outgoing(TRAIN, site, state) == state.arrays for site in proto.participants.sites()
+        arrays_sent(proto, state)[site] == state.arrays for site in proto.participants.sites()
     )
-    assert proto.outgoing(EVALUATE, "s1a", state) == (state.arrays if brings else {})
+    assert evaluation_of(proto, state).send["s1a"] == (state.arrays if brings else {})
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_reply_that_is_no_set_of_prototypes_is_refused(
     common = CommonSettings(rounds=1, silos=3, width=1, run_name="run")
     strategy = RoundLoop(FedProto(common, FedProtoSettings(), participants), run_dir="/somewhere")
     with pytest.raises(SiteError, match=f"site s2a.*{fault}"):
-        strategy.start(spy_grid(app), to_record({}), 1)
+        strategy.start(spy_grid(app), 1)
 
 
 @pytest.mark.parametrize("inference", ["head", "prototype"])
@@ -230,15 +230,15 @@ def test_only_classes_of_enough_samples_are_asked_for_and_a_hospital_may_want_mo
     proto.participants = floored(proto.participants, **floors)
     for site, labels in classes.items():
         assert list(held(proto.participants, site, least)) == labels
-        assert set(proto.expected(TRAIN, site, START)) == {f"prototype/{n}" for n in labels}
+        assert set(arrays_expected(proto, START)[site]) == {f"prototype/{n}" for n in labels}
 
 
 @pytest.mark.parametrize("inference", ["head", "prototype"])
 def test_a_site_that_sends_no_prototype_gets_none(proto: FedProto, inference: str) -> None:
     proto.settings = FedProtoSettings(inference=inference, class_min_count=4)
-    state = RoundState(1, arrays(c0=1, c1=3))
-    assert proto.outgoing(TRAIN, "s2a", state) == proto.outgoing(EVALUATE, "s2a", state) == {}
-    assert proto.outgoing(TRAIN, "s1a", state) == state.arrays
+    state = State(arrays(c0=1, c1=3), 1)
+    assert arrays_sent(proto, state)["s2a"] == evaluation_of(proto, state).send["s2a"] == {}
+    assert arrays_sent(proto, state)["s1a"] == state.arrays
 
 
 def test_a_class_below_the_floor_weighs_nothing_in_the_mean(
@@ -250,7 +250,7 @@ def test_a_class_below_the_floor_weighs_nothing_in_the_mean(
         "s2a": site_reply("s2a", arrays(c0=6)),
         "s3a": site_reply("s3a", arrays(c0=13, c1=3)),
     }
-    found = proto.combine(TRAIN, START, replies).arrays
+    found = state_after(proto, START, replies).arrays
     assert found["prototype/0"].tolist() == [10, -10]  # (3 * 6 + 4 * 13) / 7
     assert found["prototype/1"].tolist() == [2, -2]
 
@@ -268,13 +268,13 @@ def test_a_hospitals_raised_floor_keeps_a_class_at_home_and_the_server_does_not_
     strategy = FedProto(values.common, values.own, sites)
     loop = RoundLoop(strategy, run_dir=str(tmp_path))
     loop.state = strategy.initial_state(sites.task())
-    loop.start(grid, to_record({}), 1)
+    loop.start(grid, 1)
     assert [facts.floor for facts in sites.facts.values()] == [1, 5, 37]
     for index, (site, floor) in enumerate([("s1a", 1), ("s2a", 5), ("s3a", 37)]):
         counts = sites.facts[site].label_counts["train"]
         names = {f"prototype/{label}" for label, count in enumerate(counts) if count >= floor}
         sent = grid.replies[3 + index].content.array_records.get(ARRAYS, {})
-        assert set(sent) == set(strategy.expected(TRAIN, site, START)) == names
+        assert set(sent) == set(arrays_expected(strategy, START)[site]) == names
         assert told(grid.sent[3 + index])["returns"] is bool(names)
         assert bool(names) is (site != "s3a")
 
@@ -304,18 +304,6 @@ def test_of_logistic_regression_it_is_told_that_rows_themselves_are_averaged() -
     common = CommonSettings(dataset="heart")
     told = FedProto(common, FedProtoSettings(), Participants(facts, {"va": 1})).disclosures().leaves
     assert "the exact mean of each such class's standardised rows" in told[1]
-
-
-def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Participants) -> None:
-    facts = {
-        site: SiteFacts(site, site, (3, 224, 224), 2, {"train": [9, 9]}, {})
-        for site in DERMATOLOGISTS
-    }
-    sites = Participants(facts, {site: index for index, site in enumerate(facts)})
-    common = CommonSettings(**DERMOSCOPY)
-    found = FedProto(common, FedProtoSettings(), sites).published()
-    assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.7188)
-    assert FedProto(common, FedProtoSettings(), participants).published() == {}
 
 
 def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:

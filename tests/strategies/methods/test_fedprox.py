@@ -11,9 +11,10 @@ from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.fedprox import FedProxSettings
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.fedprox import FedProx
+from tests.support.asking import arrays_expected, state_after
 
 Run = Callable[..., tuple[Any, FedProx]]
 Tiny = Callable[..., dict[str, Any]]
@@ -31,7 +32,10 @@ def test_the_server_does_what_fedavgs_does(
     names = list(before.arrays)
     for name, array in fedavg.initial_state(participants.task()).arrays.items():
         np.testing.assert_array_equal(before.arrays[name], array)
-    assert prox.expected("train", "s1a", before) == fedavg.expected("train", "s1a", before)
+    assert (
+        arrays_expected(prox, before, "train")["s1a"]
+        == arrays_expected(fedavg, before, "train")["s1a"]
+    )
     replies = {
         site: site_reply(
             site,
@@ -40,7 +44,7 @@ def test_the_server_does_what_fedavgs_does(
         )
         for site, value, count in (("s1a", 2, 1), ("s2a", 6, 3))
     }
-    after = prox.combine("train", before, replies).arrays
+    after = state_after(prox, before, replies, "train").arrays
     assert all((after[name] == 5).all() for name in names)
 
 

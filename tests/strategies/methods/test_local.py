@@ -7,10 +7,9 @@ import pytest
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.local import Local
-from fedsilo.strategies.wire.records import to_record
 
 
 def test_no_array_crosses_the_wire_in_either_direction(
@@ -38,7 +37,7 @@ def test_a_site_that_sends_its_weights_all_the_same_is_refused(
     common = CommonSettings(rounds=1, silos=3, run_name="run")
     strategy = RoundLoop(Local(common, NoSettings(), participants), run_dir="/somewhere")
     with pytest.raises(SiteError, match=r"site s2a.*surplus \['w'\]"):
-        strategy.start(spy_grid(app), to_record({}), 1)
+        strategy.start(spy_grid(app), 1)
 
 
 def test_sites_of_a_real_run_are_known_to_keep_state_from_their_first_reply_on(
@@ -53,4 +52,3 @@ def test_sites_of_a_real_run_are_known_to_keep_state_from_their_first_reply_on(
 def test_nothing_but_metrics_is_said_to_leave(participants: Participants) -> None:
     strategy = Local(CommonSettings(silos=9, dataset="mnist"), NoSettings(), participants)
     assert strategy.disclosures().leaves == ()
-    assert strategy.published() == {}

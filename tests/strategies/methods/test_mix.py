@@ -8,17 +8,24 @@ import numpy as np
 import pytest
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import ArraySpec, RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.mix import Mix
+from fedsilo.strategies.wire.reply import ArraySpec
+from tests.support.asking import (
+    arrays_expected,
+    arrays_sent,
+    evaluation_of,
+    question_of,
+    state_after,
+)
 
 ALL = ["s1a", "s2a", "s3a"]
-STATE = RoundState(1, {"w": np.float32([4])}, {"kept": 1})
+STATE = State({"w": np.float32([4])}, 1)
 
 
 @pytest.fixture
@@ -27,32 +34,31 @@ def mix(participants: Participants) -> Mix:
 
 
 def test_only_the_first_site_is_expected_to_answer_with_weights(mix: Mix) -> None:
-    found = {site: mix.expected(TRAIN, site, STATE) for site in ALL}
+    found = {site: arrays_expected(mix, STATE)[site] for site in ALL}
     assert found == {"s1a": {"w": ArraySpec((1,))}, "s2a": {}, "s3a": {}}
 
 
 def test_all_sites_get_the_weights_to_measure_them(mix: Mix) -> None:
-    assert all(mix.outgoing(TRAIN, site, STATE) == STATE.arrays for site in ALL)
+    assert all(arrays_sent(mix, STATE)[site] == STATE.arrays for site in ALL)
 
 
 def test_the_sites_to_pool_are_named_a_line_each(mix: Mix) -> None:
-    assert mix.notes(TRAIN, "s1a", STATE) == PoolNotes(("s1a", "s2a", "s3a"))
-    assert mix.notes(EVALUATE, "s1a", STATE) == Notes()
+    assert question_of(mix, STATE).notes["s1a"] == PoolNotes(("s1a", "s2a", "s3a"))
+    assert evaluation_of(mix, STATE).notes == {}
 
 
 def test_the_trainers_weights_are_taken_as_they_are(
     mix: Mix, site_reply: Callable[..., Any]
 ) -> None:
     replies = {"s1a": site_reply("s1a", {"w": [7.0]}), "s2a": site_reply("s2a")}
-    after = mix.combine(TRAIN, STATE, replies)
+    after = state_after(mix, STATE, replies)
     assert after.arrays["w"].tolist() == [7]
-    assert after.extras == {"kept": 1}
 
 
 def test_a_round_without_the_trainer_changes_nothing(
     mix: Mix, site_reply: Callable[..., Any]
 ) -> None:
-    assert mix.combine(TRAIN, STATE, {"s2a": site_reply("s2a")}) == STATE
+    assert state_after(mix, STATE, {"s2a": site_reply("s2a")}) == STATE
 
 
 @pytest.mark.parametrize("real", [["s2a"], ["s1a", "s3a"]])
@@ -83,4 +89,3 @@ def test_the_oracle_says_that_it_is_none_of_the_federated_methods(mix: Mix) -> N
     assert "everything" in told
     assert "simulation only" in told
     assert "oracle" in Mix.title
-    assert mix.published() == {}

@@ -11,18 +11,19 @@ from torch import nn
 from fedsilo.client_app.privacy.protection import LEDGER
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
+from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.moon import MoonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.finished_site import finished_site
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import RoundState
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.moon import Moon
+from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 
 Tiny = Callable[..., dict[str, Any]]
 Run = Callable[..., tuple[Any, RoundLoop]]
@@ -55,30 +56,28 @@ def test_the_head_goes_out_to_train_and_not_to_evaluate_and_is_no_part_of_the_mo
 ) -> None:
     state = moon.initial_state(participants.task())
     network = set(state.arrays) - HEAD
-    assert set(moon.outgoing(TRAIN, "s1a", state)) == network | HEAD
-    assert set(moon.expected(TRAIN, "s1a", state)) == network | HEAD
-    assert set(moon.outgoing(EVALUATE, "s1a", state)) == network
+    assert set(arrays_sent(moon, state)["s1a"]) == network | HEAD
+    assert set(arrays_expected(moon, state)["s1a"]) == network | HEAD
+    assert set(evaluation_of(moon, state).send["s1a"]) == network
     assert set(moon.model(state)) == network
 
 
 def test_the_head_is_averaged_by_samples_as_the_weights_are(
     moon: Moon, site_reply: Callable[..., Any]
 ) -> None:
-    before = RoundState(1, {"w": np.float32([0]), "projection/w": np.float32([0])}, {"a": 1})
+    before = State({"w": np.float32([0]), "projection/w": np.float32([0])}, 1)
     replies = {
         "s1a": site_reply("s1a", {"w": [1.0], "projection/w": [2.0]}, num_examples=1),
         "s2a": site_reply("s2a", {"w": [5.0], "projection/w": [6.0]}, num_examples=3),
     }
-    after = moon.combine(TRAIN, before, replies)
+    after = state_after(moon, before, replies)
     assert (after.arrays["w"].tolist(), after.arrays["projection/w"].tolist()) == ([4.0], [5.0])
-    assert after.extras == {"a": 1}
 
 
 def test_it_tells_that_the_head_leaves_and_claims_no_papers_numbers(moon: Moon) -> None:
     told = moon.disclosures().leaves
     assert "all weights" in told[0]
     assert "projection head" in told[1]
-    assert moon.published() == {}
 
 
 def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recorder: Any) -> None:

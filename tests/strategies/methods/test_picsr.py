@@ -17,15 +17,24 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.picsr import PICSR
+from fedsilo.strategies.wire.reply import ArraySpec, Reply
+from tests.support.asking import (
+    arrays_expected,
+    arrays_sent,
+    evaluation_of,
+    fault_of,
+    question_of,
+    state_after,
+)
 
 ALL = ["s1a", "s2a", "s3a"]
 TASK = Task((1, 16, 16), 10)
 FINETUNED = {"experts": "finetuned", "warmup_rounds": 2}
 Build = Callable[..., PICSR]
-Replies = Callable[..., SiteReply]
+Replies = Callable[..., Reply]
 
 
 @pytest.fixture
@@ -37,7 +46,7 @@ def picsr(participants: Participants) -> Build:
     return build
 
 
-def routed(round_: int = 5, **extras: Any) -> RoundState:
+def routed(round_: int = 5, **extras: Any) -> State:
     """Return a state with two experts of one weight, their prototypes and a router."""
     arrays = {
         "expert/s1a/w": np.float32([1]),
@@ -46,7 +55,7 @@ def routed(round_: int = 5, **extras: Any) -> RoundState:
         "prototype/s3a": np.ones((1, 16, 16), np.float32),
         "router/v": np.float32([0]),
     }
-    return RoundState(round_, arrays, extras, ("s1a", "s3a"))
+    return State(arrays, round_, ("s1a", "s3a"), **extras)
 
 
 def given(value: float) -> dict[str, Any]:
@@ -136,12 +145,12 @@ def test_the_stages_follow_one_another_by_rounds(
     picsr: Build, own: dict[str, Any], stages: list[str]
 ) -> None:
     strategy = picsr(7, **own)
-    states = [RoundState(round_, {}) for round_ in range(7)]
+    states = [State({}, round_) for round_ in range(7)]
     assert [strategy.stage(state) for state in states] == stages
-    assert [strategy.notes(TRAIN, "s1a", state) for state in states] == [
+    assert [question_of(strategy, state).notes["s1a"] for state in states] == [
         StageNotes(stage) for stage in stages
     ]
-    assert strategy.notes(EVALUATE, "s1a", RoundState(7, {})) == StageNotes("router")
+    assert evaluation_of(strategy, State({}, 7)).notes["s1a"] == StageNotes("router")
 
 
 def test_local_experts_start_from_nothing_that_the_server_holds(picsr: Build) -> None:
@@ -155,10 +164,10 @@ def test_finetuned_experts_start_from_the_seeds_weights(picsr: Build) -> None:
     assert set(first.arrays) == set(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(first.arrays[name], array)
-    assert strategy.expected(TRAIN, "s1a", first) == {
+    assert arrays_expected(strategy, first)["s1a"] == {
         name: ArraySpec(array.shape) for name, array in expected.items()
     }
-    assert strategy.outgoing(TRAIN, "s1a", first) is first.arrays
+    assert arrays_sent(strategy, first)["s1a"] is first.arrays
 
 
 def test_the_warm_up_averages_by_samples_even_if_the_router_does_not(
@@ -169,16 +178,16 @@ def test_the_warm_up_averages_by_samples_even_if_the_router_does_not(
         "s1a": site_reply("s1a", {"w": [2.0]}, num_examples=1),
         "s2a": site_reply("s2a", {"w": [6.0]}, num_examples=3),
     }
-    after = strategy.combine(TRAIN, RoundState(0, {"w": np.float32([0])}), replies)
+    after = state_after(strategy, State({"w": np.float32([0])}), replies)
     assert after.arrays["w"].tolist() == [5]
 
 
 def test_global_weights_go_only_to_sites_without_an_expert_of_their_own(picsr: Build) -> None:
     strategy, arrays = picsr(**FINETUNED), {"w": np.float32([1])}
-    warm = RoundState(1, arrays, {}, ("s2a",))
-    experts = RoundState(3, arrays, {}, ("s2a",))
-    assert all(strategy.outgoing(TRAIN, site, warm) == arrays for site in ALL)
-    assert {site: dict(strategy.outgoing(TRAIN, site, experts)) for site in ALL} == {
+    warm = State(arrays, 1, ("s2a",))
+    experts = State(arrays, 3, ("s2a",))
+    assert all(arrays_sent(strategy, warm)[site] == arrays for site in ALL)
+    assert {site: dict(arrays_sent(strategy, experts)[site]) for site in ALL} == {
         "s1a": arrays,
         "s2a": {},
         "s3a": arrays,
@@ -188,9 +197,9 @@ def test_global_weights_go_only_to_sites_without_an_expert_of_their_own(picsr: B
 def test_while_experts_train_nothing_is_expected_and_nothing_changes(
     picsr: Build, site_reply: Replies
 ) -> None:
-    strategy, before = picsr(**FINETUNED), RoundState(3, {"w": np.float32([1])}, {"kept": 1})
-    assert strategy.expected(TRAIN, "s1a", before) == {}
-    after = strategy.combine(TRAIN, before, {"s1a": site_reply("s1a")})
+    strategy, before = picsr(**FINETUNED), State({"w": np.float32([1])}, 3)
+    assert arrays_expected(strategy, before)["s1a"] == {}
+    after = state_after(strategy, before, {"s1a": site_reply("s1a")})
     assert after == before
 
 
@@ -198,7 +207,7 @@ def test_while_experts_train_nothing_is_expected_and_nothing_changes(
 def test_the_last_expert_round_expects_the_expert_and_the_prototype(
     picsr: Build, own: dict[str, Any], round_: int
 ) -> None:
-    found = picsr(**own).expected(TRAIN, "s1a", RoundState(round_, {}))
+    found = arrays_expected(picsr(**own), State({}, round_))["s1a"]
     assert found == {name: ArraySpec(array.shape) for name, array in given(0).items()}
     assert found["prototype"] == ArraySpec((1, 16, 16))
 
@@ -208,7 +217,7 @@ def test_experts_and_prototypes_are_collected_beside_a_new_router(
 ) -> None:
     strategy = picsr()
     replies = {site: site_reply(site, given(i)) for i, site in enumerate(("s1a", "s3a"))}
-    after = strategy.combine(TRAIN, RoundState(2, {"w": np.float32([9])}), replies)
+    after = state_after(strategy, State({"w": np.float32([9])}, 2), replies)
     router = exchanged_arrays(build_router(PICSRSettings(), (1, 16, 16), 2, 7))
     kinds = {name.split("/")[0] for name in after.arrays}
     assert kinds == {"expert", "prototype", "router"}  # no global weights any more
@@ -235,7 +244,7 @@ def test_an_expert_without_a_finite_answer_to_its_own_prototype_is_objected_to(
 ) -> None:
     strategy = picsr()
     reply = site_reply("s1a", given(value))
-    assert strategy.rejection_reason(phase, reply, RoundState(round_, {})) == said
+    assert fault_of(strategy, State({}, round_), reply, phase) == said
 
 
 @pytest.mark.parametrize("phase", [TRAIN, EVALUATE])
@@ -244,7 +253,7 @@ def test_all_experts_and_prototypes_go_to_all_sites_even_to_those_that_gave_none
 ) -> None:
     state = routed()
     for site in ALL:
-        assert picsr().outgoing(phase, site, state) == state.arrays
+        assert arrays_sent(picsr(), state, phase)[site] == state.arrays
 
 
 @pytest.mark.parametrize(
@@ -255,9 +264,9 @@ def test_of_a_router_round_only_what_is_trained_is_expected_and_changed(
     picsr: Build, site_reply: Replies, train_experts: bool, trained: set[str]
 ) -> None:
     strategy, before = picsr(train_experts=train_experts), routed()
-    assert set(strategy.expected(TRAIN, "s2a", before)) == trained
+    assert set(arrays_expected(strategy, before)["s2a"]) == trained
     replies = {"s2a": site_reply("s2a", {name: [7.0] for name in trained})}
-    after = strategy.combine(TRAIN, before, replies)
+    after = state_after(strategy, before, replies)
     assert set(after.arrays) == set(before.arrays)
     changed = {n for n in before.arrays if not np.array_equal(before.arrays[n], after.arrays[n])}
     assert changed == trained
@@ -272,7 +281,7 @@ def test_the_routers_average_weighs_sites_by_samples_or_equally(
         "s1a": site_reply("s1a", {"router/v": [2.0]}, num_examples=1),
         "s2a": site_reply("s2a", {"router/v": [6.0]}, num_examples=3),
     }  # (2 + 3 * 6) / 4 = 5, (2 + 6) / 2 = 4
-    after = picsr(router_average=average).combine(TRAIN, routed(), replies)
+    after = state_after(picsr(router_average=average), routed(), replies)
     assert after.arrays["router/v"].tolist() == [expected]
 
 
@@ -286,7 +295,7 @@ def test_the_run_tells_who_listens_to_whom_and_how_far_prototypes_are_apart(pics
     values = {
         "s2a": {"accuracy": 0.5, "routing.s1a.mean": 0.25, "routing.s3a.mean": 0.75},
     }
-    found = picsr().documents(RoundState(9, arrays), values)
+    found = picsr().documents(State(arrays, 9), values)
     assert found == {
         "routing.json": {
             "experts": ["s1a", "s3a"],

@@ -19,10 +19,9 @@ from fedsilo.models.methods.picsr import PICSRSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.picsr import PICSR
-from fedsilo.strategies.wire.records import to_record
 
 ALL = ["s1a", "s2a", "s3a"]
 TASK = Task((1, 16, 16), 10)
@@ -78,7 +77,7 @@ def started(
         strategy = RoundLoop(PICSR(common, own, participants), [recorder], "/somewhere")
         strategy.state = strategy.method.initial_state(TASK)
         grid = spy_grid(fake_app(good(), **special))
-        strategy.start(grid, to_record({}), common.rounds, 20)
+        strategy.start(grid, common.rounds, 20)
         return grid, strategy
 
     return start

@@ -6,7 +6,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS, settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,18 @@ from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.state import RoundState, SiteReply
-from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
+from fedsilo.strategies.loop.asking import Question
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY, UEFLState
+from fedsilo.strategies.wire.reply import Reply
+from tests.support.asking import (
+    NoReplies,
+    ScriptedAsk,
+    arrays_expected,
+    arrays_sent,
+    make_reply,
+    state_after,
+)
 
 ENTROPY = "incoming.val.entropy"
 PERSONAL = {"codebooks": "personal"}
@@ -24,14 +34,16 @@ GAUSSIAN = {"codeword_start": "gaussian"}
 ALL = ["s1a", "s2a", "s3a"]
 NOTHING = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
 Build = Callable[..., UEFL]
-Replies = Callable[..., SiteReply]
+Replies = Callable[..., Reply]
 
 
 @pytest.fixture
 def uefl(participants: Participants) -> Build:
     def build(rounds: int = 30, **own: Any) -> UEFL:
         return UEFL(
-            CommonSettings(rounds=rounds, seed=7, silos=3), UEFLSettings(**own), participants
+            CommonSettings(rounds=rounds, seed=7, silos=3),
+            UEFLSettings(**{"iteration_rounds": 5, **own}),
+            participants,
         )
 
     return build
@@ -41,12 +53,62 @@ def book(value: float) -> Any:
     return np.full((2, 2), value, np.float32)
 
 
-def state(round_: int = 0, **extras: Any) -> RoundState:
+def state(round_: int = 0, **own: Any) -> UEFLState:
     """Return a state with book 0 for all sites and book 1 for s2a and s3a."""
     arrays = {"w": np.zeros(1, np.float32), "codebook.0": book(0), "codebook.1": book(1)}
     access = {"0": ALL, "1": ["s2a", "s3a"]}
-    known = {"iteration": 1, "access": access, "uncertain": [], "certain": False}
-    return RoundState(round_, arrays, {**known, "entropies": [], "extended": {}, **extras})
+    return UEFLState(arrays, round_, **{"access": access, **own})
+
+
+def judging(
+    strategy: UEFL,
+    before: UEFLState,
+    uncertain: Collection[str] = (),
+    centroids: Mapping[str, Reply] | None = None,
+) -> ScriptedAsk:
+    """Return the ask of an iteration's last round that trains nothing and finds ``uncertain``."""
+    given = {
+        TRAIN: {site: make_reply(site, before.books_for(site)) for site in ALL},
+        UNCERTAINTY: {
+            site: make_reply(site, **{ENTROPY: 2.0 if site in uncertain else 1.0}) for site in ALL
+        },
+        **({} if centroids is None else {CENTROIDS: centroids}),
+    }
+    return ScriptedAsk(ALL, given)
+
+
+def asked_in(
+    strategy: UEFL, phase: str, uncertain: Collection[str] = (), **own: Any
+) -> Question | None:
+    """Return what the fifth round asks in ``phase``, None where nobody is asked."""
+    ask = judging(strategy, state(4, **own), uncertain)
+    with suppress(NoReplies):
+        strategy.round(state(4, **own), ask)
+    return ask.asked.get(phase)
+
+
+def extended(
+    strategy: UEFL, uncertain: Collection[str], centroids: Mapping[str, Reply]
+) -> UEFLState:
+    """Return the state after the fifth round, in which sites sent ``centroids``."""
+    return strategy.round(state(4), judging(strategy, state(4), uncertain, centroids))
+
+
+def fault_in(strategy: UEFL, phase: str, reply: Reply) -> str | None:
+    """Return why the method cannot use a reply of the fifth round."""
+    asked = asked_in(strategy, phase, ["s1a"])
+    assert asked is not None
+    assert asked.fault is not None
+    return asked.fault(reply)
+
+
+def same(after: UEFLState, before: UEFLState, but: Collection[str] = ()) -> bool:
+    """Tell whether all of ``before`` is in ``after`` as it was."""
+    return all(
+        np.array_equal(after.arrays[name], array)
+        for name, array in before.arrays.items()
+        if name not in but
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,12 +121,14 @@ def test_uncertainty_is_asked_only_when_an_iteration_ends(
     strategy = uefl(rounds, iteration_rounds=2, extension_rounds=3, max_iterations=max_iterations)
     found, iteration = [], 1
     for round_ in range(rounds):
-        phases = strategy.phases(state(round_, iteration=iteration))
-        if phases == (TRAIN, UNCERTAINTY, CENTROIDS):
+        before = state(round_, iteration=iteration)
+        ask = judging(strategy, before, ["s1a"], {})
+        strategy.round(before, ask)
+        if list(ask.asked) == [TRAIN, UNCERTAINTY, CENTROIDS]:
             found.append(round_ + 1)
             iteration += 1
         else:
-            assert phases == (TRAIN,)
+            assert list(ask.asked) == [TRAIN]
     assert found == checked
 
 
@@ -74,15 +138,16 @@ def test_sites_above_the_threshold_are_asked_for_a_new_book_the_others_for_the_f
 ) -> None:
     strategy = uefl(gamma=0.3, refresh=refresh)
     entropies = {"s1a": 1.0, "s2a": 1.25, "s3a": 1.35}  # the threshold is 1.3
-    replies = {site: site_reply(site, **{ENTROPY: value}) for site, value in entropies.items()}
-    after = strategy.combine(UNCERTAINTY, state(4), replies)
-    assert strategy.recipients(CENTROIDS, after) == asked
-    notes = [strategy.notes(CENTROIDS, site, after).to_values() for site in ALL]
-    assert [told["refreshes"] for told in notes] == [True, True, False]
-    assert strategy.recipients(TRAIN, after) == ALL
-    assert strategy.notes(TRAIN, "s1a", after).to_values() == {}
-    assert after.extras["iteration"] == 2
-    assert after.extras["entropies"] == [{"round": 5, "entropies": entropies, "uncertain": ["s3a"]}]
+    ask = judging(strategy, state(4), (), {})
+    ask.given[UNCERTAINTY] = {s: site_reply(s, **{ENTROPY: e}) for s, e in entropies.items()}
+    after = strategy.round(state(4), ask)
+    assert sorted(ask.asked[CENTROIDS].send) == asked
+    notes = {s: notes.to_values()["refreshes"] for s, notes in ask.asked[CENTROIDS].notes.items()}
+    assert notes == {site: site != "s3a" for site in asked}
+    assert sorted(ask.asked[TRAIN].send) == ALL
+    assert ask.asked[TRAIN].notes == {}
+    assert after.iteration == 2
+    assert after.entropies == [{"round": 5, "entropies": entropies, "uncertain": ["s3a"]}]
     assert not strategy.why_finished(after)
 
 
@@ -92,30 +157,29 @@ def test_the_run_ends_once_no_site_is_uncertain_if_it_may(
     uefl: Build, site_reply: Replies, stop: bool, refresh: str
 ) -> None:
     strategy = uefl(gamma=0.3, stop_when_certain=stop, refresh=refresh)
-    replies = {site: site_reply(site, **{ENTROPY: 1.0}) for site in ALL}
-    after = strategy.combine(UNCERTAINTY, state(4), replies)
-    lays = refresh == "kmeans" and not stop  # a book that is laid anew has to be trained
-    assert strategy.recipients(CENTROIDS, after) == (ALL if lays else [])
+    ask = judging(strategy, state(4), (), {})
+    after = replace(strategy.round(state(4), ask), round=5)
+    refreshes = refresh == "kmeans" and not stop  # a book that is re-initialised must be trained
+    assert sorted(ask.asked[CENTROIDS].send) == (ALL if refreshes else [])
     assert bool(strategy.why_finished(after)) is stop
 
 
 def test_a_run_goes_on_while_a_silo_may_be_uncertain(uefl: Build) -> None:
-    assert uefl(5).why_finished(state(4)) == ""
+    assert uefl(5).why_finished(state(4)) is None
 
 
 def test_a_run_that_ends_early_says_why(uefl: Build) -> None:
-    assert uefl(5).why_finished(state(5, certain=True)) == ""
-    assert "after round 3 no silo's entropy is above 1.3" in uefl(5).why_finished(
-        state(3, certain=True)
-    )
+    assert uefl(5).why_finished(state(5, certain=True)) is None
+    reason = uefl(5).why_finished(state(3, certain=True))
+    assert "after round 3 no silo's entropy is above 1.3" in str(reason)
 
 
 def test_a_book_goes_only_to_the_sites_that_may_use_it(uefl: Build) -> None:
-    sent = {site: set(uefl().outgoing(TRAIN, site, state())) for site in ALL}
+    sent = {site: set(arrays_sent(uefl(), state())[site]) for site in ALL}
     assert sent["s1a"] == {"w", "codebook.0"}
     assert sent["s2a"] == sent["s3a"] == {"w", "codebook.0", "codebook.1"}
     for site in ALL:
-        assert set(uefl().expected(TRAIN, site, state())) == sent[site]
+        assert set(arrays_expected(uefl(), state())[site]) == sent[site]
 
 
 def test_a_book_is_averaged_over_its_users_alone_by_their_counts(
@@ -130,16 +194,16 @@ def test_a_book_is_averaged_over_its_users_alone_by_their_counts(
             "s3a", {"w": [0.0], "codebook.0": book(0), "codebook.1": book(5)}, num_examples=3
         ),
     }
-    after = uefl().combine(TRAIN, state(uncertain=["s3a"]), replies)
+    after = state_after(uefl(), state(uncertain=["s3a"]), replies)
     np.testing.assert_array_equal(after.arrays["w"], np.float32([3]))
     np.testing.assert_array_equal(after.arrays["codebook.0"], book(3))
     np.testing.assert_array_equal(after.arrays["codebook.1"], book(4))
-    assert after.extras["uncertain"] == []
+    assert list(after.uncertain) == []
 
 
 def test_a_book_whose_users_all_failed_stays_as_it_was(uefl: Build, site_reply: Replies) -> None:
     replies = {"s1a": site_reply("s1a", {"w": [4.0], "codebook.0": book(9)})}
-    after = uefl().combine(TRAIN, state(), replies)
+    after = state_after(uefl(), state(), replies)
     np.testing.assert_array_equal(after.arrays["codebook.1"], book(1))
     np.testing.assert_array_equal(after.arrays["codebook.0"], book(9))
 
@@ -148,16 +212,15 @@ def test_an_extension_adds_a_book_for_its_sites_and_changes_no_other(
     uefl: Build, site_reply: Replies
 ) -> None:
     centroids = {"centroids": np.float32([[7, 7]]), "counts": np.float32([3])}
-    before = state(4, uncertain=["s1a"])
-    after = uefl(codes=2).combine(
-        CENTROIDS, before, {"s1a": site_reply("s1a", centroids, new_codewords=1)}
-    )
+    before = state(4)
+    replies = {"s1a": site_reply("s1a", centroids, new_codewords=1)}
+    after = extended(uefl(codes=2), ["s1a"], replies)
     assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
     np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
     for name, array in before.arrays.items():
         np.testing.assert_array_equal(after.arrays[name], array)
-    assert after.extras["access"] == {**before.extras["access"], "2": ["s1a"]}
-    assert after.extras["extended"] == {"5": ["s1a"]}
+    assert after.access == {**before.access, "2": ["s1a"]}
+    assert after.extended == {"5": ["s1a"]}
 
 
 def test_centroids_of_several_sites_are_merged_by_their_counts(
@@ -171,11 +234,11 @@ def test_centroids_of_several_sites_are_merged_by_their_counts(
             "s2a", {"centroids": [[4.0, 8.0]], "counts": np.float32([3])}, new_codewords=1
         ),
     }
-    after = uefl(codes=1).combine(CENTROIDS, state(4, uncertain=["s1a", "s2a"]), replies)
+    after = extended(uefl(codes=1), ["s1a", "s2a"], replies)
     np.testing.assert_allclose(after.arrays["codebook.2"], [[3.0, 6.0]])
 
 
-def centroids(site_reply: Replies, site: str, *rows: tuple[list[float], int]) -> SiteReply:
+def centroids(site_reply: Replies, site: str, *rows: tuple[list[float], int]) -> Reply:
     arrays = {
         "centroids": np.float32([centre for centre, _ in rows]),
         "counts": np.float32([count for _, count in rows]),
@@ -191,33 +254,34 @@ def test_the_first_book_is_laid_anew_by_the_certain_sites_features_weighted_by_c
         "s2a": centroids(site_reply, "s2a", ([4.0, 0.0], 3), ([13.0, 0.0], 1)),
         "s3a": centroids(site_reply, "s3a", ([90.0, 0.0], 4), ([70.0, 0.0], 4)),
     }
-    before = state(4, uncertain=["s3a"])
-    after = uefl(codes=2).combine(CENTROIDS, before, replies)
-    laid = after.arrays["codebook.0"]
-    np.testing.assert_allclose(laid[laid[:, 0].argsort()], [[3, 0], [11, 0]])  # 12/4 and 33/3
+    after = extended(uefl(codes=2), ["s3a"], replies)
+    first = after.arrays["codebook.0"]
+    np.testing.assert_allclose(first[first[:, 0].argsort()], [[3, 0], [11, 0]])  # 12/4 and 33/3
     np.testing.assert_array_equal(after.arrays["codebook.1"], book(1))
     np.testing.assert_array_equal(after.arrays["codebook.2"], [[90, 0], [70, 0]])
-    assert after.extras["refreshed"] == [5]
-    assert after.extras["extended"] == {"5": ["s3a"]}
-    assert UEFL.marks(after)[5] == "new codewords for s3a; first codewords laid anew"
+    assert after.refreshed == [5]
+    assert after.extended == {"5": ["s3a"]}
+    assert UEFL.marks(after)[5] == "new codewords for s3a; first codewords re-initialised"
 
 
 def test_certain_sites_without_a_large_enough_cluster_leave_the_first_book_as_it_was(
     uefl: Build, site_reply: Replies
 ) -> None:
-    before = state(4)
-    after = uefl().combine(CENTROIDS, before, {"s1a": site_reply("s1a", NOTHING, new_codewords=0)})
-    assert after == before
+    after = extended(
+        uefl(stop_when_certain=False), [], {"s1a": site_reply("s1a", NOTHING, new_codewords=0)}
+    )
+    assert same(after, state(4))
+    assert (list(after.refreshed), after.extended) == ([], {})
 
 
 def test_where_all_sites_are_certain_the_first_book_is_laid_anew_and_none_is_added(
     uefl: Build, site_reply: Replies
 ) -> None:
     replies = {"s1a": centroids(site_reply, "s1a", ([4.0, 0.0], 3))}
-    after = uefl(codes=2, stop_when_certain=False).combine(CENTROIDS, state(4), replies)
+    after = extended(uefl(codes=2, stop_when_certain=False), [], replies)
     np.testing.assert_array_equal(after.arrays["codebook.0"], [[4, 0]])
     assert set(after.arrays) == {"w", "codebook.0", "codebook.1"}
-    assert UEFL.marks(after) == {5: "first codewords laid anew"}
+    assert UEFL.marks(after) == {5: "first codewords re-initialised"}
 
 
 @pytest.mark.parametrize(
@@ -234,11 +298,12 @@ def test_centroids_are_expected_of_the_sites_that_cluster_for_a_shared_book(
     uefl: Build, own: dict[str, Any], uncertain: bool, certain: bool
 ) -> None:
     strategy = uefl(**own)
-    judged = state(4, uncertain=["s3a"], entropies=[{"round": 5}])
-    assert bool(strategy.expected(CENTROIDS, "s3a", judged)) is uncertain
-    assert bool(strategy.expected(CENTROIDS, "s1a", judged)) is certain
-    ahead = bool(strategy.expected(CENTROIDS, "s1a", state(4, entropies=[{"round": 2}])))
-    assert ahead is (uncertain or certain), "before a check a site may become either"
+    asked = asked_in(strategy, CENTROIDS, ["s3a"])
+    assert asked is not None
+    assert bool(asked.expect["s3a"]) is uncertain
+    assert bool(asked.expect.get("s1a")) is certain
+    ahead = strategy.releases("s1a", state(4))
+    assert ahead == 1 + (uncertain or certain), "before a check a site may become either"
 
 
 @pytest.mark.parametrize("sites", [["s1a"], ["s2a"], ["s1a", "s2a"]])
@@ -246,21 +311,22 @@ def test_a_gaussian_extension_is_drawn_by_the_server_and_keyed_on_the_books_numb
     uefl: Build, site_reply: Replies, sites: list[str]
 ) -> None:
     strategy = uefl(codes=2, codeword_start="gaussian", refresh="none")
-    before = state(4, uncertain=sites)
-    assert all(strategy.expected(CENTROIDS, site, before) == {} for site in sites)
+    before = state(4)
+    asked = asked_in(strategy, CENTROIDS, sites)
+    assert asked is not None
+    assert all(asked.expect[site] == {} for site in sites)
     # s1a has book 0, s2a books 0 and 1
     replies = {site: site_reply(site, new_codewords=2) for site in sites}
-    assert all(
-        strategy.rejection_reason(CENTROIDS, reply, state(4)) is None for reply in replies.values()
-    )
-    after = strategy.combine(CENTROIDS, before, replies)
+    assert asked.fault is not None
+    assert all(asked.fault(reply) is None for reply in replies.values())
+    after = extended(strategy, sites, replies)
     assert set(after.arrays) - set(before.arrays) == {"codebook.2"}
     drawn = after.arrays["codebook.2"]
     np.testing.assert_array_equal(drawn, gaussian_codebook(2, 2, 7, 2))
     for earlier in (0, 1):
         assert not np.array_equal(drawn, gaussian_codebook(2, 2, 7, earlier))
         assert not np.array_equal(drawn, after.arrays[f"codebook.{earlier}"])
-    assert after.extras["access"]["2"] == sites
+    assert after.access["2"] == sites
 
 
 @pytest.mark.parametrize(
@@ -280,28 +346,22 @@ def test_centroids_whose_counts_cannot_be_are_objected_to(
     uefl: Build, site_reply: Replies, rows: int, counts: list[float], fits: bool
 ) -> None:
     arrays = {"centroids": np.zeros((rows, 2), np.float32), "counts": np.float32(counts)}
-    told = uefl().rejection_reason(
-        CENTROIDS, site_reply("s1a", arrays, new_codewords=rows), state(4)
-    )
+    told = fault_in(uefl(), CENTROIDS, site_reply("s1a", arrays, new_codewords=rows))
     assert told is None if fits else f"{rows} centroids came with counts" in str(told)
 
 
 def test_an_uncertainty_reply_without_its_entropy_is_objected_to(
     uefl: Build, site_reply: Replies
 ) -> None:
-    assert (
-        uefl().rejection_reason(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.4}), state(4)) is None
-    )
-    told = uefl().rejection_reason(UNCERTAINTY, site_reply("s1a"), state(4))
-    assert told == "metric 'incoming.val.entropy' is missing"
-    assert uefl().rejection_reason(TRAIN, site_reply("s1a"), state(4)) is None
+    assert fault_in(uefl(), UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.4})) is None
+    asked = asked_in(uefl(), UNCERTAINTY)
+    assert asked is not None
+    assert asked.metrics == [ENTROPY]
 
 
 def test_an_entropy_below_nothing_is_objected_to(uefl: Build, site_reply: Replies) -> None:
-    assert (
-        uefl().rejection_reason(UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.0}), state(4)) is None
-    )
-    told = uefl().rejection_reason(UNCERTAINTY, site_reply("s1a", **{ENTROPY: -0.25}), state(4))
+    assert fault_in(uefl(), UNCERTAINTY, site_reply("s1a", **{ENTROPY: 0.0})) is None
+    told = fault_in(uefl(), UNCERTAINTY, site_reply("s1a", **{ENTROPY: -0.25}))
     assert told == "metric 'incoming.val.entropy' is -0.25, less than 0"
 
 
@@ -309,16 +369,16 @@ def test_an_entropy_below_nothing_is_objected_to(uefl: Build, site_reply: Replie
 def test_a_centroids_reply_without_its_number_of_codewords_is_objected_to(
     uefl: Build, site_reply: Replies, own: dict[str, Any]
 ) -> None:
-    arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
-    told = uefl(**own).rejection_reason(CENTROIDS, site_reply("s1a", arrays), state(4))
-    assert told == "metric 'new-codewords' is missing"
+    asked = asked_in(uefl(**own), CENTROIDS, ["s1a"])
+    assert asked is not None
+    assert asked.metrics == ["new-codewords"]
 
 
 def test_as_many_centroids_must_come_as_codewords_are_told(
     uefl: Build, site_reply: Replies
 ) -> None:
     arrays = {"centroids": np.zeros((1, 2), np.float32), "counts": np.ones(1, np.float32)}
-    told = uefl().rejection_reason(CENTROIDS, site_reply("s1a", arrays, new_codewords=2), state(4))
+    told = fault_in(uefl(), CENTROIDS, site_reply("s1a", arrays, new_codewords=2))
     assert told == "1 centroids came with counts [1.0]"
 
 
@@ -326,12 +386,12 @@ def test_as_many_centroids_must_come_as_codewords_are_told(
 def test_a_round_without_any_new_codeword_is_marked_and_changes_nothing_else(
     uefl: Build, site_reply: Replies, own: dict[str, Any]
 ) -> None:
-    strategy, before = uefl(**own), state(4, uncertain=["s1a"])
+    strategy, before = uefl(**own), state(4)
     reply = site_reply("s1a", None if own else NOTHING, new_codewords=0)
-    assert strategy.rejection_reason(CENTROIDS, reply, state(4)) is None
-    after = strategy.combine(CENTROIDS, before, {"s1a": reply})
-    assert after.arrays == before.arrays
-    assert after.extras == {**before.extras, "extended": {"5": []}}
+    assert fault_in(strategy, CENTROIDS, reply) is None
+    after = extended(strategy, ["s1a"], {"s1a": reply})
+    assert same(after, before)
+    assert (after.extended, after.access) == ({"5": []}, before.access)
 
 
 def test_a_site_without_new_codewords_gets_no_book(uefl: Build, site_reply: Replies) -> None:
@@ -340,10 +400,9 @@ def test_a_site_without_new_codewords_gets_no_book(uefl: Build, site_reply: Repl
         "s1a": site_reply("s1a", NOTHING, new_codewords=0),
         "s2a": site_reply("s2a", centroids, new_codewords=1),
     }
-    before = state(4, uncertain=["s1a", "s2a"])
-    after = uefl(codes=2).combine(CENTROIDS, before, replies)
+    after = extended(uefl(codes=2), ["s1a", "s2a"], replies)
     np.testing.assert_array_equal(after.arrays["codebook.2"], np.float32([[7, 7]]))
-    assert after.extras["access"]["2"] == after.extras["extended"]["5"] == ["s2a"]
+    assert after.access["2"] == after.extended["5"] == ["s2a"]
 
 
 def test_marks_say_in_which_rounds_codewords_came_and_for_whom() -> None:
@@ -374,38 +433,22 @@ def test_uefl_says_what_leaves_a_site(
     assert len(told) == 1 + books + bool(centroids)
 
 
-@pytest.mark.parametrize(("codes", "entropy"), [(32, 0.149), (33, None)])
-def test_numbers_are_published_of_the_runs_own_codebook(
-    participants: Participants, codes: int, entropy: float | None
-) -> None:
-    common = CommonSettings(
-        dataset="mnist",
-        width=128,
-        leading_norm=False,
-        pixel_scale="raw",
-        local_epochs=20,
-        batch_size=1024,
-        learning_rate=1e-4,
-    )
-    found = UEFL(common, UEFLSettings(codes=codes), participants).published()
-    assert found.get("all", {}).get("entropy") == entropy
-
-
 def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply: Replies) -> None:
     personal = uefl(codebooks="personal", segments=2)
     first = personal.initial_state(Task((1, 16, 16), 10))
     assert not [name for name in first.arrays if name.startswith("codebook")]
-    assert personal.expected(CENTROIDS, "s1a", first) == {}
-    judged = replace(first, extras={**first.extras, "uncertain": ["s1a"]})
-    after = personal.combine(CENTROIDS, judged, {"s1a": site_reply("s1a", new_codewords=32)})
+    first = replace(first, round=4)
+    ask = judging(personal, first, ["s1a"], {"s1a": site_reply("s1a", new_codewords=32)})
+    after = personal.round(first, ask)
+    assert ask.asked[CENTROIDS].expect["s1a"] == {}
     assert set(after.arrays) == set(first.arrays)
-    assert after.extras["access"]["1"] == ["s1a"]
+    assert after.access["1"] == ["s1a"]
 
 
 def test_the_first_book_is_gaussian_and_for_all_sites(uefl: Build) -> None:
     first = uefl(codes=5, segments=2).initial_state(Task((1, 16, 16), 10))
     np.testing.assert_array_equal(first.arrays["codebook.0"], gaussian_codebook(5, 32, 7, 0))
-    assert first.extras["access"] == {"0": ALL}
+    assert first.access == {"0": ALL}
     with pytest.raises(SettingError, match="segments"):
         uefl(segments=3).initial_state(Task((1, 16, 16), 10))
 
@@ -427,13 +470,13 @@ def test_a_site_of_fewer_features_than_codewords_is_refused_if_it_may_have_to_la
 ) -> None:
     common, task = CommonSettings(silos=3, width=4), Task((1, 16, 16), 10)
     told = (
-        r"^site s1a has 144 features to lay 'uefl.codes' 145 codewords by: lower 'uefl.codes', or "
+        r"^site s1a has 144 features for 'uefl.codes' 145 codewords: lower 'uefl.codes', or "
         "set 'uefl.refresh' to 'none'$"
     )  # 36 images of four tokens
     with pytest.raises(SettingError, match=told):
         UEFL(common, UEFLSettings(codes=145), participants).initial_state(task)
-    for mended in ({"codes": 144}, {"codes": 145, "refresh": "none"}):
-        settings = UEFLSettings(**mended)  # type: ignore[arg-type]  # of several types
+    for fixed in ({"codes": 144}, {"codes": 145, "refresh": "none"}):
+        settings = UEFLSettings(**fixed)  # type: ignore[arg-type]  # of several types
         assert UEFL(common, settings, participants).initial_state(task).arrays
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import RoundState
 from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
-from fedsilo.strategies.wire.records import to_record
 
 Run = Callable[..., tuple[Any, Any]]
 Tiny = Callable[..., dict[str, Any]]
@@ -34,8 +33,8 @@ def test_a_site_never_receives_nor_sends_a_book_it_was_not_given(
     spied_run: Run, tiny: Tiny, recorder: Any, told: Any
 ) -> None:
     grid, strategy = spied_run(tiny("uefl", rounds=4), [recorder])
-    access = strategy.state.extras["access"]
-    given_in = {round_: str(i + 1) for i, round_ in enumerate(strategy.state.extras["extended"])}
+    access = strategy.state.access
+    given_in = {round_: str(i + 1) for i, round_ in enumerate(strategy.state.extended)}
     assert given_in == {"1": "1", "2": "2"}
     assert any(sites != ["s1a", "s2a", "s3a"] for sites in access.values())
     site_of = {node: site for site, node in strategy.method.participants.nodes.items()}
@@ -63,7 +62,7 @@ def test_only_uncertain_sites_are_asked_and_all_numbers_of_a_check_are_kept(
     spied_run: Run, tiny: Tiny, recorder: Any
 ) -> None:
     _, strategy = spied_run(tiny("uefl", rounds=2, refresh="none"), [recorder])
-    (check,) = strategy.state.extras["entropies"]
+    (check,) = strategy.state.entropies
     least = min(check["entropies"].values())
     assert check["uncertain"] == sorted(s for s, e in check["entropies"].items() if e > least)
     assert (1, UNCERTAINTY, ["s1a", "s2a", "s3a"]) in recorder.phases
@@ -75,7 +74,7 @@ def test_personal_codebooks_and_centroids_never_cross_the_wire(
     spied_run: Run, tiny: Tiny, recorder: Any
 ) -> None:
     grid, strategy = spied_run(tiny("uefl", rounds=3, codebooks="personal"), [recorder])
-    assert len(strategy.state.extras["access"]) == 3
+    assert len(strategy.state.access) == 3
     network = set(strategy.state.arrays)
     for message in [*grid.sent, *grid.replies]:
         names = set(message.content.array_records.get(ARRAYS, {}))
@@ -95,7 +94,7 @@ def test_disfl_never_asks_for_uncertainty_nor_extends(
 ) -> None:
     _, strategy = spied_run(tiny("uefl", rounds=3, max_iterations=1), [recorder])
     assert {phase for _, phase, _ in recorder.phases} == {"train", "evaluate"}
-    assert strategy.state.extras["access"] == {"0": ["s1a", "s2a", "s3a"]}
+    assert strategy.state.access == {"0": ["s1a", "s2a", "s3a"]}
 
 
 def test_certain_sites_end_the_run_before_its_rounds_are_used_up(
@@ -105,7 +104,7 @@ def test_certain_sites_end_the_run_before_its_rounds_are_used_up(
     _, strategy = spied_run(values, [recorder])
     assert strategy.state.round == 1
     assert recorder.events[-1] == ("run ended", 1)
-    assert len(strategy.state.extras["access"]) == 1
+    assert len(strategy.state.access) == 1
 
 
 def test_centroids_that_leave_a_site_are_fewer_than_its_features(
@@ -131,7 +130,7 @@ def test_a_gaussian_start_of_shared_books_takes_nothing_from_the_sites(
     dimension = first["codebook.0"].shape[1]
     for number, book in (("1", first["codebook.1"]), ("2", second["codebook.2"])):
         np.testing.assert_array_equal(book, gaussian_codebook(4, dimension, 7, int(number)))
-        assert number in strategy.state.extras["access"]
+        assert number in strategy.state.access
     replies = [
         reply.content
         for message, reply in zip(grid.sent[3:], grid.replies[3:], strict=True)
@@ -169,17 +168,17 @@ def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
     strategy = RoundLoop(UEFL(common, own, participants), run_dir="/somewhere")
     first = strategy.method.initial_state(Task((1, 16, 16), 10))
     arrays = {"w": np.zeros(1, np.float32), "codebook.0": np.zeros((1, 2), np.float32)}
-    strategy.state = RoundState(0, arrays, first.extras)
+    strategy.state = replace(first, arrays=arrays)
     with pytest.raises(SiteError, match=f"round 1, phase {phase}: .*{said}"):
-        strategy.start(spy_grid(fake_app(answer)), to_record(arrays), 2)
+        strategy.start(spy_grid(fake_app(answer)), 2)
 
 
 def test_a_run_lays_the_first_book_anew_by_the_certain_sites_own_features(
     spied_run: Run, tiny: Tiny, recorder: Any
 ) -> None:
     grid, strategy = spied_run(tiny("uefl", rounds=3), [recorder])
-    assert strategy.state.extras["refreshed"] == [1, 2]
-    uncertain = {c["round"]: c["uncertain"] for c in strategy.state.extras["entropies"]}
+    assert strategy.state.refreshed == [1, 2]
+    uncertain = {c["round"]: c["uncertain"] for c in strategy.state.entropies}
     site_of = {node: site for site, node in strategy.method.participants.nodes.items()}
     for message in grid.sent[3:]:
         told = message.content["config"]

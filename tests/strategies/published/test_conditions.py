@@ -12,8 +12,8 @@ from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.server_app.config.experiments import Experiment, read_experiments
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.reporting import Published
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.published.conditions import Conditions, first_of, in_words
 from fedsilo.strategies.published.uefl import shifted_digits

@@ -12,7 +12,7 @@ from fedsilo.models.contract.settings_schema import as_mapping, build
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.server_app.config.experiments import Experiment, read_experiments
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.strategies.loop.participants import Participants
+from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.published.uefl import shifted_digits
 from fedsilo.strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row

@@ -1,0 +1,139 @@
+"""Each method as a ``flwr.serverapp.strategy.Strategy``, for anybody's ServerApp.
+
+A round of ours may ask sites several times, and Flower's asks once between ``configure_train`` and
+``aggregate_train``. So ``configure_train`` carries the round out over the grid that it is given and
+leaves Flower nothing to send; Flower's own ``start`` is used as it is. fedsilo's runs do without
+this class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAINED
+from fedsilo.models.contract.methods import settings_class
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, build
+from fedsilo.strategies.loop.asking import Session
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.meeting.participants import meet_sites
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.records import from_record, to_record
+from fedsilo.strategies.wire.reply import Reply
+
+
+class FlowerStrategy(Strategy):
+    """A method of the table behind Flower's interface.
+
+    Args:
+        run_config: the run's settings, as the ClientApp gets them too; ``context.run_config``.
+
+    Attributes:
+        rounds: how many rounds the settings ask for, for ``start(..., num_rounds=)``.
+
+    Raises:
+        SettingError: a setting is of the wrong type or out of range.
+    """
+
+    method: ClassVar[str] = ""
+
+    def __init__(self, run_config: Mapping[str, Value] | None = None) -> None:
+        values = {**(run_config or {}), "method": self.method}
+        self._common = build(CommonSettings, values)
+        self._own: Any = build(settings_class(self.method), values)
+        self._metrics = _MeanMetrics()
+        self._folder = TemporaryDirectory(prefix="fedsilo-")  # of simulated sites' private states
+        self._loop: RoundLoop | None = None
+        self._session: Session | None = None
+        self.rounds = self._common.rounds
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Run a round over ``grid``, at first from ``arrays`` if there are any; send nothing more.
+
+        Raises:
+            SiteError: too few sites can take part, or answered with something usable.
+        """
+        loop = self._opened(grid, arrays)
+        assert self._session is not None  # opened with the loop
+        loop.run_round(self._session)
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the model after the round, and the sites' metrics, weighted by samples."""
+        if self._loop is None:
+            return None, None
+        model = self._loop.method.model(self._loop.current())
+        return to_record(model), self._metrics.record()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Have the final model measured after the last round; the others measure as they train."""
+        if server_round == self.rounds and self._loop and self._session:
+            self._loop.evaluate(self._session)
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the metrics of the final model, weighted by samples."""
+        return self._metrics.record() if server_round == self.rounds else None
+
+    def summary(self) -> None:
+        """Say nothing: the settings are the run config's."""
+
+    def _opened(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
+        """Return the loop; at first meet the sites and take ``arrays`` as the start."""
+        if self._loop is None:
+            participants = meet_sites(grid, self._common)
+            method = strategy_class(self.method)(self._common, self._own, participants)
+            self._loop = RoundLoop(method, [self._metrics], self._folder.name)
+            if len(arrays):
+                self._loop.state = replace(self._loop.current(), arrays=from_record(arrays))
+            self._session = self._loop.session(grid, self._common.reply_timeout)
+        return self._loop
+
+
+class _MeanMetrics(Hook):
+    """Keeps the measurements of the last phase that had some."""
+
+    def __init__(self) -> None:
+        self._replies: Mapping[str, Reply] = {}
+
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
+        """Take the replies."""
+        prefixes = (f"{INCOMING}.",) if phase == EVALUATE else (f"{INCOMING}.", f"{TRAINED}.")
+        if any(key.startswith(prefixes) for reply in replies.values() for key in reply.metrics):
+            self._replies = replies
+
+    def record(self) -> MetricRecord:
+        """Return the mean of each measurement over the sites that sent it."""
+        means: dict[str, Any] = {}
+        for key in sorted({k for reply in self._replies.values() for k in reply.metrics}):
+            if key.startswith((f"{INCOMING}.", f"{TRAINED}.")):
+                sent = [reply for reply in self._replies.values() if key in reply.metrics]
+                total = sum(reply.metrics[key] * reply.examples for reply in sent)
+                means[key] = total / sum(reply.examples for reply in sent)
+        return MetricRecord(means)
+
+
+def flower_strategy(name: str) -> type[FlowerStrategy]:
+    """Return the Flower strategy of method ``name``, such as "uefl".
+
+    Raises:
+        SettingError: no method has that name.
+    """
+    cls = strategy_class(name)
+    return type(cls.__name__, (FlowerStrategy,), {"method": name, "__doc__": cls.__doc__})

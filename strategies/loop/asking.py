@@ -1,0 +1,458 @@
+"""Asking the sites of a round: send, wait, check, apply the failure policy, return the replies.
+
+Messages: ``config`` (models.contract.messages.Instruction) and ``arrays`` (float32, see the
+method), for tables with pooled statistics also ``figures`` (``mean`` and ``std``, (features,),
+float64). A reply holds ``metrics`` and the arrays that were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError, SiteError
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    FIGURES,
+    INCOMING,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    SECURING,
+    TRAIN,
+    TRAINED,
+    TRAINING,
+    Instruction,
+    measurement,
+)
+from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.one_line import one_line, shortened
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.hooks import Hooks
+from fedsilo.strategies.loop.plausible import array_fault, metric_fault
+from fedsilo.strategies.loop.replies import Became, Replies
+from fedsilo.strategies.loop.update_statistics import far_out, update_statistics
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.bundles import Bundles, bundle, record_bytes
+from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.records import Packed, to_record
+from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs, decode, shapes
+from fedsilo.strategies.wire.secure_keys import SECURE
+from fedsilo.strategies.wire.spill import Spill
+
+_FEWEST = 3  # sites: of two no median tells which is odd
+_ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
+_CODES = {number: code for code, number in ERROR_CODES.items()}
+
+
+class TooFewSitesError(SiteError):
+    """Fewer sites than 'min-sites' gave a usable answer.
+
+    Attributes:
+        reasons: which site failed in what way, without what to do about it.
+        codes: the codes (``models.contract.errors``) of what the failed sites answered.
+    """
+
+    def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
+        super().__init__(text)
+        self.reasons = reasons
+        self.codes = frozenset(codes)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a phase sends to each site, and what must come back.
+
+    Attributes:
+        phase: the phase's name.
+        send: the arrays by site; who is not in it is not asked.
+        expect: the arrays of each site's reply.
+        reference: by site, the arrays of which its reply is an update.
+        notes: what else a site is told, by site.
+        metrics: metrics without which a reply is of no use.
+        fault: says why a reply of the right form cannot be used, if it cannot.
+        records: for secure aggregation, what goes beside the instruction, by site.
+    """
+
+    phase: str
+    send: Mapping[str, Arrays]
+    expect: Mapping[str, Specs]
+    reference: Mapping[str, Arrays] = field(default_factory=dict)
+    notes: Mapping[str, Notes] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    fault: Check | None = None
+    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+
+
+class Ask(Protocol):
+    """What a method is given to ask the sites of a round; a test passes one of its own."""
+
+    @property
+    def sites(self) -> Sequence[str]:
+        """Return the sites that the round may ask, sorted."""
+        ...
+
+    @property
+    def stateful_sites(self) -> Collection[str]:
+        """Return the sites that keep private state of this run."""
+        ...
+
+    def __call__(
+        self,
+        phase: str,
+        send: Mapping[str, Arrays],
+        *,
+        expect: Mapping[str, Specs] | None = None,
+        reference: Mapping[str, Arrays] | None = None,
+        notes: Mapping[str, Notes] | Notes | None = None,
+        metrics: Sequence[str] = (),
+        fault: Check | None = None,
+    ) -> Replies:
+        """Ask sites and return the usable replies.
+
+        Args:
+            phase: a site's method answers it by the function of that name.
+            send: the arrays for each site that is asked.
+            expect: the arrays of each site's reply; None for those that it was sent, trained.
+            reference: what each site's reply is an update of, by which it is measured; None for
+                what it was sent, where ``expect`` is None, else nothing.
+            notes: what else all sites, or each, are told.
+            metrics: metrics without which a reply is of no use.
+            fault: says why a reply of the right form cannot be used, if it cannot.
+
+        Raises:
+            SiteError: too few sites answered with something usable, or one takes no part.
+        """
+        ...
+
+
+@dataclass
+class Session:
+    """What the questions of a run have in common.
+
+    Attributes:
+        grid: Flower's, or the in-process one.
+        common: the run's settings.
+        participants: the sites; another one where a site joins late.
+        hooks: what happens beside.
+        run_dir: where simulated sites keep their state.
+        timeout: seconds to wait for the replies of a phase.
+        stateful_sites: those that keep private state of this run.
+        figures: a table's pooled statistics, serialised once for all sites and rounds, if any.
+    """
+
+    grid: Grid
+    common: CommonSettings
+    participants: Participants
+    hooks: Hooks
+    run_dir: str = ""
+    timeout: float = 3600.0
+    stateful_sites: set[str] = field(default_factory=set)
+    figures: ArrayRecord | None = None
+
+
+class GridAsk:
+    """Asks the sites of one round over a grid.
+
+    Args:
+        session: the run's.
+        round_: the round, from 1; the evaluation that ends a run belongs to its last one.
+        sites: those that it may ask.
+        spill: where the arrays of replies are until the round is over.
+    """
+
+    def __init__(self, session: Session, round_: int, sites: Sequence[str], spill: Spill) -> None:
+        self.session = session
+        self.round = round_
+        self.sites: Sequence[str] = list(sites)
+        self.spill = spill
+        self._step = -1
+        self._packed: Packed = {}  # arrays that several sites are sent are serialised once
+        self.bundles: Bundles = {}  # those serialised for processes of their own
+        self._last: tuple[str, Replies] | None = None
+
+    @property
+    def stateful_sites(self) -> Collection[str]:
+        """The sites that keep private state of this run."""
+        return self.session.stateful_sites
+
+    def __call__(
+        self,
+        phase: str,
+        send: Mapping[str, Arrays],
+        *,
+        expect: Mapping[str, Specs] | None = None,
+        reference: Mapping[str, Arrays] | None = None,
+        notes: Mapping[str, Notes] | Notes | None = None,
+        metrics: Sequence[str] = (),
+        fault: Check | None = None,
+    ) -> Replies:
+        """Ask sites and return the usable replies, see ``Ask``."""
+        if expect is None:
+            reference = send if reference is None else reference
+            expect = {site: shapes(arrays) for site, arrays in send.items()}
+        told = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
+        return self.put(Question(phase, send, expect, reference or {}, told, metrics, fault))
+
+    def put(self, question: Question) -> Replies:
+        """Put a question to the sites, see ``Ask.__call__``."""
+        self.settle()
+        self._step += 1
+        if unknown := sorted(set(question.send) - set(self.session.participants.nodes)):
+            raise SiteError(
+                f"round {self.round}, phase {question.phase}: the method asks {unknown[0]}, which "
+                f"takes no part; the sites are {', '.join(self.sites)}"
+            )
+        if not question.send:
+            return Replies({})
+        exchange = _Exchange(self, question)
+        usable = exchange.checked(exchange.answers())
+        self.session.stateful_sites.update(s for s, r in usable.items() if r.keeps_state())
+        replies = Replies(usable, Became(question.reference))
+        self.session.hooks.call("phase_ended", self.round, question.phase, replies)
+        self._last = question.phase, replies
+        return replies
+
+    def settle(self) -> None:
+        """Measure the updates of the last phase, once it is known what became of them."""
+        if self._last and self.session.hooks.has("updates_measured"):
+            phase, replies = self._last
+            became = replies.became
+            if parts := update_statistics(became.before, became.after, replies):
+                self.session.hooks.call("updates_measured", self.round, phase, parts)
+        self._last = None
+
+    def message(self, site: str, question: Question) -> Message:
+        """Return what a site is sent."""
+        session, phase = self.session, question.phase
+        facts = session.participants.facts[site]
+        told = question.notes.get(site)
+        instruction = Instruction(
+            # The final evaluation comes after the last round
+            round=self.round + (phase == EVALUATE),
+            phase=phase,
+            step=self._step,
+            run_name=session.common.run_name,
+            run_dir=session.run_dir if facts.simulated else "",
+            evaluate=self.evaluates(phase),
+            expects_state=site in session.stateful_sites,
+            returns=bool(question.expect.get(site)),
+            notes=told.to_values() if told else {},
+        )
+        content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
+        if site in question.records:
+            content[SECURE] = question.records[site]
+        if question.send[site]:
+            content[ARRAYS] = to_record(question.send[site], self._packed)
+        if session.figures is not None and phase not in SECURING:
+            content[FIGURES] = session.figures
+        kind = EVALUATE if phase == EVALUATE else TRAIN
+        node, group = session.participants.nodes[site], str(instruction.round)
+        return Message(content, node, kind, group_id=group)
+
+    def evaluates(self, phase: str) -> bool:
+        """Tell whether sites measure the model that they are sent."""
+        return phase == EVALUATE or (
+            phase in TRAINING and self.session.common.measures_in(self.round)
+        )
+
+
+class _Exchange:
+    """One question while its replies come."""
+
+    def __init__(self, ask: GridAsk, question: Question) -> None:
+        self.ask = ask
+        self.question = question
+        self.sites = sorted(question.send)
+        self.sent: dict[str, int] = {}
+        self.failed: dict[str, str] = {}
+        self.codes: dict[str, str] = {}
+        self.agreed = ask.session.participants.agreed()
+
+    def answers(self) -> dict[str, Reply]:
+        """Send, wait, and return what could be decoded; why others could not is in ``failed``."""
+        ask, question, session = self.ask, self.question, self.ask.session
+        messages = {site: ask.message(site, question) for site in self.sites}
+        self.sent = {site: record_bytes(message.content) for site, message in messages.items()}
+        self._call("phase_started", self.sites)
+        self._call("arrays_asked", [site for site in self.sites if question.expect.get(site)])
+        for site, message in messages.items():
+            # No SuperLink stores what a simulated site gets: there it would only cost copies
+            if not session.participants.facts[site].simulated:
+                message.content = bundle(message.content, ask.bundles)
+        site_of = {session.participants.nodes[site]: site for site in self.sites}
+
+        def away(nodes: Collection[int]) -> None:
+            self._call("sites_away", sorted(site_of[node] for node in nodes))
+
+        answers: dict[str, Reply] = {}
+        for node, message in arriving(
+            session.grid,
+            list(messages.values()),
+            session.timeout,
+            session.common.away_timeout,
+            away,
+        ):
+            if reply := self._decoded(site_of[node], message):
+                answers[reply.site] = reply
+            self._call("reply_came", site_of[node])
+        self.failed |= {
+            site: "no answer in time"
+            for site in self.sites
+            if site not in answers and site not in self.failed
+        }
+        return answers
+
+    def _call(self, event: str, *args: Any) -> None:
+        self.ask.session.hooks.call(event, self.ask.round, self.question.phase, *args)
+
+    def _decoded(self, site: str, message: Message) -> Reply | None:
+        """Return a reply of the right form, else note why there is none."""
+        if message.has_error():
+            self.failed[site] = shortened(message.error.reason or f"error {message.error.code}")
+            self.codes[site] = _CODES.get(message.error.code, "")
+            return None
+        try:
+            reply = decode(site, message.content, self.question.expect.get(site, {}))
+        except SiteError as error:
+            self.failed[site] = one_line(error)
+            return None
+        faults = (array_fault(n, a) for n, a in reply.arrays.items() if a.dtype.kind == "f")
+        if fault := next(filter(None, faults), None):
+            self.failed[site] = one_line(fault)
+            return None
+        examples = self.agreed.get(site, int(reply.metrics.get(NUM_EXAMPLES, 0)))
+        return replace(
+            reply,
+            arrays=self.ask.spill.keep(reply.arrays),
+            examples=examples,
+            bytes_down=self.sent[site],
+        )
+
+    def checked(self, answers: Mapping[str, Reply]) -> dict[str, Reply]:
+        """Return the usable replies; apply the failure policy to the others.
+
+        Raises:
+            TooFewSitesError: too few are left.
+        """
+        usable: dict[str, Reply] = {}
+        for site in sorted(answers):
+            if reason := self._fault(answers[site]):
+                self.failed[site] = reason
+            else:
+                usable[site] = answers[site]
+        session, reference = self.ask.session, self.question.reference
+        limit = session.common.max_update_norm
+        if limit and reference and len(usable) >= _FEWEST:
+            self.failed |= far_out(limit, reference, usable)
+        usable = {site: reply for site, reply in usable.items() if site not in self.failed}
+        self._refuse_too_few(len(usable), session.common.min_sites)
+        for site in sorted(self.failed):
+            self._call("site_failed", site, self.failed[site])
+        return usable
+
+    def _fault(self, reply: Reply) -> str | None:
+        """Say why a reply cannot be used, if it cannot: numbers first, then method and hooks."""
+        question, session = self.question, self.ask.session
+        facts, metrics = session.participants.facts[reply.site], reply.metrics
+        for key in (*_ALWAYS, *self._needed(facts.held()), *question.metrics):
+            if key not in metrics:
+                return f"metric '{key}' is missing"
+        for key, value in metrics.items():
+            if fault := metric_fault(key, value, facts.classes):
+                return one_line(fault)
+        samples = facts.sizes()["train"]
+        if metrics[NUM_EXAMPLES] < 1:
+            return f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]:g}, less than 1"
+        if metrics[NUM_EXAMPLES] != samples:
+            return (
+                f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]:g}; the site has {samples} "
+                "samples"
+            )
+        if question.fault and (fault := question.fault(reply)):
+            return shortened(fault)  # it may quote the arrays themselves
+        return session.hooks.first("objection", self.ask.round, question.phase, reply)
+
+    def _needed(self, held: Collection[str]) -> Iterable[str]:
+        """Return the measurements of the splits ``held`` without which a reply is of no use."""
+        phase = self.question.phase
+        if phase in TRAINING and "train" in held:
+            yield measurement(TRAINED, "train", "loss")
+        if self.ask.evaluates(phase):
+            for split in ("val", "test"):
+                for metric in ("accuracy", "entropy", "loss") if split in held else ():
+                    yield measurement(INCOMING, split, metric)
+
+    def _refuse_too_few(self, answered: int, min_sites: int) -> None:
+        """Refuse to go on with fewer usable answers than ``min_sites``; 0 stands for all asked.
+
+        A phase that asks few sites cannot need more answers than it asked for, and the evaluation
+        that ends a run needs none of a hospital whose epsilon is spent.
+        """
+        asked = len(self.sites)
+        spent = list(self.codes.values()).count(EpsilonSpentError.code)
+        owed = asked - spent * (self.question.phase == EVALUATE)
+        needed = min(min_sites or owed, owed)
+        if answered >= needed:
+            return
+        sites_of: dict[str, list[str]] = {}
+        for site in sorted(self.failed):
+            sites_of.setdefault(self.failed[site], []).append(f"site {site}")
+        reasons = "; ".join(
+            f"{', '.join(sites)}, round {self.ask.round}, phase {self.question.phase}: {reason}"
+            for reason, sites in sites_of.items()
+        )
+        raise TooFewSitesError(
+            f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "
+            "('min-sites'): repair the site and resume or start again, or set 'min-sites' to fewer",
+            reasons,
+            self.codes.values(),
+        )
+
+
+class _Asked(Exception):
+    """A question that is not sent."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(question.phase)
+        self.question = question
+
+
+class _FirstQuestion(GridAsk):
+    """An ``Ask`` that sends nothing and ends with its first question."""
+
+    def __init__(self, sites: Sequence[str], stateful_sites: Collection[str]) -> None:
+        self.sites = sites
+        self.known = stateful_sites
+
+    @property
+    def stateful_sites(self) -> Collection[str]:
+        """The sites that keep private state of this run."""
+        return self.known
+
+    def put(self, question: Question) -> Replies:
+        """End with ``question``."""
+        raise _Asked(question)
+
+
+def first_question(
+    asks: Callable[[Ask], object], sites: Sequence[str], stateful_sites: Collection[str] = ()
+) -> Question:
+    """Return what a round or an evaluation of a method asks first; nothing is sent.
+
+    Args:
+        asks: calls ``Method.round`` or ``Method.evaluate`` with the ask that it is given.
+        sites: those that may be asked.
+        stateful_sites: those that keep private state of the run.
+    """
+    try:
+        asks(_FirstQuestion(sites, stateful_sites))
+    except _Asked as asked:
+        return asked.question
+    return Question("", {}, {})

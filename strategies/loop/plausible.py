@@ -1,0 +1,116 @@
+"""Which numbers of a reply are plausible; a reply with any other is refused.
+
+The ranges stop what no honest site can send and what every other site would pay for: an accuracy of
+1e308 in a mean, a weight of 1e30 that leaves all sites with models that are not finite, a variance
+below 0. A number within them may still be untrue.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsilo.models.contract.messages import (
+    DP_RELEASES,
+    INCOMING,
+    KEPT_STATE,
+    PEAK_MEMORY,
+    SECONDS,
+    TRAINED,
+)
+from fedsilo.strategies.wire.records import NDArray
+
+_ROUNDING = 1e-6
+_LARGEST, _LARGEST_LOSS, _LARGEST_COUNT = 1e12, 1e9, 1e12
+_DIVERGED = 1e30  # under much noise an honest loss of training is 1e17, and nothing weighs by it
+_LARGEST_WEIGHT, _LARGEST_STATISTIC = 1e6, 1e12
+_STATISTICS = {"running_mean", "running_var", "counts"}
+_NEVER_BELOW = {"running_var": "variance", "counts": "count"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from ``low`` to ``high``, both included; with ``whole`` only whole ones."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Tell whether ``value`` is in the range; sums of shares may be off by rounding."""
+        slack = 0.0 if self.whole else _ROUNDING
+        inside = self.low - slack <= value <= self.high + slack
+        return inside and (not self.whole or value == math.floor(value))
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{'a whole number from ' if self.whole else ''}{self.low:g} to {self.high:g}"
+
+
+_SHARE, _ANY = Range(0, 1), Range(-_LARGEST, _LARGEST)
+_COUNT = Range(0, _LARGEST_COUNT, whole=True)
+_OWN = {
+    SECONDS: Range(0, 1e9),
+    PEAK_MEMORY: Range(0, 2.0**50),
+    KEPT_STATE: Range(0, 1, whole=True),
+    DP_RELEASES: _COUNT,
+    "new-codewords": _COUNT,
+}
+_SHARES = (
+    *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
+    *("vacuity", "forgotten", "sensitivity", "specificity", "f1", "precision", "recall"),
+)
+_RANGES = dict.fromkeys(_SHARES, _SHARE) | {
+    "perplexity": Range(0, _LARGEST),
+    "codeword-distance": Range(0, _DIVERGED),
+    "codebook-loss": Range(0, _DIVERGED),
+    "closeness": Range(-1, 1),
+    "kappa": Range(-1, 1),
+    "mcc": Range(-1, 1),
+}
+# Of bins, classes and sites: <metric>.<which>.<figure>
+_SHARES_OF = {"certainty", "reliability", "routing", "class", "confidence", "uncertainty"}
+_FIGURES = {"count": _COUNT, "right": _COUNT, "false": _COUNT}
+
+
+def metric_range(key: str, classes: int) -> Range:
+    """Return what metric ``key`` of a site with so many classes can be."""
+    model, _, rest = key.partition(".")
+    if model not in (INCOMING, TRAINED):
+        return _OWN.get(key, _ANY)
+    split, _, metric = rest.partition(".")
+    family, dot, figure = metric.partition(".")
+    if dot and family in _SHARES_OF:
+        return _FIGURES.get(figure.rpartition(".")[2], _SHARE)
+    name = metric.partition("-from-")[0].removeprefix("own-")
+    if name == "entropy":
+        return Range(0, math.log(classes))
+    if name == "loss":  # of training: what a method adds to it may be below 0
+        return Range(-_DIVERGED, _DIVERGED) if split == "train" else Range(0, _LARGEST_LOSS)
+    return _RANGES.get(name, _ANY)
+
+
+def metric_fault(key: str, value: float, classes: int) -> str | None:
+    """Say why a metric of a site with so many ``classes`` is not plausible, if it is not."""
+    allowed = metric_range(key, classes)
+    return None if allowed.holds(value) else f"metric '{key}' is {value:g}, not {allowed}"
+
+
+def array_fault(name: str, array: NDArray) -> str | None:
+    """Say why a finite float array cannot be what its name says, if it cannot.
+
+    Batch norm's statistics are those of activations, which raw pixels make large; all else is a
+    weight, an embedding or a share.
+    """
+    last = name.rpartition("/")[2].rpartition(".")[2]
+    largest = _LARGEST_STATISTIC if last in _STATISTICS else _LARGEST_WEIGHT
+    if last in _NEVER_BELOW and (array < 0).any():
+        return f"array '{name}' has a number below 0, which no {_NEVER_BELOW[last]} is"
+    if array.size and float(np.abs(array).max()) > largest:
+        return (
+            f"array '{name}' has a number beyond {largest:g}: if training has diverged, lower "
+            "'learning-rate'"
+        )
+    return None

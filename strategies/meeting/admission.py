@@ -1,0 +1,92 @@
+"""On what terms the server's operator lets a node take part: by its name, and by what it counts.
+
+Both are files at the server, read before anybody is asked: ``server_app/config/operator_files.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fedsilo.models.contract.site_facts import SiteFacts
+
+
+def _anyone(facts: SiteFacts) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Which node may say which name; a node's number belongs to one registered key.
+
+    Attributes:
+        path: the file, for errors.
+        nodes: node by site.
+    """
+
+    path: str
+    nodes: Mapping[str, int]
+
+    def fault(self, node: int, site: str) -> str | None:
+        """Say why ``node`` may not be ``site``, if it may not."""
+        if self.nodes.get(site) == node:
+            return None
+        name = next((name for name, known in self.nodes.items() if known == node), None)
+        if name is None:
+            return (
+                f"node {node} says that it is '{site}' and {self.path} does not know its key: "
+                "register it, or shut it out"
+            )
+        return (
+            f"node {node} is registered as '{name}' and says that it is '{site}': give it its own "
+            f"'site' in its node config, or correct {self.path}"
+        )
+
+
+@dataclass(frozen=True)
+class AgreedWeights:
+    """How many training samples each site was agreed to count for.
+
+    Attributes:
+        path: the file, for errors.
+        samples: by site.
+    """
+
+    path: str
+    samples: Mapping[str, int]
+
+    def fault(self, facts: SiteFacts) -> str | None:
+        """Say why a site may not count as many samples as it says, if it may not."""
+        site, said = facts.site, facts.sizes()["train"]
+        if site not in self.samples:
+            return f"site {site} has no entry in 'site-weights' {self.path}: add one"
+        if said > self.samples[site]:
+            return (
+                f"site {site} says that it has {said} training samples, and {self.path} agrees on "
+                f"{self.samples[site]}: ask the hospital, or agree on another ('site-weights')"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a node must fulfil beside being readable.
+
+    Attributes:
+        registry: names bound to keys; None: any node may say any name.
+        weights: agreed counts of training samples; None: sites weigh what they say.
+        unfit: says why the run's method cannot use a site, if it cannot.
+    """
+
+    registry: Registry | None = None
+    weights: AgreedWeights | None = None
+    unfit: Callable[[SiteFacts], str | None] = field(default=_anyone, compare=False)
+
+    def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
+        """Say in one line why the node cannot take part, if it cannot.
+
+        ``simulated``: all of the run's sites are, and have no keys to be known by.
+        """
+        by_name = self.registry.fault(node, facts.site) if self.registry and not simulated else None
+        by_count = self.weights.fault(facts) if self.weights else None
+        return by_name or by_count or self.unfit(facts)

@@ -1,0 +1,155 @@
+"""Which of the sites that were heard can take part together: names, data, tasks and sums agree.
+
+Of two that claim one thing nobody can tell which is right, so both are left out. Where sites must
+be alike the most frequent answer stands and the others are left out; of equally frequent ones that
+of the first site by name. With three or more sums of a feature a site is odd whose mean or standard
+deviation is more than ``FAR`` times that of the median site: another unit, or a lie.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import numpy as np
+
+from fedsilo.models.contract.feature_statistics import Sums, Vector
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.networks.kinds import Task
+
+Facts = Mapping[str, SiteFacts]
+Refused = dict[str, str]  # site -> why it is left out, one line
+FAR = 1000.0
+_FEW = 3  # of two sites none is the odd one
+
+
+def task_of(facts: SiteFacts) -> Task:
+    """Return what a site's data ask of a network."""
+    return Task(facts.input_shape, facts.classes)
+
+
+def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
+    """Say in what two sites differ that all of a run must have alike, if they do."""
+    if (task := task_of(facts)) != (first := task_of(others)):
+        return (
+            f"site {site} holds {task}, site {other} {first}: all sites of a run need the same "
+            "input shape and classes"
+        )
+    if facts.features != others.features:
+        differing = sorted(set(facts.features) ^ set(others.features))
+        told = one_line(differing, 120) if differing else "the same in another order"
+        return (
+            f"the features of sites {site} and {other} differ ({told}): give all sites the same "
+            "schema"
+        )
+    if facts.schema != others.schema:
+        return (
+            f"the schemas of sites {site} and {other} differ (levels, classes and their order, "
+            "marks of missing values, policy or declared figures): give all sites the same schema"
+        )
+    if facts.backbone != others.backbone:
+        told = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
+        return (
+            f"the backbones of sites {site} and {other} differ ({told}): give all sites the same "
+            "'backbone-weights'"
+        )
+    return None
+
+
+def shared_data(facts: Facts) -> Refused:
+    """Return the sites that train on the very same samples as another, which count them twice."""
+    owners: dict[str, list[str]] = {}
+    for site in sorted(facts):
+        if facts[site].sizes()["train"] and "train" in facts[site].fingerprints:
+            owners.setdefault(facts[site].fingerprints["train"], []).append(site)
+    return {
+        site: (
+            f"sites {_and(sites)} hold the same training samples: one of them was given the "
+            "other's data directory or volume, or its 'site' is not its own"
+        )
+        for sites in owners.values()
+        if len(sites) > 1
+        for site in sites
+    }
+
+
+def other_tasks(facts: Facts) -> Refused:
+    """Return the sites whose task is not the most frequent one, each with the difference."""
+
+    def answer(one: SiteFacts) -> Hashable:
+        return (one.input_shape, one.classes, one.features, one.schema, one.backbone)
+
+    if not facts:
+        return {}
+    usual = _usual([facts[site] for site in sorted(facts)], answer)
+    faults = {site: unlike(site, facts[site], usual.site, usual) for site in sorted(facts)}
+    return {site: fault for site, fault in faults.items() if fault}
+
+
+def _usual(facts: Sequence[SiteFacts], answer: Callable[[SiteFacts], Hashable]) -> SiteFacts:
+    """Return the first of those that give the most frequent answer."""
+    counts = Counter(answer(one) for one in facts)  # in the order in which they came
+    most = max(counts.values())
+    return next(one for one in facts if counts[answer(one)] == most)
+
+
+def odd_sums(facts: Facts, pooled: bool) -> Refused:
+    """Return the sites without sums where others pool theirs, and those with odd ones.
+
+    ``pooled``: 'standardise' is that; else it is who sends sums that is odd.
+    """
+    said = {site: facts[site].sums for site in sorted(facts)}
+    if not any(said.values()):
+        return {}
+    refused = {
+        site: f"{site} sent {'no sums to pool' if pooled else 'sums that nobody pools'}: all sites "
+        "of a run need the same 'standardise'"
+        for site, sums in said.items()
+        if (sums is None) == pooled
+    }
+    sums = {site: one for site, one in said.items() if one is not None and site not in refused}
+    return refused | (_far(sums, facts) if len(sums) >= _FEW else {})
+
+
+def _far(sums: Mapping[str, Sums], facts: Facts) -> Refused:
+    """Return the sites of which a feature is far beyond the others'."""
+    scales = np.stack([_scales(one) for one in sums.values()])
+    typical = np.array([_typical(column) for column in scales.T])
+    refused: Refused = {}
+    for site, row in zip(sums, scales, strict=True):
+        far = np.flatnonzero(row > FAR * typical)
+        if len(far):
+            feature = one_line(facts[site].features[far[0]], 80)
+            refused[site] = (
+                f"site {site}: mean or standard deviation of '{feature}' is more than {FAR:g} "
+                "times that of the median site: is it in another unit, or not its own?"
+            )
+    return refused
+
+
+def _scales(sums: Sums) -> Vector:
+    """Return how large values are, per feature (features,): NaN where there is none."""
+    known = np.where(sums.count > 0, sums.count, np.nan)
+    mean = sums.total / known
+    spread = np.sqrt(np.maximum(sums.squares / known - mean**2, 0.0))
+    scales: Vector = np.fmax(abs(mean), spread)
+    return scales
+
+
+def _typical(scales: Vector) -> float:
+    """Return the median site's scale; of a flag that most sites never raise that of those who do.
+
+    Where one site alone has values other than 0 there is nothing to hold it against.
+    """
+    known = scales[~np.isnan(scales)]
+    if len(known) < _FEW:
+        return np.inf
+    if (median := float(np.median(known))) > 0:
+        return median
+    return float(np.median(known[known > 0])) if (known > 0).sum() > 1 else np.inf
+
+
+def _and(sites: Sequence[str]) -> str:
+    shown = [*sites[:3], f"{len(sites) - 3} more"] if len(sites) > 4 else sites
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"

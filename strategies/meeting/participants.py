@@ -1,0 +1,307 @@
+"""The participants: which site is behind which node. Node ids are random, site names are not.
+
+Whatever a node says of itself, it costs the run that node alone: it is named and left out, and the
+run goes on if 'min-sites' allows. What a hello may hold is in ``strategies.loop.hello``, what sites
+must have alike in ``fedsilo.strategies.meeting.alike``, whom the operator lets in in
+``fedsilo.strategies.meeting.admission``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.versions import own_versions
+from fedsilo.models.maths.standardisation import pooled_statistics
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.meeting.admission import Terms
+from fedsilo.strategies.meeting.alike import (
+    Refused,
+    odd_sums,
+    other_tasks,
+    shared_data,
+    task_of,
+    unlike,
+)
+from fedsilo.strategies.meeting.hello import read_hello
+from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.messaging import arriving
+
+HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
+_TAKEN = (
+    "another SuperNode is that site already: if this one is to take its place it joins once that "
+    "one is gone, else give it its own 'site'"
+)
+
+
+@dataclass(frozen=True)
+class Participants:
+    """Sites by name, sorted: what they said of themselves, and their node ids.
+
+    ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
+    nodes that are left out could not take part; ``asked`` are the nodes not to be asked again;
+    ``terms`` are those on which sites take part.
+    """
+
+    facts: Mapping[str, SiteFacts]
+    nodes: Mapping[str, int]
+    traffic: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+    asked: frozenset[int] = frozenset()
+    terms: Terms = field(default_factory=Terms)
+
+    def sites(self) -> list[str]:
+        """Return the site names, sorted."""
+        return sorted(self.facts)
+
+    def simulated(self) -> bool:
+        """Tell whether all sites are simulated: a run of one process or machine."""
+        return all(facts.simulated for facts in self.facts.values())
+
+    def agreed(self) -> dict[str, int]:
+        """Return the training samples that each site counts for by 'site-weights', if there are."""
+        weights = self.terms.weights
+        return {site: weights.samples[site] for site in self.sites()} if weights else {}
+
+    def leaves(self) -> list[str]:
+        """Return what else the sites said of themselves, in words."""
+        if self.figures() is None:
+            return []
+        return [
+            "at the start: for each feature of the table the number of values, their sum and the "
+            "sum of their squares over the site's training rows (its exact mean and variance, and "
+            "of a category the exact count); mean and standard deviation pooled from them go to "
+            "all sites"
+        ]
+
+    def task(self) -> Task:
+        """Return the task that all sites share.
+
+        Raises:
+            SiteError: two sites hold data of different shape, classes or features.
+        """
+        first, *others = self.sites()
+        for site in others:
+            if difference := unlike(site, self.facts[site], first, self.facts[first]):
+                raise SiteError(difference)
+        return task_of(self.facts[first])
+
+    def figures(self) -> FeatureStatistics | None:
+        """Return the figures pooled from the sites' sums, None where none were sent.
+
+        Raises:
+            SiteError: only some sites sent sums.
+        """
+        sums = {site: self.facts[site].sums for site in self.sites()}
+        if not any(sums.values()):
+            return None
+        if silent := [site for site, sent in sums.items() if sent is None]:
+            raise SiteError(
+                f"{', '.join(silent)} sent no sums to pool: all sites of a run need the same "
+                "'standardise'"
+            )
+        return pooled_statistics([sent for sent in sums.values() if sent is not None])
+
+
+def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
+    """Return the connected nodes, waiting up to ``join-timeout`` for ``min-sites`` of them.
+
+    ``silos`` is how many there are, None if only the sites know.
+
+    Raises:
+        SiteError: fewer than ``min-sites``, or none, or more nodes than silos.
+    """
+    needed = max(settings.min_sites, 1)
+    limit = time.monotonic() + settings.join_timeout
+    while len(nodes := sorted(grid.get_node_ids())) < needed and time.monotonic() < limit:
+        time.sleep(0.2)
+    if silos is not None and len(nodes) > silos:
+        raise SiteError(
+            f"{len(nodes)} SuperNodes are connected and there are {silos} silos: "
+            "start fewer SuperNodes, or raise 'silos' where images are cut into silos"
+        )
+    if len(nodes) < needed:
+        raise SiteError(
+            f"{len(nodes)} SuperNodes are connected after {settings.join_timeout:g} s "
+            f"and {needed} are needed ('min-sites'): start more, or lower 'min-sites'"
+        )
+    return nodes
+
+
+def meet_sites(
+    grid: Grid,
+    settings: CommonSettings,
+    silos: int | None = None,
+    terms: Terms | None = None,
+) -> Participants:
+    """Ask every connected node who it is; errors of ``hear_sites``, and those named here.
+
+    Raises:
+        SiteError: fewer than ``min-sites`` (all) can take part; it names all that cannot.
+    """
+    met = hear_sites(grid, settings, silos, terms)
+    needed = needed_sites(met, settings)
+    if met.refused and len(met.facts) < needed:
+        raise SiteError(
+            f"a SuperNode cannot take part: {'; '.join(met.refused)} -- {len(met.facts)} of "
+            f"{len(met.asked)} can and {needed} are needed ('min-sites')"
+        )
+    return met
+
+
+def needed_sites(met: Participants, settings: CommonSettings) -> int:
+    """Return how many sites a run needs: ``min-sites``, or all that were asked."""
+    return settings.min_sites or len(met.asked)
+
+
+def hear_sites(
+    grid: Grid,
+    settings: CommonSettings,
+    silos: int | None = None,
+    terms: Terms | None = None,
+) -> Participants:
+    """Ask every connected node who it is; there cannot be more of them than ``silos``.
+
+    Who cannot take part, alone or beside the others, is left out and named in ``refused``; maybe
+    nobody is left.
+
+    Raises:
+        SiteError: too few, or too many, are connected.
+    """
+    nodes, terms = wait_for_nodes(grid, settings, silos), terms or Terms()
+    answers = _ask(grid, nodes, settings.away_timeout)
+    simulated = all(facts.simulated for _, facts, _ in answers.heard)
+    heard, refused = _admitted(answers, terms, simulated)
+    heard = _unlike_left_out(heard, settings, refused)
+    by_site = sorted(heard, key=lambda one: one[1].site)
+    return Participants(
+        {facts.site: facts for _, facts, _ in by_site},
+        {facts.site: node for node, facts, _ in by_site},
+        {facts.site: weight for _, facts, weight in by_site},
+        tuple(refused),
+        frozenset(nodes),
+        terms,
+    )
+
+
+def _admitted(
+    answers: _Answers, terms: Terms, simulated: bool = False
+) -> tuple[list[Heard], list[str]]:
+    """Return who fulfils the operator's terms and the method's, and why the others are refused."""
+    faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in answers.heard}
+    told = [one_line(fault) for fault in faults.values() if fault]
+    return [one for one in answers.heard if not faults[one[0]]], [*answers.refused, *told]
+
+
+def _unlike_left_out(
+    heard: list[Heard], settings: CommonSettings, refused: list[str]
+) -> list[Heard]:
+    """Return the sites that can take part together; the reasons of the others go to ``refused``."""
+    names = [facts.site for _, facts, _ in heard]
+    for site in sorted({name for name in names if names.count(name) > 1}):
+        refused.append(
+            f"{_number(names.count(site))} SuperNodes say that they are site '{site}': give each "
+            "its own 'site' in its node config"
+        )
+    heard = [one for one in heard if names.count(one[1].site) == 1]
+    pooled = settings.standardise == "pooled"
+    for left_out in (shared_data, other_tasks, lambda facts: odd_sums(facts, pooled)):
+        reasons: Refused = left_out({facts.site: facts for _, facts, _ in heard})
+        refused += dict.fromkeys(map(one_line, reasons.values()))  # that of a pair is told once
+        heard = [one for one in heard if one[1].site not in reasons]
+    return heard
+
+
+def _number(count: int) -> str:
+    return "two" if count == 2 else str(count)
+
+
+def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
+    """Ask nodes that connected since; return all participants, and why others are refused.
+
+    A site whose SuperNode was started anew, and so has another node, is the same site. While its
+    old node still counts as connected the new one is refused, told of once, and asked again later.
+    """
+    connected = set(grid.get_node_ids())
+    new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
+    if not new_nodes:
+        return participants, []
+    heard, refused = _admitted(_ask(grid, new_nodes), participants.terms, participants.simulated())
+    asked = participants.asked | set(new_nodes)
+    for node, facts, weight in heard:
+        if participants.nodes.get(facts.site) in connected:
+            asked -= {node}
+            if (refusal := f"{facts.site}: {_TAKEN}") not in (*participants.refused, *refused):
+                refused.append(refusal)
+            continue
+        joined = replace(
+            participants,
+            facts=dict(sorted({**participants.facts, facts.site: facts}.items())),
+            nodes=dict(sorted({**participants.nodes, facts.site: node}.items())),
+            traffic={**participants.traffic, facts.site: weight},
+        )
+        if reason := _why_not(facts, participants, joined):
+            refused.append(f"{facts.site}: {reason}")
+        else:
+            participants = joined
+    return replace(participants, refused=(*participants.refused, *refused), asked=asked), refused
+
+
+def _why_not(facts: SiteFacts, participants: Participants, joined: Participants) -> str | None:
+    """Return why a latecomer whose site has no other node cannot take part, None if it can."""
+    known = participants.facts.get(facts.site)
+    if known is not None and known.fingerprints != facts.fingerprints:
+        return "it comes back with other data: start a new run"
+    first = participants.sites()[0]
+    if difference := unlike(facts.site, facts, first, participants.facts[first]):
+        return difference
+    if (facts.sums is None) != (participants.facts[first].sums is None):
+        return "it sent sums and the others none, or none where they did: see 'standardise'"
+    return shared_data(joined.facts).get(facts.site)
+
+
+Heard = tuple[int, SiteFacts, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What nodes said of themselves, and why others cannot take part.
+
+    ``heard`` has of each node its id, what it said, and the bytes of asking, down and up.
+    """
+
+    heard: list[Heard] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+def _ask(grid: Grid, nodes: Iterable[int], away_timeout: float = 300.0) -> _Answers:
+    """Ask nodes who they are; who is disconnected for longer than ``away_timeout`` is given up."""
+    content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
+    messages = [Message(content, node, HELLO) for node in nodes]
+    answers = _Answers()
+    replies = dict(arriving(grid, messages, HELLO_TIMEOUT, away_timeout))
+    for node in sorted(nodes):
+        reply = replies.get(node)
+        if reply is None or reply.has_error():
+            reason = (
+                f"node {node}: no answer" if reply is None else reply.error.reason or "an error"
+            )
+            answers.refused.append(one_line(reason))
+            continue
+        try:
+            facts = read_hello(reply.content)
+        except SiteError as error:
+            answers.refused.append(f"node {node}: {error}")
+            continue
+        answers.heard.append((node, facts, (record_bytes(content), record_bytes(reply.content))))
+    return answers

@@ -1,0 +1,75 @@
+"""Sending messages and taking replies one by one as they come, so that progress can be shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+_LATE_BY = 0.05  # a reply is seen at most this share of its time too late
+_AT_ONCE = 8  # messages asked for at once: as many replies are in memory before one is decoded
+
+
+def arriving(
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    away_timeout: float = 300.0,
+    away: Callable[[Collection[int]], None] = lambda nodes: None,
+) -> Iterator[tuple[int, Message]]:
+    """Push ``messages`` and yield each node and its reply as it comes, until all have or in time.
+
+    Args:
+        grid: Flower's grid, or the in-process one.
+        messages: at most one message a node.
+        timeout: seconds to wait for all replies.
+        away_timeout: seconds that a node may be disconnected before its reply is given up.
+        away: is called with the awaited nodes that are disconnected, whenever they change.
+    """
+    # Flower gives None for a message that it could not take, and sends its own error replies
+    # (node unavailable, message expired) from node 1: only the message's id says whose it is.
+    pushed = list(grid.push_messages(messages))
+    nodes = [message.metadata.dst_node_id for message in messages]
+    node_of = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
+    waiting, away_since, known_away = dict(node_of), dict[int, float](), set[int]()
+    began = time.monotonic()
+    while waiting and time.monotonic() < began + timeout:
+        missing = _missing(grid, set(waiting.values()), away_since, away_timeout)
+        if (gone := set(waiting.values()) & away_since.keys()) != known_away:
+            known_away = gone
+            away(sorted(gone))
+        pulled = _some_of(grid, [key for key, node in waiting.items() if node not in missing])
+        for reply in pulled:
+            yield waiting.pop(reply.metadata.reply_to_message_id), reply
+        if not pulled:
+            waited = _LATE_BY * (time.monotonic() - began)
+            time.sleep(min(max(waited, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+
+
+def _some_of(grid: Grid, ready: Sequence[str]) -> list[Message]:
+    """Return some replies to the messages ``ready``, none if none has come.
+
+    Flower's grid fetches all that it is asked for at once, and those of many sites are large.
+    """
+    for start in range(0, len(ready), _AT_ONCE):
+        if pulled := list(grid.pull_messages(set(ready[start : start + _AT_ONCE]))):
+            return pulled
+    return []
+
+
+def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout: float) -> set[int]:
+    """Return the nodes that are disconnected and may still come back, and note since when.
+
+    Asked for the reply of a node that is disconnected, Flower answers with an error in its place
+    and drops what comes later: a cut of a minute would cost a round.
+    """
+    now, connected = time.monotonic(), set(grid.get_node_ids())
+    for node in nodes:
+        if node in connected:
+            away_since.pop(node, None)
+        else:
+            away_since.setdefault(node, now)
+    return {node for node in nodes if node in away_since and now - away_since[node] < timeout}

@@ -1,0 +1,156 @@
+"""A site's reply: decoded once from Flower's records, checked for its form while it is at hand.
+
+What a reply's numbers may be is in ``strategies.loop.plausible``; whether they fit what was asked
+for is checked where it was asked, in ``strategies.loop.asking``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, KEPT_STATE, METRICS
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.strategies.wire.bundles import BUNDLE, opened, record_bytes, refuse_many_records
+from fedsilo.strategies.wire.records import ArrayError, NDArray, read_header, unpack
+from fedsilo.strategies.wire.secure_keys import SECURE
+
+Arrays = Mapping[str, NDArray]
+
+_ANY = 2**16  # no array of ours is longer where any length is allowed
+_KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_KEYS = 50_000  # metrics per site and bin are thousands where sites are many
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """What a reply's array must be: its ``dtype``, and its ``shape``, where None is any length."""
+
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+
+Specs = Mapping[str, ArraySpec]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A site's reply.
+
+    Attributes:
+        site: who sent it.
+        arrays: by name.
+        metrics: by MetricRecord key.
+        examples: training samples that it counts for in a mean.
+        bytes_down, bytes_up: of the message and of the reply.
+        secure: what came for secure aggregation, as it came.
+    """
+
+    site: str
+    arrays: Arrays = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    examples: int = 1
+    bytes_down: int = 0
+    bytes_up: int = 0
+    secure: Mapping[str, Any] = field(default_factory=dict)
+
+    def keeps_state(self) -> bool:
+        """Tell whether the site has stored private state for this phase."""
+        return self.metrics.get(KEPT_STATE, 0) == 1
+
+
+Check = Callable[[Reply], str | None]
+
+
+def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
+    """Return what a reply holds; its arrays have exactly the names, types and shapes expected.
+
+    Raises:
+        SiteError: it is no such reply; one line.
+    """
+    refuse_many_records(content.array_records)
+    metrics = _metrics(content)
+    arrays = _arrays(content.array_records.get(ARRAYS, ArrayRecord()), expected)
+    secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
+    return Reply(site, arrays, metrics, bytes_up=record_bytes(content), secure=secure)
+
+
+def shapes(arrays: Arrays) -> Specs:
+    """Return the specs of float32 arrays shaped as ``arrays`` are."""
+    return {name: ArraySpec(array.shape) for name, array in arrays.items()}
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    if METRICS not in content.metric_records:
+        raise SiteError("the reply has no metrics")
+    record = dict(content.metric_records[METRICS])  # Flower gathers the records at each look
+    if len(record) > _KEYS:
+        raise SiteError(f"the reply has {len(record)} metrics, more than {_KEYS}")
+    metrics: dict[str, float] = {}
+    for key, value in record.items():
+        # Each part of a key is a cell of metrics.csv, and spreadsheets compute what begins with '-'
+        if not _KEY.fullmatch(key) or any(cell.startswith("-") for cell in key.split(".", 2)):
+            raise SiteError(
+                "a metric's name is none of at most 200 letters, digits, '.', '_' and '-', or a "
+                "part of it begins with '-'"
+            )
+        if isinstance(value, bool | list) or not isinstance(value, int | float):
+            raise SiteError(f"metric '{key}' is no finite number")
+        try:
+            metrics[key] = float(value)
+        except OverflowError:
+            metrics[key] = math.inf
+        if not math.isfinite(metrics[key]):
+            raise SiteError(
+                f"metric '{key}' is {metrics[key]}, not a finite number: if training has diverged, "
+                "lower 'learning-rate'"
+            )
+    return metrics
+
+
+def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
+    bundled = list(record) == [BUNDLE]
+    arrays = opened(ARRAYS, record[BUNDLE], most_bytes(expected)) if bundled else None
+    names = record.keys() if arrays is None else arrays.keys()
+    if names != expected.keys():
+        missing, surplus = sorted(expected.keys() - names), sorted(names - expected.keys())
+        raise SiteError(
+            f"arrays do not match: missing {one_line(missing, 120)}, "
+            f"surplus {one_line(surplus, 120)}"
+        )
+    return {
+        name: _array(name, spec, record[name] if arrays is None else arrays[name])
+        for name, spec in expected.items()
+    }
+
+
+def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
+    """Return an array that fits; of a packed one the header is read before the numbers are."""
+    try:
+        header = given if isinstance(given, np.ndarray) else read_header(given)
+        lengths = zip(spec.shape, header.shape, strict=False)
+        fits = len(header.shape) == len(spec.shape) and header.dtype == np.dtype(spec.dtype)
+        if not fits or any(want not in (None, have) for want, have in lengths):
+            shape = tuple("any" if length is None else length for length in spec.shape)
+            raise SiteError(
+                f"array '{name}' is {header.dtype} {header.shape}, expected {spec.dtype} {shape}"
+            )
+        array = given if isinstance(given, np.ndarray) else unpack(given)
+    except ArrayError as error:
+        raise SiteError(f"array '{name}' cannot be unpacked: {error}") from None
+    if not np.isfinite(array).all():
+        raise SiteError(f"array '{name}' holds values that are not finite")
+    return array
+
+
+def most_bytes(expected: Specs) -> int:
+    """Return how many bytes the numbers of a reply's arrays may have."""
+    lengths = [[_ANY if n is None else n for n in spec.shape] for spec in expected.values()]
+    return 4 * sum(map(math.prod, lengths))

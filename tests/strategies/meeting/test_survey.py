@@ -1,0 +1,95 @@
+"""Asking for surveys: who answers, who is left out and why, each in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import SURVEYED
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.strategies.meeting.admission import Registry
+from fedsilo.strategies.meeting.survey import read_survey, survey_sites
+from tests.models.contract.test_survey import made
+
+SETTINGS = CommonSettings(dataset="table")
+Answers = dict[int, Any]
+
+
+def _content(**about: Any) -> RecordDict:
+    answer = made().model_copy(update={"about": made().about.model_copy(update=about)})
+    return RecordDict({SURVEYED: ConfigRecord(dict(answer.to_config()))})
+
+
+def _grid(answers: Answers) -> InlineGrid:
+    """Return a grid whose nodes 1001, 1002, ... answer so."""
+    app = ClientApp()
+
+    @app.query("survey")
+    def survey(message: Message, context: Any) -> Message:
+        answer = answers[message.metadata.dst_node_id]
+        if isinstance(answer, Error):
+            return Message(answer, reply_to=message)
+        return Message(answer, reply_to=message)
+
+    return InlineGrid(app, {}, partition_configs(len(answers)))
+
+
+def test_answers_are_by_site_and_sorted() -> None:
+    grid = _grid({1001: _content(site="south"), 1002: _content(site="north")})
+    surveyed = survey_sites(grid, SETTINGS)
+    assert list(surveyed.answers) == ["north", "south"]
+    assert surveyed.refused == ()
+
+
+def test_who_refuses_or_says_what_cannot_be_is_left_out_in_one_line() -> None:
+    answers: Answers = {
+        1001: _content(),
+        1002: Error(1002, "site south: the hospital has no site file\nand more"),
+        1003: RecordDict({SURVEYED: ConfigRecord({"about": "{}"})}),
+        1004: _content(site="../north"),
+        1005: _content(site="east", dataset="heart"),
+        1006: RecordDict({"arrays": ArrayRecord({"a": Array(np.zeros(3, np.float32))})}),
+        1007: RecordDict({SURVEYED: ConfigRecord({"about": "x" * 2**23})}),
+    }
+    surveyed = survey_sites(_grid(answers), SETTINGS)
+    assert list(surveyed.answers) == ["north"]
+    told = dict(zip(range(1002, 1008), surveyed.refused, strict=True))
+    assert told[1002] == "site south: the hospital has no site file and more"
+    assert "cannot be read" in told[1003]
+    assert "north" in told[1004]
+    assert "is of data set 'heart', not 'table'" in told[1005]
+    assert "has other records" in told[1006]
+    assert "bytes, more than" in told[1007]
+    assert all("\n" not in line and len(line) < 500 for line in told.values())
+
+
+def test_of_two_with_one_name_neither_is_believed() -> None:
+    grid = _grid({1001: _content(), 1002: _content(), 1003: _content(site="south")})
+    surveyed = survey_sites(grid, SETTINGS)
+    assert list(surveyed.answers) == ["south"]
+    assert len(surveyed.refused) == 2
+
+
+def test_a_name_is_bound_to_its_key() -> None:
+    grid = _grid({1001: _content(), 1002: _content(site="south")})
+    surveyed = survey_sites(grid, SETTINGS, registry=Registry("r.json", {"north": 1001}))
+    assert list(surveyed.answers) == ["north"]
+    assert "does not know its key" in surveyed.refused[0]
+
+
+def test_without_any_answer_it_is_an_error_with_the_reasons() -> None:
+    with pytest.raises(SiteError, match="no site has answered the survey: no disk"):
+        survey_sites(_grid({1001: Error(0, "no disk")}), SETTINGS)
+
+
+def test_a_reader_of_its_own_reads_what_a_site_writes(
+    spy_grid: Callable[..., Any],  # its fixture lets Flower's messages be made
+) -> None:
+    assert read_survey(_content(), "table") == made()

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsilo.models.contract.messages import CONFIG, EVALUATE
+from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.strategies.wire.messaging import arriving
+
+
+def exchange(
+    grid: Any, messages: list[Message], timeout: float, **options: Any
+) -> dict[int, Message]:
+    return dict(arriving(grid, messages, timeout, **options))
+
+
+def asks(nodes: Iterable[int]) -> list[Message]:
+    content = RecordDict({CONFIG: ConfigRecord({"round": 1})})
+    return [Message(content, node, EVALUATE, group_id="1") for node in nodes]
+
+
+def test_each_node_gets_its_own_reply(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp], content: Any
+) -> None:
+    app = fake_app(s2a=lambda message: content(num_examples=77))
+    replies = exchange(spy_grid(app), asks([1003, 1001, 1002]), 10)
+    counts = {n: r.content["metrics"]["num-examples"] for n, r in replies.items()}
+    assert counts == {1001: 36, 1002: 77, 1003: 36}
+
+
+def test_a_silent_node_gives_none_when_the_time_is_up_and_not_before(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    began = time.monotonic()
+    replies = exchange(spy_grid(fake_app(), silent={1002}), asks([1001, 1002]), 0.3)
+    assert 0.3 <= time.monotonic() - began < 2
+    assert list(replies) == [1001]
+
+
+def test_nobody_waits_once_all_have_answered(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    began = time.monotonic()
+    assert len(exchange(spy_grid(fake_app()), asks([1001, 1002]), 60)) == 2
+    assert time.monotonic() - began < 10
+
+
+def test_arriving_yields_each_reply_once_as_it_comes(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    replies = arriving(spy_grid(fake_app(), silent={1003}), asks([1001, 1002, 1003]), 0.2)
+    assert [(node, reply.has_error()) for node, reply in replies] == [(1001, False), (1002, False)]
+
+
+def test_an_error_is_a_reply_of_the_node_that_failed(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    def fail(_: Message) -> RecordDict:
+        raise ValueError("no disk")
+
+    reply = exchange(spy_grid(fake_app(s1a=fail)), asks([1001, 1002]), 10)[1001]
+    assert reply is not None
+    assert reply.has_error()
+    assert "no disk" in reply.error.reason
+
+
+def test_the_superlinks_own_error_counts_for_the_node_that_was_asked(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    grid = spy_grid(fake_app())
+    pull = grid.pull_messages
+
+    def pull_as_superlink(message_ids: Iterable[str]) -> list[Message]:
+        # As flwr.server.superlink.linkstate.utils answers for a node that went away.
+        replies = list(pull(message_ids))
+        for index, reply in enumerate(replies):
+            if reply.metadata.src_node_id == 1002:
+                asked = next(m for m in grid.sent if m.metadata.dst_node_id == 1002)
+                replies[index] = Message(Error(3, "Node Unavailable"), reply_to=asked)
+                replies[index].metadata.__dict__["_src_node_id"] = 1
+        return replies
+
+    grid.pull_messages = pull_as_superlink
+    replies = exchange(grid, asks([1001, 1002]), 10)
+    assert set(replies) == {1001, 1002}
+    assert replies[1002] is not None
+    assert replies[1002].error.reason == "Node Unavailable"
+
+
+def test_a_message_that_flower_could_not_push_is_not_waited_for(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    grid = spy_grid(fake_app())
+    push = grid.push_messages
+    # As Flower's grid answers where a node is unknown by now: None in the message's place.
+    grid.push_messages = lambda messages: [push(messages[:1])[0], None]
+    began = time.monotonic()
+    replies = exchange(grid, asks([1001, 1002]), 1.0)
+    assert list(replies) == [1001]
+    assert time.monotonic() - began < 0.5
+
+
+class Leaving:
+    """A grid whose node 1002 is away for some looks; what is pulled of it then is lost."""
+
+    def __init__(self, inner: Any, looks: int) -> None:
+        self.inner, self.looks = inner, looks
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return list(self.inner.push_messages(messages))
+
+    def get_node_ids(self) -> list[int]:
+        self.looks -= 1
+        return [1001] if self.looks >= 0 else [1001, 1002]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = list(self.inner.pull_messages(message_ids))
+        if self.looks >= 0:
+            asked = next(m for m in self.inner.sent if m.metadata.dst_node_id == 1002)
+            lost = Message(Error(5, "Node Unavailable"), reply_to=asked)
+            replies = [lost if r.metadata.src_node_id == 1002 else r for r in replies]
+        return replies
+
+
+def test_a_node_that_is_away_for_a_while_is_waited_for(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    grid = Leaving(spy_grid(fake_app()), looks=4)
+    away: list[Collection[int]] = []
+    reply = exchange(grid, asks([1001, 1002]), 10, away=away.append)[1002]
+    assert reply is not None
+    assert reply.has_content()
+    assert grid.looks < 0
+    assert away == [[1002], []], "told when it went and when it came back"
+
+
+def test_a_node_that_stays_away_is_given_up_before_the_replies_are_due(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+) -> None:
+    began = time.monotonic()
+    grid = Leaving(spy_grid(fake_app()), looks=10**6)
+    replies = exchange(grid, asks([1001, 1002]), 60, away_timeout=0.3)
+    assert 0.3 <= time.monotonic() - began < 30
+    assert replies[1001] is not None
+    assert replies[1001].has_content()
+    assert replies[1002] is not None
+    assert "Node Unavailable" in replies[1002].error.reason
+
+
+def test_of_many_sites_few_are_asked_for_at_once() -> None:
+    asked: list[int] = []
+
+    class Counting(InlineGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            asked.append(len(set(message_ids)))
+            return super().pull_messages(message_ids)
+
+    def answer(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    app = ClientApp()
+    app.evaluate()(answer)
+    grid = Counting(app, {}, partition_configs(20))
+    replies = exchange(grid, asks(range(1001, 1021)), 60)
+    assert sorted(replies) == list(range(1001, 1021))
+    assert max(asked) <= 8
