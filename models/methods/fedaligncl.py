@@ -7,7 +7,7 @@ The discriminator's layers are table IV's but for the last, which prints two out
 is ours. So is the softmax cross-entropy in place of eq. 1's two sigmoids.
 
 Equations (arXiv:2107.02504):
-  (1) classification loss -> models.networks.classifier.TokenClassifier.criterion
+  (1) classification loss -> models.networks.classifier.TokenClassifier.loss
   (2) discriminator's loss -> models.methods.fedaligncl.discriminator_loss
   (3) alignment loss -> models.methods.fedaligncl.paired_alignment_loss
   (4) score of a sample -> models.methods.fedaligncl.curriculum_scores

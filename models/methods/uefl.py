@@ -9,7 +9,7 @@ Equations (arXiv:2402.18888):
   (2) local training -> client_app.training.loop.train_locally
   (3) mean weighted by samples -> strategies.loop.averaging.weighted_mean
   (4) nearest codewords -> models.methods.uefl.nearest_codewords
-  (5) task loss -> models.networks.classifier.TokenClassifier.criterion
+  (5) task loss -> models.networks.classifier.TokenClassifier.loss
   (6) codebook loss -> models.methods.uefl.codebook_loss
   (7) whole loss -> models.methods.uefl.UEFLNetwork.loss
   (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy

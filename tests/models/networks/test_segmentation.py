@@ -16,13 +16,13 @@ from fedsilo.models.networks.encoders import ConvEncoder
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.pyramids import ConvPyramid, TransPyramid, ViTPyramid
 from fedsilo.models.networks.segmentation import (
-    NETWORKS,
     PyramidNetwork,
     build_segmentation,
     segmentation_loss,
 )
 from fedsilo.models.networks.swin import PatchExpand, SwinUnet, swin_shape
 
+NETWORKS = ("unet", "vit", "swin", "transunet", "swinunet")
 SETTINGS = dataclasses.replace(
     CommonSettings(),
     width=4,

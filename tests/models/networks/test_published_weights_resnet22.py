@@ -204,5 +204,5 @@ def test_weights_for_grey_images_are_not_taken_for_colours(
     with pytest.raises(SettingError, match=r"takes images of 1 channels, .* the run have 3"):
         load_backbone(build_classifier(chosen, Task((3, 32, 32), 2)), chosen)
     spoiled = settings(saved(published | {"final_bn.weight": [1.0]}))
-    with pytest.raises(SettingError, match=r"'final_bn.weight' is no array"):
+    with pytest.raises(SettingError, match=r"1 arrays are missing .final_bn.weight."):
         load_backbone(build_classifier(spoiled, TASK), spoiled)
