@@ -14,29 +14,19 @@ from torch import Tensor
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int) -> Tensor:
-    """Average heads, drop the prompts' columns and renormalise rows.
+    """Average heads, drop the columns of the first ``prefix`` keys, renormalise rows.
 
-    Args:
-        attention: (batch, heads, tokens, prefix + tokens), rows summing to 1.
-        prefix: the number of prompts, whose columns come first.
-
-    Returns:
-        (batch, tokens, tokens), rows summing to 1.
+    Maps (batch, heads, tokens, prefix + tokens) to (batch, tokens, tokens); rows sum to 1.
     """
     return _normalised(attention.mean(dim=1)[..., prefix:])
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
-    """Return the class token's attention to patches through all layers, summing to 1.
+    """Return the class token's attention to patches (batch, patches), summing to 1.
 
-    It is the class token's row of the product of (A + I) / 2 over layers.
-
-    Args:
-        attentions: of each layer, first to last, (batch, tokens, tokens), rows summing to 1.
-        prefix_tokens: the number of class and register tokens, the class token first.
-
-    Returns:
-        (batch, tokens - prefix_tokens).
+    It is the class token's row of the product of (A + I) / 2 over layers. ``attentions`` are, first
+    layer to last, (batch, tokens, tokens); ``prefix_tokens`` is the number of class and register
+    tokens, which precede the patches.
     """
     # Only the class token's row is wanted: from the last layer backwards it takes a product of a
     # vector and a matrix a layer, where the usual rollout multiplies matrices
@@ -57,12 +47,7 @@ def _normalised(rows: Tensor) -> Tensor:
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Return U^T U of the bilinear upsampling U from ``grid`` to ``size``, float64.
 
-    Args:
-        grid: height and width of a map.
-        size: height and width of an image.
-
-    Returns:
-        (cells, cells) with cells = height * width of the grid, row by row.
+    Both are (height, width); the result is (cells, cells), with the grid's cells row by row.
     """
     cells = grid[0] * grid[1]
     basis = torch.eye(cells, dtype=torch.float64).reshape(cells, 1, *grid)
@@ -75,11 +60,9 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
     """Return maps (..., cells), which sum to 1, as they enter eq. 7.
 
-    Args:
-        maps: not negative, none all zero.
-        scale: ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts
-            does. The paper gives no scale, without which its lambda means little.
+    ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts does.
     """
+    # The paper gives no scale, without which its lambda means little
     return maps / maps.amax(dim=-1, keepdim=True) if scale == "max" else maps
 
 
@@ -107,12 +90,9 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Return the moments, float64, of other sites' maps.
+    """Return the moments, float64, of other sites' maps, (n, cells) by class.
 
-    Args:
-        maps: (n, cells) by class; a class may be missing or empty.
-        classes: number of classes.
-        gram: U^T U, (cells, cells).
+    A class may be missing or empty; ``gram`` is U^T U.
     """
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)

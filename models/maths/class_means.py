@@ -31,12 +31,8 @@ class ClassTargets:
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
     """Return the classes whose mean may leave a site, with their numbers of samples.
 
-    The mean of few samples nearly reveals one of them. Both ends apply this rule: the server
-    expects just the means that a site sends.
-
-    Args:
-        counts: the site's training samples by class.
-        min_samples: the fewest samples behind a mean, at least 1.
+    The mean of few samples nearly reveals one of them. Both ends apply this rule to the counts of
+    training samples by class, so that the server expects just the means that a site sends.
     """
     return {label: count for label, count in enumerate(counts) if count >= min_samples}
 
@@ -75,13 +71,7 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:
-    """Return the mean squared error between ``values`` and the targets of their labels.
-
-    Args:
-        values: (batch, d).
-        labels: (batch,) int64.
-        targets: of d numbers a class, on the same device.
-    """
+    """Return the mean squared error between ``values`` (batch, d) and their labels' targets."""
     # A sample whose class has no target adds 0 but counts in the mean, so that the others in its
     # batch do not weigh more than in torch's mse_loss
     squares = (values.float() - targets.values[labels]).square().mean(dim=1)

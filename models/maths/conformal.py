@@ -20,12 +20,7 @@ def rows_needed(coverage: float) -> int:
 
 
 def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return one minus the probability of each sample's class, (n,) ascending.
-
-    Args:
-        probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-    """
+    """Return 1 - the probability (n, classes) of each sample's label (n,), ascending."""
     return (1 - probabilities.gather(1, labels[:, None])[:, 0]).sort().values
 
 

@@ -50,12 +50,7 @@ def belief(alpha: Tensor, prior: Tensor) -> Tensor:
 
 
 def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
-    """Return E |y - p|^2 under Dir(alpha) (eq. 4, first term): (batch, K) to (batch,).
-
-    Args:
-        alpha: (batch, K), above 0.
-        targets: y, (batch, K) one-hot.
-    """
+    """Return E |y - p|^2 under Dir(alpha) (eq. 4, first term), (batch,), of one-hot y."""
     # E (y - p)^2 = (y - E p)^2 + Var p. The variance term rewards more evidence; the squared error
     # keeps it from growing for a wrong class
     strength = alpha.sum(dim=-1, keepdim=True)
@@ -79,13 +74,9 @@ def annealing(epochs: int) -> float:
 
 
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
-    """Return the batch mean of eq. 4.
+    """Return the batch mean of eq. 4, of alpha (batch, K), labels (batch,) and prior W (K,).
 
-    Args:
-        alpha: (batch, K), above 0.
-        labels: (batch,) int64.
-        prior: W, (K,).
-        kl_weight: lambda_KL.
+    ``kl_weight`` is lambda_KL.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)
     # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so that the

@@ -116,13 +116,10 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
 
 
 def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Return the flow x (batch, n, m) of least cost, float64.
+    """Return the flow x (batch, n, m) of least cost, float64; for solvers see ``closeness``.
 
-    Args:
-        costs: (batch, n, m).
-        supply: (batch, n), the row sums of x, above 0.
-        demand: (batch, m), its column sums, above 0 and of the same total.
-        solver: see ``closeness``; only ``cvxpylayers``' flow has gradients.
+    Its row sums are ``supply`` (batch, n), its column sums ``demand`` (batch, m), of equal totals.
+    Only ``cvxpylayers``' flow has gradients.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "sinkhorn":

@@ -9,9 +9,7 @@ from torch import Tensor
 def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
     """Return true and false positives, true and false negatives of each image, (n, 4) int64.
 
-    Args:
-        predicted: (n, h, w), 1 on the catheter.
-        masks: the truth, likewise.
+    ``predicted`` and the true ``masks`` are (n, h, w), 1 on the catheter.
     """
     found, true = predicted.bool().flatten(1), masks.bool().flatten(1)
     pixels = torch.stack([found & true, found & ~true, ~found & ~true, ~found & true])

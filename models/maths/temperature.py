@@ -22,12 +22,7 @@ def tempered(probabilities: Tensor, temperature: float) -> Tensor:
 
 
 def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
-    """Return the temperature of highest likelihood, from 1/20 to 20.
-
-    Args:
-        probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-    """
+    """Return the temperature, 1/20 to 20, of highest likelihood of labels (n,) int64."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:

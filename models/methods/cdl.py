@@ -45,13 +45,7 @@ def divergence(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 def contrastive_divergence(main: Tensor, support: Tensor, beta: float) -> Tensor:
-    """Return beta * H(main, support) + (1 - beta) * H(support, main).
-
-    Args:
-        main: logits (batch, classes).
-        support: logits (batch, classes).
-        beta: above 0, at most 1.
-    """
+    """Return beta * H(main, support) + (1 - beta) * H(support, main) of logits, 0 < beta <= 1."""
     # Each target is a constant for autograd: the first term trains the main model alone, the second
     # the support model alone, as the paper's updates have it
     positive = divergence(main, support.detach())

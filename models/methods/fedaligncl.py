@@ -99,12 +99,9 @@ class EmbeddingNotes(Notes):
 
 
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
-    """Return rho (n,) float64 of eq. 4: ``weight`` for forgotten samples, 1 for the others.
+    """Return rho (n,) float64 of eq. 4: ``weight`` (2) for forgotten samples, 1 for the others.
 
-    Args:
-        local_right: (n,) bool, whether the local model was right before the aggregation.
-        global_right: (n,) bool, whether the global model is after it.
-        weight: 2 in the paper.
+    A sample (n,) bool is forgotten if the local model was right and the averaged one is not.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()
@@ -139,10 +136,7 @@ class Discriminator(nn.Module):
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
     """Return L_D of eq. 2: -E log D(own) - E log(1 - D(other)).
 
-    Args:
-        discriminator: maps embeddings (n, c) to logits (n,).
-        own: (n, c); no gradient goes to what made them.
-        other: (m, c) noisy embeddings of another site.
+    The embeddings are (n, c), the site's own, and (m, c), noisy ones of another site.
     """
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
 
@@ -150,9 +144,7 @@ def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
     """Return L_F of eq. 3, both terms that contain the site's own feature extractor.
 
-    Args:
-        discriminator: maps embeddings (n, c) to logits (n,); its parameters get no gradient.
-        own: (n, c) with gradient.
+    Gradients go to the embeddings ``own`` (n, c), not to the discriminator.
     """
     # In eq. 3 a site's features are the source under its own discriminator, -E log D(own), and the
     # target under another site's, -E log D'(own). D' never leaves its site, but it is trained to
@@ -168,13 +160,8 @@ def paired_alignment_loss(
 ) -> Tensor:
     """Return L_F of eq. 3 with the other sites' discriminators, averaged over pairs of sites.
 
-    It is -E log D(own) - 1/m sum over the m others of E log D'(sent).
-
-    Args:
-        discriminator: the site's own; maps embeddings (n, c) to logits (n,).
-        others: those of the m other sites, m at least 1; no discriminator gets a gradient.
-        own: (n, c) with gradient.
-        sent: (n, c), Z(own), with the noise that other sites see, with gradient.
+    It is -E log D(own) - 1/m sum over the m others of E log D'(sent), where sent is Z(own), the
+    embeddings with the noise that other sites see. No discriminator gets a gradient.
     """
     with _frozen(discriminator, *others):
         source = softplus(-discriminator(own)).mean()

@@ -56,13 +56,9 @@ def build_projection(seed: int, channels: int, settings: MoonSettings) -> Projec
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Return the mean model-contrastive loss (eq. 3) of a batch.
+    """Return the mean model-contrastive loss (eq. 3) of representations (batch, size).
 
-    Args:
-        z: representations (batch, size) of the network in training.
-        z_global: of the global network, the same shape.
-        z_previous: of the site's previous network, the same shape.
-        temperature: tau, above 0.
+    ``z`` is of the network in training, ``z_previous`` of the site's network of its last round.
     """
     near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
     far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)

@@ -82,13 +82,7 @@ def prototype(inputs: Tensor) -> Tensor:
 
 
 class Router(nn.Module):
-    """Weights of experts by distance to their silos' prototypes.
-
-    Args:
-        features: length of a sample.
-        experts: number of experts.
-        settings: embedding, router-width and inversion.
-    """
+    """Weights of experts by distance to their silos' prototypes."""
 
     def __init__(self, *, features: int, experts: int, settings: PICSRSettings) -> None:
         super().__init__()
@@ -181,10 +175,8 @@ class PICSRNetwork(Mixture):
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
     """Return ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
 
-    Args:
-        weights: (n, experts) that a site's samples give to the experts, rows summing to 1.
-        sites: the experts' sites.
-        min_samples: with fewer nothing is returned: the mean of few samples is nearly one of them.
+    They are of the experts' weights (n, experts) over a site's samples. With fewer than
+    ``min_samples`` there are none: the mean of few samples is nearly one of them.
     """
     if len(weights) < min_samples:
         return {}
@@ -201,16 +193,10 @@ def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> 
 def feature_contributions(
     router: Router, sample: Tensor, prototypes: Tensor, steps: int = 64
 ) -> Tensor:
-    """Return how much each feature adds to a sample's distance from each prototype.
+    """Return what each feature adds to a sample's distance from each prototype.
 
-    Args:
-        router: the router whose f it is.
-        sample: (*input_shape).
-        prototypes: (experts, *input_shape).
-        steps: points of the integral.
-
-    Returns:
-        (experts, *input_shape); the sum over the features is the distance, exactly for a linear f.
+    The result is (experts, *input_shape), as ``prototypes`` are; its sum over the features is the
+    distance, exactly for a linear f. ``steps`` are the points of the integral.
     """
     # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| on the line from p_i
     # to the sample. The midpoint rule never evaluates p_i itself, where the norm has no gradient
@@ -251,10 +237,7 @@ def routing_document(
 ) -> dict[str, Any]:
     """Return routing.json: the weights that sites give to experts, and prototypes' distances.
 
-    Args:
-        values: the sites' test metrics, among them ``routing_metrics``.
-        experts: the experts' sites.
-        distances: of ``prototype_distances``.
+    ``values`` are the sites' test metrics, ``distances`` those of ``prototype_distances``.
     """
     sites = {
         site: {

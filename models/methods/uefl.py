@@ -84,12 +84,9 @@ class Discretised:
 
 
 def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
-    """Replace each token's segments by the nearest codewords in L2 (eq. 4).
+    """Replace each segment of tokens z (batch, l, c) by the nearest codeword in L2 (eq. 4).
 
-    Args:
-        tokens: z, (batch, l, c) with c divisible by ``segments``.
-        codebook: (n, c / segments), shared by all segments.
-        segments: s.
+    The codebook, (n, c / segments), is shared by all segments.
     """
     batch, length, channels = tokens.shape
     parts = tokens.reshape(-1, channels // segments)

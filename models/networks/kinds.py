@@ -39,9 +39,8 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
         SettingError: it is an image network and the data are a table, or the other way round.
     """
     networks = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
-    kind = settings.network
-    if kind == "auto":
-        kind = _AUTO.get(settings.dataset, networks[0])
+    named = settings.network
+    kind = _AUTO.get(settings.dataset, networks[0]) if named == "auto" else named
     if kind not in networks:
         data = "a table" if networks is _ROW_NETWORKS else "images"
         raise SettingError(

@@ -89,14 +89,9 @@ class Mixture(SiteNetwork):
 
 
 def mixed_log_probabilities(log_weights: Tensor, logits: Tensor) -> Tensor:
-    """Return log sum_i h_i softmax(logits_i), the logarithm of eq. 1.
+    """Return log sum_i h_i softmax(logits_i), (batch, classes), the logarithm of eq. 1.
 
-    Args:
-        log_weights: (batch, experts), log h.
-        logits: (batch, experts, classes).
-
-    Returns:
-        (batch, classes).
+    ``log_weights`` are log h (batch, experts), ``logits`` (batch, experts, classes).
     """
     # In logarithms throughout: an expert's tiny probability would underflow before the loss's log
     log_probabilities = torch.log_softmax(logits.float(), dim=-1)

@@ -25,25 +25,15 @@ _MALIGNANT = slice(2, 4)  # rows of the output layer
 
 @dataclass(frozen=True)
 class _Architecture:
-    """What identifies an architecture in a file, and what its errors say.
+    """How to find an architecture's arrays in a file, and what its errors say."""
 
-    Attributes:
-        setting: the setting that names the file.
-        first: the first convolution, whose shape gives the image's channels and the width.
-        prefixes: what may precede the names of the arrays.
-        part: how the names that are taken begin, after the prefix.
-        name: of the architecture.
-        width: the value of 'width' for each output channel of the first convolution.
-        advice: which file to take.
-    """
-
-    setting: str
-    first: str
-    prefixes: tuple[str, ...]
-    part: str
+    setting: str  # that names the file
+    first: str  # the first convolution, whose shape gives the image's channels and the width
+    prefixes: tuple[str, ...]  # that may precede the names of the arrays
+    part: str  # how the names that are taken begin, after the prefix
     name: str
-    width: int
-    advice: str
+    width: int  # the value of 'width' for each output channel of the first convolution
+    advice: str  # which file to take
 
 
 _VGG = _Architecture(
@@ -69,10 +59,7 @@ _RESNET22 = _Architecture(
 def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Put the convolutional features of a file into ``encoder``, a ``VggEncoder``, all or none.
 
-    Args:
-        encoder: the network's encoder.
-        content: arrays by name, with or without a head.
-        where: names the file in errors.
+    ``content`` are arrays by name, with or without a head; ``where`` names the file in errors.
 
     Raises:
         SettingError: arrays are missing, surplus, of another shape or not finite.

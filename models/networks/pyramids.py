@@ -68,10 +68,6 @@ class Pyramid(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, channels, h, w) to maps (batch, widths[i], h_i, w_i), finest first."""
 
-    def trunk(self) -> nn.Module | None:
-        """Return the part that shares its array names with a run's network, or None."""
-        return None
-
 
 class ConvPyramid(Pyramid):
     """``ConvEncoder``: its maps before each max-pool, at 1/1, 1/2 and 1/4, and the last at 1/8."""
@@ -85,10 +81,6 @@ class ConvPyramid(Pyramid):
         """Return maps of 1/1, 1/2, 1/4 and 1/8 of the image's size."""
         maps, last = _before_pools(self.encoder.stages, images)
         return [*maps, self.bottom(last)]
-
-    def trunk(self) -> nn.Module:
-        """Return the encoder under its name in a run's network."""
-        return nn.ModuleDict({"encoder": self.encoder})
 
 
 class ViTPyramid(Pyramid):
@@ -120,10 +112,6 @@ class ViTPyramid(Pyramid):
                 x = resized(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
             maps.append(x)
         return maps
-
-    def trunk(self) -> nn.Module:
-        """Return the ViT as a run's network."""
-        return self.network
 
     def _tokens(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
         """Return patch tokens (batch, rows, columns, c) that enter each layer, and the last ones.
@@ -183,10 +171,6 @@ class TransPyramid(Pyramid):
             maps.append(last)
         tokens = self.network.encode_patches(self.embed(last).flatten(2).transpose(1, 2))
         return [*maps, self.project(tokens.permute(0, 3, 1, 2))]
-
-    def trunk(self) -> nn.Module:
-        """Return the ViT as a run's network, without what embeds images."""
-        return self.network
 
 
 def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -55,8 +55,10 @@ class PyramidNetwork(Segmenter):
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return the pyramid's."""
-        return self.pyramid.trunk()
+        """Return a ViT as a run's network, or a convolutional encoder under its name there."""
+        if isinstance(self.pyramid, ConvPyramid):
+            return nn.ModuleDict({"encoder": self.pyramid.encoder})
+        return self.pyramid.network if isinstance(self.pyramid, ViTPyramid | TransPyramid) else None
 
 
 def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
