@@ -27,23 +27,14 @@ _OPACITY = 0.65  # of a map at its highest value
 
 @dataclass(frozen=True)
 class SaliencyMap:
-    """Which places of an image mattered.
+    """Which places of an image mattered."""
 
-    Attributes:
-        name: its key in JSON.
-        values: (rows, columns), not below 0.
-        heading: its title in a picture.
-        place: a sentence that says where it is highest.
-        floor: the value at which a picture shows the image alone.
-        label: the class it explains, or None if it is not of one class.
-    """
-
-    name: str
-    values: Tensor
-    heading: str
-    place: str
-    floor: float = 0.0
-    label: int | None = None
+    name: str  # its key in JSON
+    values: Tensor  # (rows, columns), not below 0
+    heading: str  # its title in a picture
+    place: str  # a sentence that says where it is highest
+    floor: float = 0.0  # the value at which a picture shows the image alone
+    label: int | None = None  # the class it explains, if it is of one class
 
     def shares(self, size: tuple[int, int]) -> Tensor:
         """Return it at ``size`` in pixels, bilinear, from 0 at its floor to 1 at its maximum."""
@@ -56,26 +47,15 @@ class SaliencyMap:
 
 @dataclass(frozen=True)
 class ImageExplanation:
-    """Why a network answered as it did for one image.
+    """Why a network answered as it did for one image."""
 
-    Attributes:
-        title: names the image and its true class.
-        image: (channels, height, width), as the silo stores it.
-        saliency: which places mattered.
-        classes: names of the classes.
-        probabilities: (expected) probability of each class.
-        beliefs: belief mass of each class; with the vacuity they sum to 1. Empty if the network is
-            not evidential.
-        vacuity: K / S, or None if the network is not evidential.
-    """
-
-    title: str
-    image: Tensor
+    title: str  # names the image and its true class
+    image: Tensor  # (channels, height, width), as the silo stores it
     saliency: SaliencyMap
-    classes: Sequence[str]
-    probabilities: list[float]
-    beliefs: list[float]
-    vacuity: float | None
+    classes: Sequence[str]  # their names
+    probabilities: list[float]  # expected ones if the network is evidential
+    beliefs: list[float]  # belief masses, which sum to 1 with the vacuity; else empty
+    vacuity: float | None  # K / S of an evidential network, else None
 
     def answer(self) -> int:
         """Return the most probable class."""

@@ -21,28 +21,16 @@ LISTED, DRAWN = 3, 30  # features in a line of text, and in a picture
 
 @dataclass(frozen=True)
 class PatientExplanation:
-    """What a router did with one sample.
+    """What a router did with one sample; the lists are in the order of the experts."""
 
-    Attributes:
-        title: names the patient, the true class and the answer.
-        experts: the experts' sites.
-        weights: the router's weight of each expert.
-        answers: each expert's probability of the last class.
-        distances: the sample's distance from each expert's prototype, in the router's embedding.
-        scores: per expert, what each similarity and, last, the bias add to the score whose softmax
-            is the weight.
-        features: names of the features.
-        contributions: per expert, what each feature adds to the distance.
-    """
-
-    title: str
-    experts: list[str]
-    weights: list[float]
-    answers: list[float]
-    distances: list[float]
-    scores: list[list[float]]
-    features: list[str]
-    contributions: list[list[float]]
+    title: str  # names the patient, the true class and the answer
+    experts: list[str]  # their sites
+    weights: list[float]  # the router's
+    answers: list[float]  # each expert's probability of the last class
+    distances: list[float]  # of the sample from the prototypes, in the router's embedding
+    scores: list[list[float]]  # terms of each similarity and the bias; the softmax gives weights
+    features: list[str]  # their names
+    contributions: list[list[float]]  # of each feature to the distance
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON."""

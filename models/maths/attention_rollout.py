@@ -68,20 +68,12 @@ def scaled_maps(maps: Tensor, scale: str) -> Tensor:
 
 @dataclass(frozen=True)
 class BufferMoments:
-    """What distillation needs of the other sites' maps.
+    """What distillation needs of the other sites' maps; all are 0 for a class without maps."""
 
-    Attributes:
-        gram: U^T U, (cells, cells).
-        counts: (classes,) number of maps.
-        means: (classes, cells); zero for a class without maps.
-        spreads: (classes,) mean of |U a|^2 less |U mean|^2. Both are large beside their difference,
-            so it is computed in float64.
-    """
-
-    gram: Tensor
-    counts: Tensor
-    means: Tensor
-    spreads: Tensor
+    gram: Tensor  # U^T U, (cells, cells)
+    counts: Tensor  # (classes,) number of maps
+    means: Tensor  # (classes, cells)
+    spreads: Tensor  # (classes,) mean of |U a|^2, less |U mean|^2
 
     def to(self, device: torch.device) -> BufferMoments:
         """Return it in float32 on ``device``."""
@@ -99,7 +91,7 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
     spreads = torch.zeros(classes, dtype=torch.float64)
     for label, class_maps in maps.items():
         if len(class_maps):
-            chosen = class_maps.double()
+            chosen = class_maps.double()  # a spread is small beside the squares it comes from
             counts[label] = len(chosen)
             means[label] = chosen.mean(dim=0)
             away = chosen - means[label]

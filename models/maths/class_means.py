@@ -13,15 +13,10 @@ from fedsilo.models.contract.errors import SiteError
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """A vector for each class that has one.
+    """A vector for each class that has one."""
 
-    Attributes:
-        values: (classes, d) float32, 0 for a class that has none.
-        known: (classes,) bool, which classes have one.
-    """
-
-    values: Tensor
-    known: Tensor
+    values: Tensor  # (classes, d) float32, 0 for a class that has none
+    known: Tensor  # (classes,) bool, which classes have one
 
     def to(self, device: torch.device) -> ClassTargets:
         """Return the same on ``device``."""

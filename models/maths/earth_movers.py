@@ -26,17 +26,11 @@ _LEAST_MASS = 1e-3
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """When Sinkhorn's iterations end.
+    """When Sinkhorn's iterations end."""
 
-    Attributes:
-        regularisation: entropic; as it goes to 0 the flow goes to that of least cost.
-        tolerance: the largest norm of an image's marginal errors.
-        steps: the most iterations.
-    """
-
-    regularisation: float
-    tolerance: float
-    steps: int
+    regularisation: float  # entropic; as it goes to 0 the flow goes to that of least cost
+    tolerance: float  # the largest norm of an image's marginal errors
+    steps: int  # the most iterations
 
 
 # Two digits are enough for a constant weight; a gradient is the flow itself, which is near that of

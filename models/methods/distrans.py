@@ -104,11 +104,8 @@ class DoubleHead(nn.Module):
 class DoubleChannelClassifier(TokenClassifier):
     """A classifier of images that sees each in two channels, shifted by its offset.
 
-    Args:
-        single: the network of one channel; its parts become this one's.
-        offset: (pixels, 1).
-        shape: of an image, (channels, height, width).
-        alpha: how far the channels are moved.
+    It takes over the parts of ``single``, the network of one channel. The offset is (pixels, 1),
+    the shape that of an image, (channels, height, width).
     """
 
     views = 2

@@ -140,11 +140,7 @@ def build_router(
 class PICSRNetwork(Mixture):
     """Eq. 1: the experts, mixed by the router's weights.
 
-    Args:
-        experts: the silos' experts by site.
-        prototypes: (*input_shape) by the same sites.
-        router: for as many experts.
-        train_experts: whether the experts are trained too; frozen ones stay in eval mode.
+    Unless ``train_experts`` is set, the experts are frozen and stay in eval mode.
     """
 
     def __init__(

@@ -15,11 +15,8 @@ PixelStatistics = tuple[Tensor, Tensor]
 class ProbabilityModel(nn.Module):
     """Class probabilities of rows as they are read, or of pixels, in one pass without dropout.
 
-    Args:
-        network: the classifier.
-        rows: the statistics that a table's features are standardised by.
-        pixels: mean and standard deviation, (channels, 1, 1) each, of pixels of 0..1, for a network
-            that wants them standardised; the inputs are pixels of 0..255.
+    ``rows`` are the statistics that a table's features are standardised by. With ``pixels``, mean
+    and standard deviation (channels, 1, 1) at 0..1, inputs are pixels of 0..255 to standardise.
     """
 
     mean: Tensor

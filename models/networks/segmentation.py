@@ -64,11 +64,8 @@ class PyramidNetwork(Segmenter):
 def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
     """Build a segmentation network for images of ``task``, with weights keyed on the seed.
 
-    Args:
-        kind: ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``. All parts of a ``vit`` and
-            a ``transunet`` are trained, also the backbone.
-        settings: the sizes and the seed.
-        task: input shape and classes, the background among them.
+    ``kind`` is ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``; all their parts are
+    trained, also a ViT's backbone. The task's classes include the background.
 
     Raises:
         SettingError: images do not fit the network.

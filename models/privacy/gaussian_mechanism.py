@@ -59,7 +59,7 @@ def clip_and_noise(
     norm = math.sqrt(sum(step.square().sum().item() for step in steps.values()))
     if not math.isfinite(norm):
         raise SiteError(
-            "the arrays that came or were to leave hold values that are not finite: nothing left "
+            "the arrays received or to be sent hold values that are not finite: nothing left "
             "the site; lower 'learning-rate'"
         )
     scale = clip_norm / norm if norm > clip_norm else 1.0
@@ -87,14 +87,9 @@ def _plausible(name: str, noised: Tensor, value: Tensor) -> Tensor:
 
 
 def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
-    """Refuse settings of differential privacy that contradict each other.
+    """Refuse settings of differential privacy that contradict each other, by a ``SettingError``.
 
-    Args:
-        common: the settings.
-        table: whether the data are a table, whose pooled statistics leave without noise.
-
-    Raises:
-        SettingError: names the settings and says what to set.
+    ``table`` says whether the data are a table, whose pooled statistics leave without noise.
     """
     clip, noise = common.clip_norm, common.noise_multiplier
     if common.secure_aggregation != "none":

@@ -37,15 +37,10 @@ Words = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Quantisation:
-    """Numbers from -limit to limit as integers from 0 to 2^bits - 1.
+    """Numbers from -limit to limit as integers from 0 to 2^bits - 1."""
 
-    Attributes:
-        limit: R; numbers beyond are clipped.
-        bits: of an integer.
-    """
-
-    limit: float
-    bits: int
+    limit: float  # R; numbers beyond are clipped
+    bits: int  # of an integer
 
     @property
     def step(self) -> float:

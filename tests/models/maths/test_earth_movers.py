@@ -172,13 +172,13 @@ def test_sinkhorns_marginals_and_gradients_are_within_their_tolerance(tokens: in
     torch.testing.assert_close(flow.sum(dim=1), demand)
 
 
-def test_sinkhorn_warns_where_it_does_not_get_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinkhorn_warns_if_it_misses_its_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(earth_movers, "CONSTANT", Sinkhorn(0.002, 1e-6, steps=20))
     with pytest.warns(RuntimeWarning, match=r"off after 20 steps.* choose 'fedefm.emd-solver'"):
         closeness(*_maps(3), "sinkhorn")
 
 
-def test_a_constant_unless_gradients_are_asked_for() -> None:
+def test_closeness_has_no_gradient_by_default() -> None:
     u, v = _maps(0)
     assert not closeness(u.requires_grad_(), v).requires_grad
 

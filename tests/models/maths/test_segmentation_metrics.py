@@ -22,7 +22,7 @@ def mask(*ones: int) -> Tensor:
     return found.reshape(2, 4)
 
 
-def test_figures_by_hand() -> None:
+def test_segmentation_metrics_of_two_images_by_hand() -> None:
     truth = torch.stack([mask(0, 1, 2), mask(4), mask(), mask(), mask(7)])
     found = torch.stack([mask(1, 2, 3), mask(4), mask(), mask(5), mask()])
     counts = overlaps(found, truth)
@@ -63,7 +63,9 @@ def test_without_any_catheter_only_the_background_is_measured() -> None:
     bits=st.lists(st.booleans(), min_size=36, max_size=36),
     others=st.lists(st.booleans(), min_size=36, max_size=36),
 )
-def test_figures_are_those_of_torchmetrics(bits: list[bool], others: list[bool]) -> None:
+def test_segmentation_metrics_equal_those_of_torchmetrics(
+    bits: list[bool], others: list[bool]
+) -> None:
     found, truth = (torch.tensor(x).reshape(4, 3, 3).int() for x in (bits, others))
     figures = segmentation_metrics(found, truth)
     each = dice_score(

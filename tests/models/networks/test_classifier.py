@@ -14,7 +14,7 @@ from tests.support.tiny import VIT_FIELDS
 TASK = Task((1, 16, 16), 10)
 
 
-def test_a_token_is_the_channels_of_one_place_of_the_map() -> None:
+def test_encode_makes_a_token_of_the_channels_at_each_place() -> None:
     class Fixed(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return torch.arange(8.0).reshape(1, 2, 2, 2)  # channel 0: 0..3, channel 1: 4..7

@@ -97,7 +97,7 @@ def test_as_many_bits_as_the_sum_has_room_for() -> None:
     assert quantisation(settings(secure_bits=29), 5, 4).bits == 29  # the mend
 
 
-def test_noise_widens_what_can_be_told() -> None:
+def test_quantisation_with_noise_has_a_wider_limit() -> None:
     assert quantisation(settings(), 4, 3).limit == 2.0
     assert quantisation(settings(noise_multiplier=0.5), 4, 3).limit == 2.0 + 9 * 0.5 * 2.0
     spread = settings(noise_multiplier=0.5, secure_noise="spread")
@@ -105,7 +105,7 @@ def test_noise_widens_what_can_be_told() -> None:
     assert quantisation(spread, 5, 4).limit == 2.0 + 9 * 0.25 * 2.0
 
 
-def test_rounding_that_is_no_small_part_of_the_clip_is_told() -> None:
+def test_why_too_coarse_names_the_rounding_of_too_few_bits() -> None:
     way = quantisation(settings(secure_bits=8), 3, 2)
     fault = why_too_coarse(settings(secure_bits=8), 10_000, way)
     assert fault is not None
