@@ -50,8 +50,7 @@ def mc_dropout_probabilities(network: Classifier, features: Tensor, passes: int)
     The caller has put the network in ``only_dropout_active``, and torch's global generator, the
     only one that dropout reads, under ``models.contract.seeding.seeded``.
     """
-    # No dropout precedes the features, so only ``classify`` differs between passes. The sum is in
-    # float64: float32's rounding would show in entropies that UEFL compares with a threshold
+    # No dropout precedes the features: only ``classify`` differs between passes
     total = torch.softmax(network.classify(features).float(), dim=-1).double()
     for _ in range(passes - 1):
         total += torch.softmax(network.classify(features).float(), dim=-1).double()

@@ -5,11 +5,6 @@ Each silo continues from the weighted mean of its own and its in-neighbours' mod
 
 Equations (arXiv:1705.09056):
   (mixing) weighted mean of neighbours -> models.methods.decentralised.mixed
-
-Equations (arXiv:1905.09435):
-  (matchings) decomposition of the graph -> strategies.topology.matcha.decompose
-  (probabilities) how often each is used -> strategies.topology.matcha.activation_probabilities
-  (step size) weight of a neighbour -> strategies.topology.matcha.step_size
 """
 
 from __future__ import annotations

@@ -135,18 +135,24 @@ class PromptedViT(TokenClassifier):
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``encode`` of images and the patches' tokens (batch, rows, columns, c)."""
         tokens, _ = self._layers(self._patches(inputs), weights=False)
-        return tokens[:, :1], self.on_grid(tokens)
+        return tokens[:, :1], self._on_grid(tokens)
 
     def encode_with_rollout(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``encode`` of images and their rollout maps (batch, patches), summing to 1."""
         tokens, attentions = self._layers(self._patches(inputs), weights=True)
         return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
 
+    def encode_with_layers(self, inputs: Tensor) -> list[Tensor]:
+        """Return the patches' tokens (batch, rows, columns, c) before each layer, and the last."""
+        hidden: list[Tensor] = []
+        last, _ = self._layers(self._patches(inputs), weights=False, hidden=hidden)
+        return [self._on_grid(tokens) for tokens in [*hidden, last]]
+
     def encode_patches(self, patches: Tensor) -> Tensor:
         """Map patches embedded elsewhere (batch, n, c) to tokens (batch, rows, columns, c)."""
-        return self.on_grid(self._layers(patches, weights=False)[0])
+        return self._on_grid(self._layers(patches, weights=False)[0])
 
-    def on_grid(self, tokens: Tensor) -> Tensor:
+    def _on_grid(self, tokens: Tensor) -> Tensor:
         """Return the patches' tokens (batch, rows, columns, c), without class and registers."""
         patches = tokens[:, self.vit.num_prefix_tokens :]
         return patches.reshape(len(patches), *self.grid_size(), -1)
@@ -155,13 +161,20 @@ class PromptedViT(TokenClassifier):
         patches: Tensor = self.vit.patch_embed(inputs * self.scale + self.offset)
         return patches
 
-    def _layers(self, patches: Tensor, weights: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return all tokens and, with ``weights``, each layer's mean attention of heads."""
+    def _layers(
+        self, patches: Tensor, weights: bool, hidden: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return all tokens and, with ``weights``, each layer's mean attention of heads.
+
+        The tokens that enter each layer are appended to ``hidden``.
+        """
         vit = self.vit
         # timm's own forward pass, with attention that takes prompts
         x = vit.norm_pre(vit.patch_drop(vit._pos_embed(patches)))
         attentions = []
         for block, prompts in zip(vit.blocks, self._layer_prompts(), strict=True):
+            if hidden is not None:
+                hidden.append(x)
             mixed, attention = prefix_attention(block.attn, block.norm1(x), prompts, weights)
             x = x + block.drop_path1(block.ls1(mixed))
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))

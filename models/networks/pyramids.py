@@ -7,7 +7,6 @@ on the maps of a convolutional encoder (Chen et al. 2021, TransUNet).
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -103,8 +102,8 @@ class ViTPyramid(Pyramid):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return maps of 1/1, 1/2, ... of the image's size, the last of one cell a patch."""
-        tokens, last = self._tokens(images)
-        deep = [tokens[layer] for layer in self.layers] + [last]
+        tokens = self.network.encode_with_layers(images)
+        deep = [tokens[layer] for layer in self.layers] + [tokens[-1]]
         maps = [self.stem(images)]
         for step, (entering, project) in enumerate(zip(deep, self.project, strict=True), start=1):
             x = project(entering.permute(0, 3, 1, 2))
@@ -112,29 +111,6 @@ class ViTPyramid(Pyramid):
                 x = resized(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
             maps.append(x)
         return maps
-
-    def _tokens(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-        """Return patch tokens (batch, rows, columns, c) that enter each layer, and the last ones.
-
-        ``PromptedViT`` calls the parts of its blocks and not the blocks, whose hooks would never
-        run: the hook is on each block's first part.
-        """
-        tokens: dict[int, Tensor] = {}
-
-        def keep(layer: int, module: nn.Module, entering: tuple[Tensor, ...]) -> None:
-            tokens[layer] = self.network.on_grid(entering[0])
-
-        blocks = self.network.vit.blocks
-        hooks = [
-            blocks[layer].norm1.register_forward_pre_hook(functools.partial(keep, layer))
-            for layer in set(self.layers)
-        ]
-        try:
-            _, last = self.network.encode_with_map(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return tokens, last
 
 
 class TransPyramid(Pyramid):

@@ -46,8 +46,7 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
 
 
 def _heads(width: int) -> int:
-    """Return the heads of the finest stage, of 32 channels each at Swin-T's width."""
-    return max(1, 6 * width // 32)
+    return max(1, 6 * width // 32)  # of the finest stage, of 32 channels each at Swin-T's width
 
 
 class SwinPyramid(Pyramid):
