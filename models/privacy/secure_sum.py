@@ -108,8 +108,8 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
             f"'secure-aggregation' needs at least three sites, and there are {sites}: of two each "
             "knows the other's part of the sum; set it to 'none', or let more sites take part"
         )
-    # At a threshold of half the sites a server could ask one half for the shares of a site's own mask,
-    # the other half for those of its pairwise keys, and so unmask that site's part
+    # At a threshold of half the sites a server could ask one half for the shares of a site's own
+    # mask, the other half for those of its pairwise keys, and so unmask that site's part
     least = max(_FEWEST, sites // 2 + 1)
     threshold = common.secure_threshold or max(least, math.ceil(2 * sites / 3))
     if not least <= threshold <= sites:
