@@ -171,7 +171,7 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         assert number not in caplog.text + capsys.readouterr().out
         for reply in sent:
             came = unpack(reply.content.array_records[ARRAYS][longest])
-            steps = quantisation(resolve(dict(values)).common, SILOS, 3).whole(part[longest])
+            steps = quantisation(resolve(dict(values)).common, SILOS, 3).quantised(part[longest])
             assert (came == steps).mean() < 0.01
 
 

@@ -1,4 +1,4 @@
-"""Why a model answers as it does, shown at the hospital.
+"""Explanations of a model's answers, shown at the hospital.
 
-Stands on training; knows no method.
+Imports training, and no method but those whose parts it explains.
 """

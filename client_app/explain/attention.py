@@ -1,4 +1,4 @@
-"""Where a prompted ViT looked, at the hospital that holds the images: maps over images."""
+"""Where a prompted ViT looked: attention rollouts over a hospital's images."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from fedsilo.models.networks.prompted_vit import PromptedViT
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:
     """Return the map of a rollout (rows, columns) of patches, summing to 1."""
-    (rows, columns), highest = rollout.shape, int(rollout.argmax())
-    row, column = divmod(highest, columns)
+    rows, columns = rollout.shape
+    row, column = divmod(int(rollout.argmax()), columns)
     return SaliencyMap(
         name="rollout",
         values=rollout,
         heading="attention rollout",
         place=f"looked most at row {row + 1}, column {column + 1} of {rows} x {columns} patches",
-        floor=float(
-            rollout.min()
-        ),  # every patch has a share: what counts is by how much it differs
+        floor=float(rollout.min()),  # softmax gives every patch a share: differences count
     )
 
 
@@ -42,9 +40,9 @@ def explain_by_attention(
     title: str,
     classes: Sequence[str],
 ) -> ImageExplanation:
-    """Return what ``network``, placed on the compute device, makes of one image of ``split``."""
+    """Explain one image of ``split`` by ``network``, which is on the compute device."""
     logits = _logits(network, split.inputs[row : row + 1], compute)
-    return _explanations(network, split, compute, [row], [title], classes, logits)[0]
+    return _explanations(network, split, compute, [row], title, classes, logits)[0]
 
 
 def most_certain_explanations(
@@ -52,21 +50,17 @@ def most_certain_explanations(
 ) -> list[list[ImageExplanation]]:
     """Return, per class, explanations of up to ``count`` of its images, the most certain first.
 
-    Certainty is by vacuity, of a network that is not evidential by the answer's probability. A
-    title is the name of the image's class.
+    Certainty is by vacuity, or by the largest probability if the network is not evidential. A title
+    is the name of the image's class.
     """
     logits = _logits(network, split.inputs, compute)
-    sure = logits.softmax(dim=1).max(dim=1).values
-    uncertain = vacuity(logits.exp()) if network.evidence else 1 - sure
+    confidence = logits.softmax(dim=1).max(dim=1).values
+    uncertain = vacuity(logits.exp()) if network.evidence else 1 - confidence
     by_class = []
     for label, name in enumerate(classes):
         rows = most_certain(uncertain, split.labels, label, count).tolist()
-        titles = [name] * len(rows)
-        by_class.append(
-            _explanations(network, split, compute, rows, titles, classes, logits[rows])
-            if rows
-            else []
-        )
+        found = _explanations(network, split, compute, rows, name, classes, logits[rows])
+        by_class.append(found)
     return by_class
 
 
@@ -79,21 +73,17 @@ def _explanations(
     split: Split,
     compute: Compute,
     rows: Sequence[int],
-    titles: Sequence[str],
+    title: str,
     classes: Sequence[str],
     logits: Tensor,
 ) -> list[ImageExplanation]:
     """Return an explanation per row of ``split``, by its logits (rows, classes)."""
-    images, evidence = split.inputs[list(rows)], network.evidence
+    if not rows:
+        return []
+    images, prior = split.inputs[list(rows)], network.evidence.prior if network.evidence else None
     maps = over_batches(network, images, compute, lambda x: network.encode_with_rollout(x)[1])
+    saliencies = [rollout_map(rollout.reshape(network.grid_size())) for rollout in maps]
     return [
-        explain_logits(
-            title,
-            image,
-            rollout_map(rollout.reshape(network.grid_size())),
-            classes,
-            answer[None],
-            evidence.prior if evidence else None,
-        )
-        for title, image, rollout, answer in zip(titles, images, maps, logits, strict=True)
+        explain_logits(title, image, saliency, classes, answer[None], prior)
+        for image, saliency, answer in zip(images, saliencies, logits, strict=True)
     ]

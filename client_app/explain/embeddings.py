@@ -1,4 +1,4 @@
-"""What a network makes of samples before it answers, at the hospital that holds them."""
+"""A network's embeddings of samples, computed at the hospital that has them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
 
     Args:
         network: placed on the compute device.
-        inputs: as a silo holds them.
-        compute: the device; the precision is fp32 whatever it says.
-        layer: ``embedding`` is the mean of the encoder's tokens, ``penultimate`` what the head's
-            last linear layer reads.
+        inputs: as a silo stores them.
+        compute: the device; the precision is always fp32.
+        layer: ``embedding`` is the mean of the encoder's tokens, ``penultimate`` the input of the
+            head's last linear layer.
 
     Raises:
         SettingError: the network mixes several, which have no embedding in common.
@@ -33,8 +33,8 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
     classifier = single_classifier(network)
     if layer == EMBEDDING:
         return over_batches(network, inputs, exact, lambda x: network.encode(x).mean(dim=1))
-    last = _last_linear(classifier)
-    return over_batches(network, inputs, exact, lambda x: _read_by(last, network, x))
+    last = [part for part in classifier.head.modules() if isinstance(part, nn.Linear)][-1]
+    return over_batches(network, inputs, exact, lambda x: _input_of(last, network, x))
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:
@@ -43,8 +43,7 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
     Raises:
         SettingError: it mixes several.
     """
-    parts = network.modules()
-    classifiers = [part for part in parts if isinstance(part, TokenClassifier)]
+    classifiers = [part for part in network.modules() if isinstance(part, TokenClassifier)]
     if len(classifiers) != 1:
         raise SettingError(
             f"this model mixes {len(classifiers)} networks, which have no layer in common to look "
@@ -53,17 +52,12 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
     return classifiers[0]
 
 
-def _last_linear(classifier: TokenClassifier) -> nn.Linear:
-    layers = [part for part in classifier.head.modules() if isinstance(part, nn.Linear)]
-    return layers[-1]
-
-
-def _read_by(layer: nn.Linear, network: SiteNetwork, inputs: Tensor) -> Tensor:
-    """Return what ``layer`` is given, (batch, c), while ``network`` classifies ``inputs``."""
+def _input_of(layer: nn.Linear, network: SiteNetwork, inputs: Tensor) -> Tensor:
+    """Return the input of ``layer``, (batch, c), while ``network`` classifies ``inputs``."""
     layer_inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
     try:
-        network.classify(network.features(network.encode(inputs)))
+        network(inputs)
     finally:
         hook.remove()
     return layer_inputs[-1]

@@ -1,4 +1,4 @@
-"""What an explanation of one sample is, whatever the method."""
+"""The interface of an explanation of one sample, whatever the method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Explanation(Protocol):
-    """Why a model answered as it did for one sample; made, and read, at the hospital only."""
+    """Why a model answered as it did for one sample; it never leaves the hospital."""
 
     def lines(self) -> list[str]:
         """Return it as text."""

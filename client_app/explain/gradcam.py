@@ -1,8 +1,4 @@
-"""Where a convolutional network finds a class, by Grad-CAM (Selvaraju et al. 2017).
-
-A class's map is the ReLU of the last maps' weighted sum, a map's weight being the mean of the
-logit's gradient over it (eqs. 1 and 2). It is made, and seen, at the hospital that holds the image.
-"""
+"""Where a convolutional network finds a class, by Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2)."""
 
 from __future__ import annotations
 
@@ -27,17 +23,16 @@ from fedsilo.models.networks.site_network import SiteNetwork
 
 
 def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
-    """Return the map of a class ``label`` by its Grad-CAM (rows, columns), on no common scale."""
+    """Return the map of class ``label`` by its Grad-CAM (rows, columns), which has no unit."""
     name, (rows, columns) = classes[label], cam.shape
     row, column = divmod(int(cam.argmax()), columns)
+    place = f"most for {name} at row {row + 1}, column {column + 1} of {rows} x {columns}"
+    nowhere = f"nothing in the last maps speaks for {name}"
     return SaliencyMap(
         name="cam",
         values=cam,
         heading=f"Grad-CAM of {name}",
-        place=f"Grad-CAM: most for {name} at row {row + 1}, column {column + 1} of "
-        f"{rows} x {columns}"
-        if cam.any()
-        else f"Grad-CAM: nothing in the last maps speaks for {name}",
+        place=f"Grad-CAM: {place if cam.any() else nowhere}",
         label=label,
     )
 
@@ -51,14 +46,14 @@ def explain_by_grad_cam(
     classes: Sequence[str],
     label: int | None = None,
 ) -> ImageExplanation:
-    """Return what ``network``, placed on the compute device, makes of one image of ``split``.
+    """Explain one image of ``split`` by ``network``, which is on the compute device.
 
-    ``label`` is the class to draw; None: the one that it gives the most probability.
+    ``label`` is the class to explain, by default the most probable one.
 
     Raises:
         SettingError: the network has no convolutional maps, or mixes several networks.
     """
-    last_maps(network)  # refused before anything is computed
+    last_maps(network)  # refuses before anything is computed
     exact = dataclasses.replace(compute, bf16=False)
     image, evidence = split.inputs[row : row + 1], single_classifier(network).evidence
     logits = over_batches(network, image, exact, network)
@@ -69,24 +64,21 @@ def explain_by_grad_cam(
 
 
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
-    """Return the Grad-CAM maps (batch, rows, columns) of a class, on the CPU.
+    """Return the Grad-CAM maps (batch, rows, columns) of class ``label``, on the CPU.
 
-    Of a network that views an image twice it is the mean of both views' maps.
-
-    Args:
-        network: put in eval mode, on the device of the inputs.
-        inputs: (batch, channels, height, width), as networks take them.
-        label: the class whose logit is followed back.
+    ``network`` is put in eval mode; ``inputs`` are (batch, channels, height, width), as networks
+    take them, on its device. A network of several views of an image gives the mean of their maps.
 
     Raises:
         SettingError: the network has no convolutional maps, or mixes several networks, or its last
-            maps have a single cell, which shows no place.
+            maps have a single cell.
     """
     from captum.attr import LayerGradCam
 
     layer = last_maps(network)
     module = network.eval()
-    tracked = inputs.detach().clone().requires_grad_()  # else a frozen encoder has no gradients
+    # Inputs with a gradient: with a frozen encoder no other leaf would reach the last maps
+    tracked = inputs.detach().clone().requires_grad_()
     maps: Tensor = LayerGradCam(module, layer).attribute(tracked, label, relu_attributions=True)
     if maps.shape[2:].numel() == 1:
         height, width = inputs.shape[2:]

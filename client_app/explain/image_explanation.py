@@ -1,6 +1,6 @@
-"""What a network made of one image, and which places of it mattered: in words and as a picture.
+"""Why a network answered as it did for one image: in words, as JSON and as a picture.
 
-Attention rollout and Grad-CAM differ in how the map is made; text, JSON and picture are the same.
+Attention rollout and Grad-CAM differ in the map alone.
 """
 
 from __future__ import annotations
@@ -21,32 +21,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DRAWN = 512  # pixels of a side in a picture, at most
-_OPACITY = 0.65  # of a map where it is highest
+_LONGEST = 512  # pixels of a picture's side
+_OPACITY = 0.65  # of a map at its highest value
 
 
 @dataclass(frozen=True)
 class SaliencyMap:
-    """Which places of an image mattered.
+    """Which places of an image mattered."""
 
-    Attributes:
-        name: its name in JSON.
-        values: (rows, columns), not below 0.
-        heading: what it is, for above a picture.
-        place: a sentence that says where it is highest.
-        floor: the value that leaves the image clear in a picture.
-        label: the class that it is of; None where it is of the image as a whole.
-    """
-
-    name: str
-    values: Tensor
-    heading: str
-    place: str
-    floor: float = 0.0
-    label: int | None = None
+    name: str  # its key in JSON
+    values: Tensor  # (rows, columns), not below 0
+    heading: str  # its title in a picture
+    place: str  # a sentence that says where it is highest
+    floor: float = 0.0  # the value at which a picture shows the image alone
+    label: int | None = None  # the class it explains, if it is of one class
 
     def shares(self, size: tuple[int, int]) -> Tensor:
-        """Return it as 0..1, from its floor to its highest value, bilinear, at a size in pixels."""
+        """Return it at ``size`` in pixels, bilinear, from 0 at its floor to 1 at its maximum."""
         large = torch.nn.functional.interpolate(
             self.values[None, None].float(), size=size, mode="bilinear", align_corners=False
         )[0, 0]
@@ -56,46 +47,33 @@ class SaliencyMap:
 
 @dataclass(frozen=True)
 class ImageExplanation:
-    """What a network made of one image.
+    """Why a network answered as it did for one image."""
 
-    Attributes:
-        title: names the image and the truth.
-        image: (channels, height, width), as the silo holds it.
-        saliency: which places mattered.
-        classes: names of the classes.
-        probabilities: (expected) probability of each class.
-        beliefs: belief mass of each class; with the vacuity they sum to 1. Empty where the network
-            is not evidential.
-        vacuity: K / S; None where the network is not evidential.
-    """
-
-    title: str
-    image: Tensor
+    title: str  # names the image and its true class
+    image: Tensor  # (channels, height, width), as the silo stores it
     saliency: SaliencyMap
-    classes: Sequence[str]
-    probabilities: list[float]
-    beliefs: list[float]
-    vacuity: float | None
+    classes: Sequence[str]  # their names
+    probabilities: list[float]  # expected ones if the network is evidential
+    beliefs: list[float]  # belief masses, which sum to 1 with the vacuity; else empty
+    vacuity: float | None  # K / S of an evidential network, else None
 
     def answer(self) -> int:
-        """Return the class that the network gives the most probability."""
+        """Return the most probable class."""
         return int(np.argmax(self.probabilities))
 
     def uncertainty(self) -> tuple[str, float]:
-        """Return the name and the value, 0..1, of what the network doubts its answer by."""
+        """Return the name and the value, 0 to 1, of the network's measure of uncertainty."""
         if self.vacuity is None:
             return "doubt", 1 - max(self.probabilities)
         return "vacuity", self.vacuity
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON, without the image."""
-        facts: dict[str, Any] = {
+        label = {} if self.saliency.label is None else {"label": self.saliency.label}
+        return {
             "title": self.title,
             self.saliency.name: self.saliency.values.tolist(),
-        }
-        if self.saliency.label is not None:
-            facts["label"] = self.saliency.label
-        return facts | {
+            **label,
             "classes": list(self.classes),
             "probabilities": self.probabilities,
             "beliefs": self.beliefs,
@@ -103,7 +81,7 @@ class ImageExplanation:
         }
 
     def lines(self) -> list[str]:
-        """Return it as text: the title, a line per class, of an evidential one with beliefs."""
+        """Return it as text: the title, a line per class, the place that mattered most."""
         return [*self._answer_lines(), self.saliency.place]
 
     def _answer_lines(self) -> list[str]:
@@ -111,13 +89,12 @@ class ImageExplanation:
         lines = [f"{name}: probability {probability:.3f}" for name, probability in pairs]
         if self.vacuity is None:
             return [self.title, *lines]
-        lines = [
-            f"{line}, belief {mass:.3f}" for line, mass in zip(lines, self.beliefs, strict=True)
-        ]
+        masses = zip(lines, self.beliefs, strict=True)
+        lines = [f"{line}, belief {mass:.3f}" for line, mass in masses]
         return [self.title, *lines, f"vacuity {self.vacuity:.3f} (1: no evidence at all)"]
 
     def figure(self) -> Figure:
-        """Draw the image, and the map over it."""
+        """Draw the image beside the image with its map."""
         from matplotlib.figure import Figure
 
         lines = self._answer_lines()
@@ -140,10 +117,9 @@ def explain_logits(
     logits: Tensor,
     prior: Tensor | None,
 ) -> ImageExplanation:
-    """Return the explanation of an image by a map, and by the logits (1, classes) of its answer.
+    """Return the explanation of an image by a map and the logits (1, classes).
 
-    ``prior`` (classes,) is that of an evidential network, whose logits are the logarithm of its
-    concentration; None: the network is not evidential.
+    ``prior`` (classes,) is an evidential network's, whose logits are log alpha, else None.
     """
     alpha = logits.exp()
     return ImageExplanation(
@@ -158,37 +134,35 @@ def explain_logits(
 
 
 def draw_image(axes: Axes, image: Tensor) -> None:
-    """Draw an image (channels, height, width) as a silo holds it."""
+    """Draw an image (channels, height, width) as a silo stores it."""
     axes.imshow(_pixels(_reduced(image)))
 
 
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
-    """Draw a map over an image (channels, height, width) as a silo holds it.
-
-    The more a place matters the less is seen of the image; where it does not it is clear.
-    """
+    """Draw a map over an image (channels, height, width) as a silo stores it."""
     reduced = _reduced(image)
     share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()
     axes.imshow(_pixels(reduced))
+    # The root lets faint places show; a place that does not matter leaves the image clear
     axes.imshow(share, cmap=SALIENCY, vmin=0.0, vmax=1.0, alpha=_OPACITY * np.sqrt(share))
 
 
 def _reduced(image: Tensor) -> Tensor:
-    """Return an image as float, no larger than a picture can show."""
-    pixels = image.float() / 255 if image.dtype == torch.uint8 else _stretched(image)
+    """Return an image as float of 0..1, no larger than a picture can show."""
+    pixels = image.float()
+    if image.dtype == torch.uint8:
+        pixels = pixels / 255
+    else:
+        # Radiographs and standardised images have no fixed range, and a few outliers (markers,
+        # dead pixels) would leave the rest of the picture grey
+        low, high = map(float, np.quantile(pixels.numpy(), (0.002, 0.998)))
+        pixels = (pixels - low).div(max(high - low, 1e-12)).clamp(0, 1)
     height, width = pixels.shape[1:]
-    shrink = max(height, width) / _DRAWN
+    shrink = max(height, width) / _LONGEST
     if shrink <= 1:
         return pixels
     size = (max(1, round(height / shrink)), max(1, round(width / shrink)))
     return torch.nn.functional.interpolate(pixels[None], size=size, mode="area")[0]
-
-
-def _stretched(image: Tensor) -> Tensor:
-    """Return the image's own range of values as 0..1, without the outermost of them."""
-    pixels = image.float()
-    low, high = map(float, np.quantile(pixels.numpy(), (0.002, 0.998)))
-    return (pixels - low).div(max(high - low, 1e-12)).clamp(0, 1)
 
 
 def _pixels(image: Tensor) -> np.ndarray[Any, Any]:

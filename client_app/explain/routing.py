@@ -1,4 +1,4 @@
-"""Why a routed model answered as it did for one patient; made, and read, at the hospital only."""
+"""Why a routed model answered as it did for one patient, shown at the hospital only."""
 
 from __future__ import annotations
 
@@ -21,59 +21,45 @@ LISTED, DRAWN = 3, 30  # features in a line of text, and in a picture
 
 @dataclass(frozen=True)
 class PatientExplanation:
-    """What a router did with one sample.
+    """What a router did with one sample; the lists are in the order of the experts."""
 
-    Attributes:
-        title: names the patient, the truth and the answer.
-        experts: the experts' sites.
-        weights: the router's weight of each expert.
-        answers: each expert's probability of the last class.
-        distances: the sample's distance from each expert's prototype, as the router embeds both.
-        scores: per expert, what each similarity (of the distances) and, last, the bias add to the
-            score whose softmax is the weight: the router's last layer.
-        features: names of the features.
-        contributions: per expert, what each feature adds to that distance.
-    """
-
-    title: str
-    experts: list[str]
-    weights: list[float]
-    answers: list[float]
-    distances: list[float]
-    scores: list[list[float]]
-    features: list[str]
-    contributions: list[list[float]]
+    title: str  # names the patient, the true class and the answer
+    experts: list[str]  # their sites
+    weights: list[float]  # the router's
+    answers: list[float]  # each expert's probability of the last class
+    distances: list[float]  # of the sample from the prototypes, in the router's embedding
+    scores: list[list[float]]  # terms of each similarity and the bias; the softmax gives weights
+    features: list[str]  # their names
+    contributions: list[list[float]]  # of each feature to the distance
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON."""
         return vars(self)
 
     def lines(self) -> list[str]:
-        """Return it as text: per expert its voice, the features near and apart, and its score."""
+        """Return it as text: per expert its weight, its score, the features near and far."""
         lines = [self.title]
         for index, site in enumerate(self.experts):
             pairs = zip(self.contributions[index], self.features, strict=True)
             ranked = sorted(pairs, key=lambda pair: abs(pair[0]))
-            near, far = ranked[:LISTED], ranked[::-1][:LISTED]
             score = " ".join(f"{value:+.2f}" for value in self.scores[index])
             lines += [
                 f"expert of {site}: weight {self.weights[index]:.3f}, says "
                 f"{self.answers[index]:.3f}; distance {self.distances[index]:.2f}",
-                f"  close by {_parts(near)}; apart by {_parts(far)}",
+                f"  close by {_parts(ranked[:LISTED])}; apart by {_parts(ranked[::-1][:LISTED])}",
                 f"  score {sum(self.scores[index]):.2f} = {score} (by each distance; bias last)",
             ]
         return lines
 
     def figure(self) -> Figure:
-        """Draw the experts' voices, the distances' part in the scores, the features' in those."""
+        """Draw the experts' weights and answers, and the terms of scores and of distances."""
         from matplotlib.figure import Figure
 
         rows = min(len(self.features), DRAWN)
-        figure = Figure(
-            figsize=(8 + 1.5 * len(self.experts), 2.2 + 0.28 * rows), layout="constrained"
-        )
+        size = (8 + 1.5 * len(self.experts), 2.2 + 0.28 * rows)
+        figure = Figure(figsize=size, layout="constrained")
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1.2))
-        self._draw_voices(left)
+        self._draw_answers(left)
         places = [*(f"from {site}" for site in self.experts), "bias"]
         columns = list(zip(*self.scores, strict=True))
         title = "what each distance adds to the score"
@@ -82,31 +68,25 @@ class PatientExplanation:
         figure.suptitle(self.title, fontsize="medium")
         return figure
 
-    def _draw_voices(self, axes: Axes) -> None:
+    def _draw_answers(self, axes: Axes) -> None:
         places = list(range(len(self.experts)))
         axes.bar([p - 0.2 for p in places], self.weights, 0.4, label="router's weight", color=BLUE)
-        axes.bar(
-            [p + 0.2 for p in places], self.answers, 0.4, label="expert's probability", color=ORANGE
-        )
+        answers = "expert's probability"
+        axes.bar([p + 0.2 for p in places], self.answers, 0.4, label=answers, color=ORANGE)
         axes.set_xticks(places, self.experts, rotation=40, ha="right")
         axes.set_ylim(0, 1.05)
         axes.set_xlabel("expert of")
         axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
 
     def _draw_contributions(self, axes: Axes) -> None:
-        """Draw a row per feature, of many those that matter most."""
+        """Draw a row per feature; if there are too many, those with the largest contributions."""
         columns = list(zip(*self.contributions, strict=True))
         weight = [max(map(abs, column)) for column in columns]
         chosen = sorted(sorted(range(len(columns)), key=lambda i: -weight[i])[:DRAWN])
         labels = [f"{s}\n(sum {d:.2f})" for s, d in zip(self.experts, self.distances, strict=True)]
-        annotated_heat_map(
-            axes,
-            [columns[index] for index in chosen],
-            [self.features[index] for index in chosen],
-            labels,
-            "what each feature adds to the distance",
-            signed=True,
-        )
+        values, names = [columns[i] for i in chosen], [self.features[i] for i in chosen]
+        title = "what each feature adds to the distance"
+        annotated_heat_map(axes, values, names, labels, title, signed=True)
 
 
 def _parts(pairs: list[tuple[float, str]]) -> str:
@@ -118,7 +98,7 @@ def explain_routing(
 ) -> PatientExplanation:
     """Explain what ``network`` does with ``sample`` (*input_shape).
 
-    ``title`` gets the answer appended; without names of features their numbers stand for them.
+    The answer is appended to ``title``. Without names of features their numbers are used.
     """
     network.eval()
     with torch.no_grad():

@@ -34,7 +34,7 @@ from fedsilo.models.methods.picsr import (
     StageNotes,
     build_router,
     prototype,
-    routing_figures,
+    routing_metrics,
 )
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -57,7 +57,7 @@ class RoutingProbe:
 
     def values(self) -> dict[str, float]:
         """Return mean and quantiles per expert."""
-        return routing_figures(torch.cat(self.weights), self.sites, self.min_samples)
+        return routing_metrics(torch.cat(self.weights), self.sites, self.min_samples)
 
 
 class PICSRSite(SiteMethod):

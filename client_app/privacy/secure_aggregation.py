@@ -126,7 +126,7 @@ class SecureSite:
         way = quantisation(self.common, len(secrets.sites), secrets.threshold)
         weight = self.weight()
         whole_numbers = {
-            name: way.whole(
+            name: way.quantised(
                 weight
                 * (array.detach().cpu().double() - reference[name].detach().cpu().double()).numpy()
             )

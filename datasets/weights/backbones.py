@@ -14,7 +14,7 @@ from fedsilo.datasets.io.locations import find_places, weight_paths
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import CheckpointError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.resnet22_weights import fill_published_head, fill_resnet22
+from fedsilo.models.networks.published_weights import fill_published_head, fill_resnet22
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer

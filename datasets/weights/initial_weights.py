@@ -23,7 +23,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.vgg_weights import fill_vgg
+from fedsilo.models.networks.published_weights import fill_vgg
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer

@@ -1,4 +1,4 @@
 """Named equations that several papers share: tensors in, tensors out.
 
-Stands on the contract; knows no network and no method.
+Imports the contract only, no network and no method.
 """

@@ -1,8 +1,7 @@
 """Attention rollout (Abnar and Zuidema 2020), differentiable and batched, and its distillation.
 
-FedEvPrompt (arXiv:2411.10071), eq. 7: the distance of a sample's map to those of its class in the
-buffer, at image resolution. Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and
-the sum over a buffer needs only its mean and its spread around it.
+FedEvPrompt (arXiv:2411.10071), eq. 7: the squared distance of a sample's map, at image resolution,
+to the buffer's maps of its class.
 """
 
 from __future__ import annotations
@@ -15,41 +14,32 @@ from torch import Tensor
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int) -> Tensor:
-    """Average heads, drop the prefix columns and renormalise rows.
+    """Average heads, drop the columns of the first ``prefix`` keys, renormalise rows.
 
-    Args:
-        attention: (batch, heads, tokens, prefix + tokens), rows summing to 1.
-        prefix: number of prompt columns, the first ones.
-
-    Returns:
-        (batch, tokens, tokens), rows summing to 1.
+    Maps (batch, heads, tokens, prefix + tokens) to (batch, tokens, tokens); rows sum to 1.
     """
     return _normalised(attention.mean(dim=1)[..., prefix:])
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
-    """Return the class token's attention to patches through all layers, summing to 1.
+    """Return the class token's attention to patches (batch, patches), summing to 1.
 
-    The class token's row of the product of (A + I) / 2 over layers, taken from the last layer
-    backwards: a vector times a matrix each, never a product of matrices.
-
-    Args:
-        attentions: of each layer, first to last, (batch, tokens, tokens), rows summing to 1.
-        prefix_tokens: class and register tokens, the class token first.
-
-    Returns:
-        (batch, tokens - prefix_tokens).
+    It is the class token's row of the product of (A + I) / 2 over layers. ``attentions`` are, first
+    layer to last, (batch, tokens, tokens); ``prefix_tokens`` is the number of class and register
+    tokens, which precede the patches.
     """
+    # Only the class token's row is wanted: from the last layer backwards it takes a product of a
+    # vector and a matrix a layer, where the usual rollout multiplies matrices
     row = torch.zeros_like(attentions[-1][:, :1])
     row[..., 0] = 1.0
-    with torch.autocast(row.device.type, enabled=False):  # a map's variation is small for bf16
+    with torch.autocast(row.device.type, enabled=False):  # bf16 is too coarse for maps of 1/196
         for attention in reversed(attentions):
             row = (row @ attention + row) / 2
     return _normalised(row[:, 0, prefix_tokens:])
 
 
 def _normalised(rows: Tensor) -> Tensor:
-    """Make rows (..., n) sum to 1; one without any mass, all on the prompts, becomes uniform."""
+    """Make rows (..., n) sum to 1; one whose mass was all on the prompts becomes uniform."""
     tiny = 1e-12
     return (rows + tiny) / (rows.sum(dim=-1, keepdim=True) + tiny * rows.shape[-1])
 
@@ -57,12 +47,7 @@ def _normalised(rows: Tensor) -> Tensor:
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Return U^T U of the bilinear upsampling U from ``grid`` to ``size``, float64.
 
-    Args:
-        grid: height and width of a map.
-        size: height and width of an image.
-
-    Returns:
-        (cells, cells) with cells = height * width of the grid, row by row.
+    Both are (height, width); the result is (cells, cells), with the grid's cells row by row.
     """
     cells = grid[0] * grid[1]
     basis = torch.eye(cells, dtype=torch.float64).reshape(cells, 1, *grid)
@@ -73,32 +58,22 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 
 
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
-    """Return maps (..., cells) that sum to 1 as they enter eq. 7.
+    """Return maps (..., cells), which sum to 1, as they enter eq. 7.
 
-    Args:
-        maps: not negative, none all zero.
-        scale: ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts
-            does: the paper gives no scale, and its lambda only makes sense beside one.
+    ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts does.
     """
+    # The paper gives no scale, without which its lambda means little
     return maps / maps.amax(dim=-1, keepdim=True) if scale == "max" else maps
 
 
 @dataclass(frozen=True)
 class BufferMoments:
-    """What distillation needs of a buffer: its maps' count, mean and mean square per class.
+    """What distillation needs of the other sites' maps; all are 0 for a class without maps."""
 
-    Attributes:
-        gram: U^T U, (cells, cells).
-        counts: (classes,) maps of other sites; 0 where there is none.
-        means: (classes, cells); zero where there is none.
-        spreads: (classes,) mean of |U a|^2 less |U mean|^2; taken in float64, as both are large
-            beside it.
-    """
-
-    gram: Tensor
-    counts: Tensor
-    means: Tensor
-    spreads: Tensor
+    gram: Tensor  # U^T U, (cells, cells)
+    counts: Tensor  # (classes,) number of maps
+    means: Tensor  # (classes, cells)
+    spreads: Tensor  # (classes,) mean of |U a|^2, less |U mean|^2
 
     def to(self, device: torch.device) -> BufferMoments:
         """Return it in float32 on ``device``."""
@@ -107,19 +82,16 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Return the moments, float64, of other sites' maps: class -> (n, cells).
+    """Return the moments, float64, of other sites' maps, (n, cells) by class.
 
-    Args:
-        maps: by class; a class may be missing or empty.
-        classes: number of classes.
-        gram: U^T U, (cells, cells).
+    A class may be missing or empty; ``gram`` is U^T U.
     """
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)
     spreads = torch.zeros(classes, dtype=torch.float64)
     for label, class_maps in maps.items():
         if len(class_maps):
-            chosen = class_maps.double()
+            chosen = class_maps.double()  # a spread is small beside the squares it comes from
             counts[label] = len(chosen)
             means[label] = chosen.mean(dim=0)
             away = chosen - means[label]
@@ -130,16 +102,17 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
 def distillation_loss(
     maps: Tensor, labels: Tensor, moments: BufferMoments, per_site: int
 ) -> Tensor:
-    """Return the batch mean of eq. 7 in closed form.
-
-    sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean of |U b_j|^2 - |U mean|^2).
+    """Return the batch mean of eq. 7.
 
     Args:
         maps: rollout maps a, (batch, cells).
-        labels: (batch,) int64: a map is held against those of its own class.
+        labels: (batch,) int64; each map is compared with those of its own class.
         moments: of the other sites' maps.
-        per_site: M, the maps that a site sends of a class; the sum is divided by it.
+        per_site: M, the maps of a class that a site sends; the sum is divided by it.
     """
+    # Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and over n maps b_j
+    #   sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean |U b_j|^2 - |U mean|^2).
+    # No map is ever upsampled, and the cost of a step does not grow with the buffer.
     with torch.autocast(maps.device.type, enabled=False):
         away = maps.to(moments.means.dtype) - moments.means[labels]
         distances = ((away @ moments.gram) * away).sum(dim=1) + moments.spreads[labels]

@@ -1,8 +1,4 @@
-"""Means by class that sites share, and the pull towards them (FedProto, FedDistill).
-
-A mean of few samples is nearly one of them: ``large_classes`` says, at both ends of the wire, of
-which classes a mean leaves.
-"""
+"""Class means that sites share, and the loss that pulls towards them (FedProto, FedDistill)."""
 
 from __future__ import annotations
 
@@ -17,15 +13,10 @@ from fedsilo.models.contract.errors import SiteError
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """A vector for each class that has one.
+    """A vector for each class that has one."""
 
-    Attributes:
-        values: (classes, d) float32, 0 where there is none.
-        known: (classes,) bool, which classes have one.
-    """
-
-    values: Tensor
-    known: Tensor
+    values: Tensor  # (classes, d) float32, 0 for a class that has none
+    known: Tensor  # (classes,) bool, which classes have one
 
     def to(self, device: torch.device) -> ClassTargets:
         """Return the same on ``device``."""
@@ -33,11 +24,10 @@ class ClassTargets:
 
 
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
-    """Return the classes of which a mean leaves a site: class to count of samples.
+    """Return the classes whose mean may leave a site, with their numbers of samples.
 
-    Args:
-        counts: the site's training samples by class.
-        min_samples: samples that must be behind a mean, at min_samples 1.
+    The mean of few samples nearly reveals one of them. Both ends apply this rule to the counts of
+    training samples by class, so that the server expects just the means that a site sends.
     """
     return {label: count for label, count in enumerate(counts) if count >= min_samples}
 
@@ -45,10 +35,10 @@ def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
 def class_targets(
     arrays: Mapping[str, Tensor], prefix: str, classes: int, size: int
 ) -> ClassTargets | None:
-    """Return the targets among ``arrays``, named ``<prefix><class>``; None if there are none.
+    """Return the targets in ``arrays``, named ``<prefix><class>``, or None if it is empty.
 
     Raises:
-        SiteError: one is of no class, not (size,), or not finite.
+        SiteError: an array has no such class, is not (size,), or not finite.
     """
     values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     names = {f"{prefix}{label}": label for label in range(classes)}
@@ -63,28 +53,21 @@ def class_targets(
             values[names[name]], known[names[name]] = array, True
             continue
         raise SiteError(
-            f"array '{name}' that came from the server cannot be used: {fault}; server and site "
+            f"array '{name}' from the server cannot be used: {fault}; server and site "
             "run different versions of fedsilo or other settings"
         )
     return ClassTargets(values, known) if known.any() else None
 
 
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the sum of ``rows`` (n, d) by label (n,): (classes, d) float64, in the rows' order."""
+    """Return the sums of ``rows`` (n, d) by label (n,): (classes, d), float64."""
     sums = torch.zeros(classes, rows.shape[1], dtype=torch.float64)
     return sums.index_add_(0, labels, rows.double())
 
 
 def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:
-    """Return the mean squared error between ``values`` and the targets of their labels.
-
-    The mean is over all elements of the batch (torch's ``mse_loss``); a sample whose class has no
-    target counts in it with 0.
-
-    Args:
-        values: (batch, d).
-        labels: (batch,) int64.
-        targets: of d numbers a class, on the same device.
-    """
+    """Return the mean squared error between ``values`` (batch, d) and their labels' targets."""
+    # A sample whose class has no target adds 0 but counts in the mean, so that the others in its
+    # batch do not weigh more than in torch's mse_loss
     squares = (values.float() - targets.values[labels]).square().mean(dim=1)
     return (squares * targets.known[labels]).mean()

@@ -1,9 +1,9 @@
-"""Split conformal prediction: sets of classes that hold the true one with a chosen frequency.
+"""Split conformal prediction: sets of classes that contain the true one with a chosen frequency.
 
-The score of a sample is one minus the probability of its class, and a set holds the classes whose
-score is at most the threshold (Sadinle, Lei and Wasserman 2019). If calibration samples and new
-ones come from one distribution, the set of a new one holds its class with at least the coverage, in
-the mean over calibrations.
+The score of a sample is one minus the probability of its class, and a set contains the classes
+whose score is at most the threshold (Sadinle, Lei and Wasserman 2019). If calibration samples and
+new ones come from one distribution, the set of a new sample contains its class with at least the
+coverage, on average over calibrations.
 """
 
 from __future__ import annotations
@@ -15,20 +15,12 @@ from torch import Tensor
 
 
 def rows_needed(coverage: float) -> int:
-    """Return the fewest calibration samples whose threshold is below infinity."""
+    """Return the fewest calibration samples that give a finite threshold."""
     return math.ceil(coverage / (1 - coverage) - 1e-9)
 
 
 def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return one minus the probability of each sample's class.
-
-    Args:
-        probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-
-    Returns:
-        (n,), ascending.
-    """
+    """Return 1 - the probability (n, classes) of each sample's label (n,), ascending."""
     return (1 - probabilities.gather(1, labels[:, None])[:, 0]).sort().values
 
 
@@ -42,10 +34,9 @@ def threshold(scores: Tensor, coverage: float) -> float:
 
 
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
-    """Return where the coverage of one calibration of so many rows lies nine times in ten.
+    """Return the 5 % and 95 % quantiles of the coverage over calibrations of ``rows`` samples.
 
-    Over calibrations it is Beta(k, n + 1 - k) with k = ceil((n + 1) coverage), if no two scores
-    are equal (Vovk 2012).
+    It is Beta(k, n + 1 - k) distributed with k = ceil((n + 1) coverage), without ties (Vovk 2012).
     """
     from scipy.stats import beta
 
@@ -55,10 +46,10 @@ def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
 
 
 def _rank(rows: int, coverage: float) -> int:
-    # 10 * 0.9 is 9.000000000000002 in some orders of rounding
+    # Floating point can give 10 * 0.9 = 9.000000000000002, whose ceiling would be one rank too high
     return math.ceil((rows + 1) * coverage - 1e-9)
 
 
 def prediction_sets(probabilities: Tensor, limit: float) -> Tensor:
-    """Return which classes are in each sample's set: (n, classes) bool; none may be."""
+    """Return which classes are in each sample's set, (n, classes) bool; a set may be empty."""
     return torch.le(1 - probabilities, limit)

@@ -1,4 +1,4 @@
-"""Evidential learning: class probabilities with a Dirichlet distribution over them.
+"""Evidential learning: a Dirichlet distribution over class probabilities.
 
 FedEvPrompt (arXiv:2411.10071), eq. 3 to 5, after Sensoy et al. 2018, for any number K of classes:
 alpha = evidence + prior, expected probabilities alpha / S with S the sum of alpha, vacuity K / S.
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
 
-PRIOR_FLOOR = 0.01  # a class that holds all samples would have weight 0, and so no Dirichlet
+PRIOR_FLOOR = 0.01
 ANNEALING_EPOCHS = 10
 
 
 def evidence_of(logits: Tensor, kind: str = "softplus") -> Tensor:
-    """Return non-negative evidence e of ``logits``, same shape; ``kind`` is softplus or relu."""
+    """Return evidence e, not negative, of ``logits``, same shape; ``kind`` is softplus or relu."""
     return nn.functional.softplus(logits) if kind == "softplus" else torch.relu(logits)
 
 
 def skewed_prior(counts: Tensor) -> Tensor:
-    """Return the prior weights W of eq. 3, (K,) float32, from class counts (K,); they sum to K.
+    """Return the prior weights W of eq. 3, (K,) float32, summing to K, from class counts (K,).
 
-    W_k = K / (K - 1) * (1 - N_k / N), floored at ``PRIOR_FLOOR`` and rescaled to sum to K.
+    W_k = K / (K - 1) * (1 - N_k / N), floored at ``PRIOR_FLOOR`` and rescaled.
 
     Raises:
         SettingError: there are fewer than two classes, or no samples.
@@ -34,12 +34,13 @@ def skewed_prior(counts: Tensor) -> Tensor:
             f"an evidential prior needs two classes and samples; the counts are {counts.tolist()}"
         )
     weights = classes / (classes - 1) * (1 - counts.double() / total)
+    # Eq. 3 gives 0 to a class that has all samples of a site, and a Dirichlet's alpha is above 0
     floored = weights.clamp_min(PRIOR_FLOOR)
     return (floored * classes / floored.sum()).float()
 
 
 def vacuity(alpha: Tensor) -> Tensor:
-    """Return u = K / S: (..., K) to (...). It is 1 without evidence, for any W that sums to K."""
+    """Return u = K / S, (..., K) to (...): 1 without evidence, as every prior sums to K."""
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
 
@@ -49,12 +50,9 @@ def belief(alpha: Tensor, prior: Tensor) -> Tensor:
 
 
 def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
-    """Return E |y - p|^2 under Dir(alpha) (eq. 4, first term): (batch, K) to (batch,).
-
-    Args:
-        alpha: (batch, K), above 0.
-        targets: y, (batch, K) one-hot.
-    """
+    """Return E |y - p|^2 under Dir(alpha) (eq. 4, first term), (batch,), of one-hot y."""
+    # E (y - p)^2 = (y - E p)^2 + Var p. The variance term rewards more evidence; the squared error
+    # keeps it from growing for a wrong class
     strength = alpha.sum(dim=-1, keepdim=True)
     mean = alpha / strength
     variance = mean * (1 - mean) / (strength + 1)
@@ -76,28 +74,23 @@ def annealing(epochs: int) -> float:
 
 
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
-    """Return the batch mean of eq. 4.
+    """Return the batch mean of eq. 4, of alpha (batch, K), labels (batch,) and prior W (K,).
 
-    The KL term sees alpha~ = y W + (1 - y) alpha: only evidence for wrong classes is held against
-    the prior.
-
-    Args:
-        alpha: (batch, K), above 0.
-        labels: (batch,) int64.
-        prior: W, (K,).
-        kl_weight: lambda_KL.
+    ``kl_weight`` is lambda_KL.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)
+    # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so that the
+    # KL term penalises only evidence for wrong classes
     misleading = targets * prior + (1 - targets) * alpha
     kl = dirichlet_kl(misleading, prior.expand_as(misleading))
     return (evidential_mse(alpha, targets) + kl_weight * kl).mean()
 
 
 class Evidence(nn.Module):
-    """Turns a head's outputs into log alpha, whose softmax are the expected probabilities.
+    """Turns a head's outputs into log alpha, whose softmax gives the expected probabilities.
 
-    So an evidential network is measured like any other. ``prior`` (K,) is the site's own, known to
-    it alone; it and ``kl_weight`` are set before training and are no part of what is exchanged.
+    ``prior`` (K,) is the site's own and never leaves it; it and ``kl_weight`` are set before
+    training and not exchanged.
     """
 
     prior: Tensor
@@ -118,5 +111,5 @@ class Evidence(nn.Module):
 
 
 def evidences(module: nn.Module) -> list[Evidence]:
-    """Return every ``Evidence`` in ``module``."""
+    """Return every ``Evidence`` in ``module``, none if it is not evidential."""
     return [part for part in module.modules() if isinstance(part, Evidence)]

@@ -2,14 +2,13 @@
 
 Both maps are sets of tokens. A token's mass is its relevance to the other map, moving mass costs
 1 - cosine, and the closeness is sum (1 - c) x over the flow x of least cost: 1 for equal maps, at
-least -1. The paper calls it a distance although it grows with likeness.
+least -1. The paper calls it a distance although it grows with similarity.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,28 +18,23 @@ from torch import Tensor, nn
 from fedsilo.models.contract.errors import SettingError, SiteError
 
 SOLVERS = ("pot", "sinkhorn", "cvxpylayers")
-LARGEST_LAYER = 25  # tokens of a map that cvxpylayers is given at most
-_LAYER_MS = 29.3  # for one image of so many, with gradients (docs/benchmarks.md)
+LARGEST_LAYER = 25  # the most tokens of a map that cvxpylayers is given
+_LAYER_MS = 29.3  # of one image with that many, with gradients (docs/benchmarks.md)
 SMOOTHING = 1e-3  # of cvxpylayers' objective: the value is at most half of it off
 _LEAST_MASS = 1e-3
 
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """How far Sinkhorn's iterations go.
+    """When Sinkhorn's iterations end."""
 
-    Attributes:
-        regularisation: entropic; the flow of least cost is reached as it goes to 0.
-        tolerance: of the marginals, the largest length of an image's differences.
-        steps: iterations at most.
-    """
-
-    regularisation: float
-    tolerance: float
-    steps: int
+    regularisation: float  # entropic; as it goes to 0 the flow goes to that of least cost
+    tolerance: float  # the largest norm of an image's marginal errors
+    steps: int  # the most iterations
 
 
-# A weight's second digit is enough where it is a constant; a gradient is one of the flow itself
+# Two digits are enough for a constant weight; a gradient is the flow itself, which is near that of
+# least cost only at a tenth of the regularisation
 CONSTANT = Sinkhorn(regularisation=0.02, tolerance=1e-4, steps=5_000)
 EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 
@@ -61,7 +55,7 @@ def pooled_tokens(maps: Tensor, side: int) -> Tensor:
 def transport_costs(u: Tensor, v: Tensor) -> Tensor:
     """Return c_pq = 1 - cosine(u_p, v_q), (batch, n, m), of tokens (batch, n, c) and (batch, m, c).
 
-    A token of length 0 has cosine 0 with all others.
+    A zero token has cosine 0 with all others.
     """
     unit_u, unit_v = (nn.functional.normalize(tokens, dim=-1) for tokens in (u, v))
     return 1 - unit_u @ unit_v.transpose(1, 2)
@@ -75,6 +69,7 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     def masses(tokens: Tensor, others: Tensor) -> Tensor:
         products = torch.einsum("bnc,bc->bn", tokens, others.mean(dim=1))
+        # Without the floor, maps that are opposite on average would have no mass to move at all
         relevance = products.relu().double() + _LEAST_MASS
         return relevance / relevance.sum(dim=1, keepdim=True)
 
@@ -87,116 +82,80 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
     Args:
         u: (batch, n, channels), the demanders: the student's.
         v: (batch, n, channels), the suppliers: the teacher's.
-        solver: ``pot`` exact; ``sinkhorn`` with entropic regularisation, 0.02 for a constant and
-            0.002 for gradients, to a tolerance on the marginals, or with a ``RuntimeWarning``;
-            ``cvxpylayers`` the linear program with quadratic smoothing, differentiated through its
-            optimality conditions.
-        differentiable: whether gradients reach u and v; with ``pot`` and ``sinkhorn`` they are
-            those of the optimal value, from its dual variables. Without, the result is a constant
-            (eq. 2 uses it so).
+        solver: ``pot`` is exact. ``sinkhorn`` has entropic regularisation, 0.02 for a constant and
+            0.002 for gradients, and warns if it misses its tolerance. ``cvxpylayers`` solves the
+            linear program with quadratic smoothing.
+        differentiable: whether gradients reach u and v. They are those of the optimal value, from
+            its dual variables; cvxpylayers' go through its optimality conditions. Otherwise the
+            result is a constant, as eq. 2 uses it.
 
     Raises:
-        SiteError: the maps differ in shape, hold values that are not finite, or are too large for
-            ``cvxpylayers``.
+        SettingError: the maps are too large for ``cvxpylayers``.
+        SiteError: the maps differ in shape, or values are not finite.
     """
-    _refuse_other_maps(u, v)
+    _check_maps(u, v)
     if solver == "cvxpylayers":
         refuse_large(u.shape[1])
-    if differentiable:
-        return _closeness(u.double(), v.double(), solver, by_duals=True)
-    with torch.no_grad():
-        return _closeness(u.float(), v.float(), solver, by_duals=False)
-
-
-def _closeness(u: Tensor, v: Tensor, solver: str, by_duals: bool) -> Tensor:
-    costs = transport_costs(u, v)
-    supply, demand = cross_masses(u, v)
-    costs = costs.double()
-    if solver in _COSTS and by_duals:
-        return 1 - transport_cost(costs, supply, demand, solver)  # the flow sums to 1
-    flow = optimal_flow(costs, supply, demand, solver)
-    return ((1 - costs) * flow).sum(dim=(1, 2))
+    with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+        own, other = (u.double(), v.double()) if differentiable else (u.float(), v.float())
+        costs, (supply, demand) = transport_costs(own, other).double(), cross_masses(own, other)
+        if not all(part.isfinite().all() for part in (costs, supply, demand)):
+            raise SiteError(
+                "transport costs or masses hold values that are not finite: what is compared has "
+                "diverged; lower 'learning-rate'"
+            )
+        if differentiable and solver != "cvxpylayers":
+            return 1 - transport_cost(costs, supply, demand, solver)  # the flow sums to 1
+        return ((1 - costs) * optimal_flow(costs, supply, demand, solver)).sum(dim=(1, 2))
 
 
 def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Return the flow x (batch, n, m) of least cost, float64.
+    """Return the flow x (batch, n, m) of least cost, float64; for solvers see ``closeness``.
 
-    Args:
-        costs: (batch, n, m).
-        supply: (batch, n), the row sums of x.
-        demand: (batch, m), its column sums; of the same total.
-        solver: see ``closeness``; only ``cvxpylayers``' flow has gradients.
-
-    Raises:
-        SiteError: masses are negative, all zero or of other totals, or values are not finite.
+    Its row sums are ``supply`` (batch, n), its column sums ``demand`` (batch, m), of equal totals.
+    Only ``cvxpylayers``' flow has gradients.
     """
-    _refuse_masses(costs, supply, demand)
-    solve: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-        "pot": _exact_flow,
-        "sinkhorn": _entropic_flow,
-        "cvxpylayers": _smoothed_flow,
-    }
-    return solve[solver](costs.double(), supply.double(), demand.double())
+    costs, supply, demand = costs.double(), supply.double(), demand.double()
+    if solver == "sinkhorn":
+        return _sinkhorn(costs, supply, demand, CONSTANT)[0]
+    if solver == "cvxpylayers":
+        return _smoothed_flow(costs, supply, demand)
+    import ot
+
+    parts = (part.detach().cpu().numpy() for part in (supply, demand, costs))
+    # Masses are normalised by ``cross_masses``: POT need not check their totals again
+    flows = [ot.emd(a, b, cost, check_marginals=False) for a, b, cost in zip(*parts, strict=True)]
+    return torch.stack([torch.from_numpy(flow) for flow in flows]).to(costs.device)
 
 
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
     """Return the least cost (batch,), float64, with gradients by the dual variables.
 
-    Arguments and errors as ``optimal_flow``; solver ``pot`` or ``sinkhorn``.
+    Arguments as for ``optimal_flow``; the solver is ``pot`` or ``sinkhorn``.
     """
-    _refuse_masses(costs, supply, demand)
-    return _COSTS[solver](costs.double(), supply.double(), demand.double())
+    costs, supply, demand = costs.double(), supply.double(), demand.double()
+    if solver == "pot":
+        import ot
 
-
-def _exact_cost(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    import ot
-
-    parts = (part.cpu() for part in (supply, demand, costs))
-    values = [ot.emd2(a, b, cost, check_marginals=False) for a, b, cost in zip(*parts, strict=True)]
-    return torch.stack(values).to(costs.device)
-
-
-def _entropic_cost(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    """Return <c, x> with the envelope's gradients: x for the costs, the potentials for masses."""
-    flow, *potentials = _sinkhorn(costs, supply, demand, EXACTING)
-    linear = (costs * flow).sum(dim=(1, 2))
-    pairs = zip(potentials, (supply, demand), strict=True)
-    of_masses = sum((potential * masses).sum(dim=1) for potential, masses in pairs)
-    return linear + (of_masses - torch.as_tensor(of_masses).detach())
-
-
-_COSTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "pot": _exact_cost,
-    "sinkhorn": _entropic_cost,
-}
-
-
-def _exact_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    """Solve each image's program by POT's network simplex."""
-    import ot
-
-    parts = (part.detach().cpu().numpy() for part in (supply, demand, costs))
-    flows = [
-        torch.from_numpy(ot.emd(a, b, cost, check_marginals=False))
-        for a, b, cost in zip(*parts, strict=True)
-    ]
-    return torch.stack(flows).to(costs.device)
-
-
-def _entropic_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    return _sinkhorn(costs, supply, demand, CONSTANT)[0]
+        parts = zip(supply.cpu(), demand.cpu(), costs.cpu(), strict=True)
+        values = [ot.emd2(a, b, cost, check_marginals=False) for a, b, cost in parts]
+        return torch.stack(values).to(costs.device)
+    flow, own, other = _sinkhorn(costs, supply, demand, EXACTING)
+    # By the envelope theorem the gradient of the optimal value is the flow for the costs, and the
+    # potentials for the masses: no gradient goes through the thousands of iterations
+    by_masses = (own * supply).sum(dim=1) + (other * demand).sum(dim=1)
+    return (costs * flow).sum(dim=(1, 2)) + (by_masses - by_masses.detach())
 
 
 def _sinkhorn(
     costs: Tensor, supply: Tensor, demand: Tensor, how: Sinkhorn
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solve all images at once, in logarithms, on the tensors' device.
-
-    Returns the flow (batch, n, m) and the potentials (batch, n) and (batch, m), constants.
-    """
+    """Return the flow (batch, n, m) and the potentials (batch, n) and (batch, m), constants."""
     import ot
 
     with torch.no_grad():
+        # In logarithms: exp(-cost / 0.002) underflows even float64. All images in one batch, on the
+        # tensors' device, where the exact solver goes through them one by one on the CPU
         solution = ot.solve_batch(
             costs,
             reg=how.regularisation,
@@ -208,10 +167,10 @@ def _sinkhorn(
             grad="detach",
         )
         flow: Tensor = solution.plan
-        off = float((flow.sum(dim=2) - supply).norm(dim=1).max())
-        if off > how.tolerance:
+        error = float((flow.sum(dim=2) - supply).norm(dim=1).max())
+        if error > how.tolerance:
             warnings.warn(
-                f"sinkhorn's marginals are {off:.1g} off after {how.steps} steps, more than "
+                f"sinkhorn's marginals are {error:.1g} off after {how.steps} steps, more than "
                 f"{how.tolerance:g}: its closeness is not to be relied on; choose "
                 "'fedefm.emd-solver' 'pot'",
                 RuntimeWarning,
@@ -222,13 +181,11 @@ def _sinkhorn(
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    refuse_large(max(costs.shape[1:]))
     layer = _program(costs.shape[1], costs.shape[2])
-    device = costs.device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the solver's advice on matrix formats
         (flow,) = layer(*(part.cpu() for part in (costs, supply, demand[:, :-1])))
-    placed: Tensor = flow.to(device)
+    placed: Tensor = flow.to(costs.device)
     return placed
 
 
@@ -241,14 +198,15 @@ def _program(rows: int, columns: int) -> Any:
     flow = cp.Variable((rows, columns))
     costs = cp.Parameter((rows, columns))
     supply, demand = cp.Parameter(rows), cp.Parameter(columns - 1)
-    # One of all marginals follows from the others; a row too many would make the system singular
+    # One marginal follows from all others; a redundant row would make the optimality conditions,
+    # which gradients are solved from, singular. So would a linear objective: hence the smoothing
     limits = [flow >= 0, cp.sum(flow, axis=1) == supply, cp.sum(flow, axis=0)[:-1] == demand]
     objective = cp.sum(cp.multiply(costs, flow)) + SMOOTHING / 2 * cp.sum_squares(flow)
     problem = cp.Problem(cp.Minimize(objective), limits)
     return CvxpyLayer(problem, parameters=[costs, supply, demand], variables=[flow])
 
 
-def _refuse_other_maps(u: Tensor, v: Tensor) -> None:
+def _check_maps(u: Tensor, v: Tensor) -> None:
     if u.shape != v.shape or u.ndim != 3:
         raise SiteError(
             f"the feature maps of student and teacher are {tuple(u.shape)} and {tuple(v.shape)} "
@@ -264,7 +222,7 @@ def _refuse_other_maps(u: Tensor, v: Tensor) -> None:
 
 
 def refuse_large(tokens: int) -> None:
-    """Refuse a map that cvxpylayers would take seconds for, by a ``SettingError``."""
+    """Raise a ``SettingError`` for a map that cvxpylayers would need seconds for."""
     if tokens > LARGEST_LAYER:
         raise SettingError(
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, and this one has "
@@ -272,18 +230,3 @@ def refuse_large(tokens: int) -> None:
             f"{_LAYER_MS * (tokens / LARGEST_LAYER) ** 4:.0f} ms or more for each; choose "
             "'fedefm.emd-solver' 'pot', or a smaller 'fedefm.emd-grid'"
         )
-
-
-def _refuse_masses(costs: Tensor, supply: Tensor, demand: Tensor) -> None:
-    if not all(part.isfinite().all() for part in (costs, supply, demand)):
-        raise SiteError(
-            "transport costs or masses hold values that are not finite: what is compared has "
-            "diverged; lower 'learning-rate'"
-        )
-    for name, masses in (("supply", supply), ("demand", demand)):
-        if (masses < 0).any():
-            raise SiteError(f"the {name} of a transport has negative masses")
-        if (masses.sum(dim=1) <= 0).any():
-            raise SiteError(f"the {name} of a transport is zero everywhere: there is none to move")
-    if not torch.allclose(supply.sum(dim=1).double(), demand.sum(dim=1).double(), atol=1e-6):
-        raise SiteError("supply and demand of a transport differ in their totals")

@@ -1,7 +1,7 @@
 """K-means in two steps: each silo clusters its own features, the server clusters the centroids.
 
 UEFL starts new codewords at the centroids of the uncertain silos' features (section 3.2). The
-features never leave a hospital; centroids and how many features each stands for do.
+features never leave a hospital; its centroids and the number of features behind each do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Centroids:
-    """``centres`` (k, d) float32 and ``counts`` (k,) int64: the features each centre stands for."""
+    """Centres (k, d) float32, and the number of features behind each, (k,) int64."""
 
     centres: FloatArray
     counts: npt.NDArray[np.int64]
@@ -39,13 +39,13 @@ def local_centroids(
     """Cluster a silo's features.
 
     Args:
-        features: (n, d), in the order of the samples that they are of.
-        clusters: centres, at most.
+        features: (n, d), ordered by sample.
+        clusters: the most centres.
         seed: of K-means' first centres.
         min_count: centres of fewer features are left out.
         each: features of a sample.
-        min_samples: centres of fewer samples, or whose numbers fewer samples stand behind, are
-            left out: with features that are 0 but for one patient, a mean over all is that one's.
+        min_samples: centres of fewer samples are left out, and those with a number that is the
+            work of fewer samples: if all patients but one have 0 there, the mean reveals that one.
     """
     fitted = _kmeans(features, None, clusters, seed)
     centres, labels = fitted.cluster_centers_, fitted.labels_
@@ -59,9 +59,10 @@ def local_centroids(
 
 
 def _crowd(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
-    """Return how many samples stand behind the mean of ``features`` (n, d), at its weakest number.
+    """Return the effective number of samples behind the mean of ``features`` (n, d).
 
-    Of each number that is (Σ_i |f_i|)² / Σ_i |f_i|² over samples; a number that is 0 tells nothing.
+    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|² over samples; the least counts, without the
+    coordinates that are 0 everywhere.
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))
@@ -72,11 +73,13 @@ def _crowd(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
 
 
 def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatArray:
-    """Cluster the silos' centroids, weighted by count, into at most ``clusters`` rows (k, d)."""
+    """Cluster the silos' centroids into at most ``clusters`` rows (k, d)."""
     centres = np.concatenate([part.centres for part in parts])
     counts = np.concatenate([part.counts for part in parts])
     if len(centres) <= clusters:
         return centres
+    # Weighted by count the objective is that of K-means on the pooled features, but for the spread
+    # within local clusters; unweighted, a cluster of ten features would pull like one of a thousand
     fitted = _kmeans(centres, counts.astype(np.float64), clusters, seed)
     merged: FloatArray = fitted.cluster_centers_.astype(np.float32)
     return merged
@@ -85,13 +88,13 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 def _kmeans(
     points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
 ) -> KMeans:
-    # Only a silo's extension needs it, and every message of a deployment imports this module
+    # Imported late: only a codebook's extension needs it, and every message imports this module
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    # One thread: scikit-learn adds up its threads' partial sums in any order.
+    # scikit-learn adds up its threads' partial sums in any order: one thread keeps the bits
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        # Fewer distinct points than clusters: empty ones fall away by their count.
+        # It warns if there are fewer distinct points than clusters; counts drop the empty ones
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = KMeans(min(clusters, len(points)), n_init=1, random_state=seed % 2**32)
         return model.fit(points.astype(np.float64), sample_weight=weights)

@@ -1,9 +1,6 @@
-"""95 % intervals of what a page or a model card tells, each with the name that it is given by.
+"""95 % confidence intervals of a share, of an AUC and of a mean over seeds.
 
-Of a share of samples: Wilson's (1927). Of an AUC: Hanley and McNeil's standard error (Radiology
-143:29, 1982) in Newcombe's form (Statistics in Medicine 25:559, 2006), which is the same for either
-of two classes, on the logit scale, so that it stays within 0 and 1. Of a mean over seeds:
-Student's t. All of them take samples, or seeds, for independent.
+All take samples, or seeds, to be independent.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ class Interval:
 
 
 def wilson(successes: int, samples: int) -> Interval:
-    """Return the interval of a share, successes of samples (at least one)."""
+    """Return Wilson's interval (1927) of a share, successes of samples (at least one)."""
     from scipy import stats
 
     found = stats.binomtest(successes, samples).proportion_ci(method="wilson")
@@ -32,21 +29,24 @@ def wilson(successes: int, samples: int) -> Interval:
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
-    """Return the interval of an AUC over so many samples; None of one that is 0 or 1.
+    """Return the interval of an AUC over so many samples, or None for an AUC of 0 or 1.
 
+    Hanley and McNeil's standard error (Radiology 143:29, 1982) in Newcombe's form (Statistics in
+    Medicine 25:559, 2006), which does not depend on which of the classes is positive:
     SE² = A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1.
     """
     if not 0 < auc < 1:
-        return None  # no pair stands in the wrong order: its standard error is 0
+        return None  # no pair is in the wrong order: the standard error is 0
     each = (positives + negatives) / 2 - 1
     spread = auc * (1 - auc) * (1 + each * ((1 - auc) / (2 - auc) + auc / (1 + auc)))
     error = math.sqrt(spread / (positives * negatives))
+    # Symmetric on the logit scale, the interval stays within 0 and 1
     middle, half = math.log(auc / (1 - auc)), _Z * error / (auc * (1 - auc))
     return Interval(*(1 / (1 + math.exp(-edge)) for edge in (middle - half, middle + half)))
 
 
 def of_mean(values: Sequence[float]) -> Interval | None:
-    """Return Student's interval of a mean over seeds; None of fewer than two."""
+    """Return Student's t interval of a mean over seeds, or None for fewer than two."""
     from scipy import stats
 
     if len(values) < 2:

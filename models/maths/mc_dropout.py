@@ -11,18 +11,19 @@ from torch import Tensor, nn
 
 
 def predictive_entropy(probabilities: Tensor) -> Tensor:
-    """Return the entropy in nats of class probabilities: (..., classes) to (...)."""
+    """Return the entropy in nats of class probabilities, (..., classes) to (...)."""
     entropy: Tensor = torch.special.entr(probabilities).sum(dim=-1)
     return entropy
 
 
 @contextmanager
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
-    """Put ``module`` in eval mode but for its dropout layers, then restore every mode.
+    """Put ``module`` in eval mode except its dropout layers, and restore every mode at the end.
 
-    Batch norm must not see single test batches, so ``module.train()`` would be wrong; plain
-    ``module.eval()`` makes all passes identical. With ``dropout`` false its layers rest too.
+    With ``dropout`` false its dropout layers are in eval mode too.
     """
+    # module.train() would also let batch norm learn from test batches, and with module.eval() all
+    # passes would be identical, as they are in UEFL's published code
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     for part in module.modules():
@@ -36,7 +37,7 @@ def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[Non
 
 
 class Classifier(Protocol):
-    """A network whose dropout sits between its features and its logits."""
+    """A network whose dropout is between its features and its logits."""
 
     def classify(self, features: Tensor) -> Tensor:
         """Map features (batch, ...) to logits (batch, classes)."""
@@ -44,12 +45,12 @@ class Classifier(Protocol):
 
 
 def mc_dropout_probabilities(network: Classifier, features: Tensor, passes: int) -> Tensor:
-    """Return the mean softmax over ``passes`` dropout draws: (batch, classes), float64.
+    """Return the mean softmax over ``passes`` samples of dropout: (batch, classes), float64.
 
-    Everything before ``features`` is free of dropout, so only ``classify`` runs anew each pass.
-    Draws come from torch's global generator (see ``models.contract.seeding.seeded``); the caller
-    has put the network in ``only_dropout_active``.
+    The caller has put the network in ``only_dropout_active``, and torch's global generator, the
+    only one that dropout reads, under ``models.contract.seeding.seeded``.
     """
+    # No dropout precedes the features: only ``classify`` differs between passes
     total = torch.softmax(network.classify(features).float(), dim=-1).double()
     for _ in range(passes - 1):
         total += torch.softmax(network.classify(features).float(), dim=-1).double()

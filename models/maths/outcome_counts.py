@@ -1,13 +1,12 @@
-"""How many samples a classifier gets right, by class and by what it says of its certainty.
+"""Counts of right answers by class and by certainty.
 
-What sensitivity, specificity, a reliability diagram and their intervals are made of. Of few samples
-such counts tell of each of them, so those of fewer than a minimum are left out.
+Sensitivity, specificity, reliability diagrams and their intervals are made of them. Counts over few
+samples reveal single patients, so those of fewer than a minimum are left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -19,44 +18,45 @@ BINS = 10
 
 
 def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-    """Return counts by class and by bin, of at least ``minimum`` samples.
+    """Return the counts that at least ``minimum`` samples are behind.
 
-    ``class.<c>.right`` are the samples of a class that are taken for it, ``class.<c>.false`` those
-    of others that are, ``class.<c>.auc`` is its area under the ROC curve against all others. Which
-    of them are there depends on how many samples the class has, and the others.
-    ``confidence.<bin>.<part>`` and ``uncertainty.<bin>.<part>`` (see ``bin_counts``) are by tenths
-    of the largest probability, and of the entropy as a share of the largest there is, ln classes.
+    Of each class c ``class.<c>.right`` is the number of its samples that are classified as c,
+    ``class.<c>.false`` that of the other classes' samples, and ``class.<c>.auc`` the area under the
+    ROC curve of c against the rest. ``confidence.<bin>.<part>`` and ``uncertainty.<bin>.<part>``
+    (see ``bin_counts``) are by tenths of the largest probability, and of the entropy over ln K.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
-        minimum: samples behind a number; all n for the bins.
+        minimum: samples behind a number; for the bins all n count.
     """
     if len(labels) < minimum:
         return {}
     confidence, predicted = probabilities.max(dim=1)
-    doubt = predictive_entropy(probabilities) / math.log(probabilities.shape[1])
-    figures = dict(_by_class(probabilities, predicted, labels, minimum))
-    for name, values in ((CONFIDENCE, confidence), (UNCERTAINTY, doubt)):
+    counts = _by_class(probabilities, predicted, labels, minimum)
+    uncertainty = predictive_entropy(probabilities) / math.log(probabilities.shape[1])
+    for name, values in ((CONFIDENCE, confidence), (UNCERTAINTY, uncertainty)):
         for key, value in bin_counts(values, predicted == labels, BINS).items():
-            figures[f"{name}.{key}"] = value
-    return figures
+            counts[f"{name}.{key}"] = value
+    return counts
 
 
 def _by_class(
     probabilities: Tensor, predicted: Tensor, labels: Tensor, minimum: int
-) -> Iterator[tuple[str, float]]:
+) -> dict[str, float]:
     # torchmetrics takes seconds to import, and many messages measure nothing
     from torchmetrics.functional.classification import binary_auroc
 
+    counts = {}
     for label in range(probabilities.shape[1]):
         of_class = labels == label
-        has = int(of_class.sum())
-        enough, others_enough = has >= minimum, len(labels) - has >= minimum
+        size = int(of_class.sum())
+        enough, others_enough = size >= minimum, len(labels) - size >= minimum
         if enough:
-            yield f"{CLASS}.{label}.right", float((predicted[of_class] == label).sum())
+            counts[f"{CLASS}.{label}.right"] = float((predicted[of_class] == label).sum())
         if others_enough:
-            yield f"{CLASS}.{label}.false", float((predicted[~of_class] == label).sum())
+            counts[f"{CLASS}.{label}.false"] = float((predicted[~of_class] == label).sum())
         if enough and others_enough:
-            scores = probabilities[:, label]
-            yield f"{CLASS}.{label}.auc", binary_auroc(scores, of_class.long()).item()
+            auc = binary_auroc(probabilities[:, label], of_class.long())
+            counts[f"{CLASS}.{label}.auc"] = auc.item()
+    return counts

@@ -1,7 +1,7 @@
-"""Epochs counted in optimiser steps, over which several rounds go (Fed-Align-CL, algorithm 1).
+"""Epochs that span several rounds, counted in optimiser steps (Fed-Align-CL, algorithm 1).
 
-An epoch has Q steps (``epoch-steps``) of a batch of ``m/Q`` samples at a site of m; a round is tau
-of them (``pace``).
+At a site of m samples an epoch has Q steps (``epoch-steps``) of m/Q samples each; a round is tau of
+these steps (``pace``).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
-_LEAST = 2  # samples of a step: batch norm has no variance over one
+_LEAST = 2  # samples of a step: batch norm has no variance over one sample
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Refuse a pace that does not divide the epoch, and settings that it makes meaningless.
+    """Refuse a pace that does not divide the epoch, and settings that have no effect beside it.
 
     Raises:
-        SettingError: names the key.
+        SettingError: names the setting.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:
@@ -49,15 +49,15 @@ def epoch_of(round_: int, settings: CommonSettings) -> int:
 
 
 def begins_epoch(round_: int, settings: CommonSettings) -> bool:
-    """Tell whether ``round_``, from 1, is the first of its epoch."""
+    """Return whether ``round_``, from 1, is the first of its epoch."""
     return (round_ - 1) * settings.pace % settings.epoch_steps == 0
 
 
 def ends_epoch(round_: int, settings: CommonSettings) -> bool:
-    """Tell whether ``round_``, from 1, is the last of its epoch."""
+    """Return whether ``round_``, from 1, is the last of its epoch."""
     return begins_epoch(round_ + 1, settings)
 
 
 def batch_of(samples: int, settings: CommonSettings) -> int:
-    """Return the samples of a step at a site of ``samples``: at least 2, as batch norm needs."""
+    """Return the batch size of a step at a site of ``samples``, at least 2."""
     return max(samples // settings.epoch_steps, _LEAST)

@@ -1,4 +1,4 @@
-"""What predicted masks are worth: Dice and intersection over union, by image and by pixel."""
+"""Metrics of predicted masks: Dice and intersection over union, by image and by pixel."""
 
 from __future__ import annotations
 
@@ -7,48 +7,40 @@ from torch import Tensor
 
 
 def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
-    """Return, per image, pixels hit, falsely marked, rightly unmarked and missed, (n, 4) int64.
+    """Return true and false positives, true and false negatives of each image, (n, 4) int64.
 
-    Args:
-        predicted: (n, h, w), 1 on the catheter.
-        masks: the truth, likewise.
+    ``predicted`` and the true ``masks`` are (n, h, w), 1 on the catheter.
     """
-    # torchmetrics takes seconds to import
-    from torchmetrics.functional.classification import binary_stat_scores
-
-    # One by one: its 'samplewise' fails on a single image
-    pairs = zip(predicted.int(), masks.int(), strict=True)
-    counts = [binary_stat_scores(*pair, validate_args=False)[:4] for pair in pairs]
-    return torch.stack(counts).long()
+    found, true = predicted.bool().flatten(1), masks.bool().flatten(1)
+    pixels = torch.stack([found & true, found & ~true, ~found & ~true, ~found & true])
+    return pixels.sum(dim=2).T
 
 
 def image_dice(counts: Tensor) -> Tensor:
-    """Return the Dice of each image, (n,) float64, of ``overlaps``; NaN if nothing is on either."""
+    """Return the Dice of each image, (n,) float64, of ``overlaps``; NaN if both masks are empty."""
     hit, false, _, missed = counts.double().unbind(dim=1)
     return 2 * hit / (2 * hit + false + missed)
 
 
-def segmentation_figures(predicted: Tensor, masks: Tensor) -> dict[str, float]:
-    """Return ``dice``, ``jaccard``, ``dice-pooled`` and ``miou`` of binary masks (n, h, w).
+def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
+    """Return the metrics of binary masks (n, h, w) that are defined.
 
-    ``dice`` is the catheter's 2D Dice 2 |P and T| / (|P| + |T|) of each image, ``jaccard`` its
-    |P and T| / |P or T|, both averaged over the images. An image without a catheter in which none
-    is found has neither and is left out; one in which some is found counts 0. ``dice-pooled`` is
-    the Dice of all pixels of all images taken together. ``miou`` is the mean of the Jaccard of
-    background and catheter, each over all pixels. What is undefined is left out.
+    ``dice`` is the catheter's 2 |P and T| / (|P| + |T|) and ``jaccard`` its |P and T| / |P or T|,
+    averaged over the images in which P or T is not empty. ``dice-pooled`` is the Dice of all pixels
+    of all images, ``miou`` the mean of the pooled Jaccard of background and catheter.
     """
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)
     dice = dice[~dice.isnan()]
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if len(dice):
-        figures["dice"] = dice.mean().item()
-        figures["jaccard"] = (dice / (2 - dice)).mean().item()
+        metrics["dice"] = dice.mean().item()
+        metrics["jaccard"] = (dice / (2 - dice)).mean().item()
     hit, false, empty, missed = counts.sum(dim=0).tolist()
     wrong = false + missed
     if hit + wrong:
-        figures["dice-pooled"] = 2 * hit / (2 * hit + wrong)
+        metrics["dice-pooled"] = 2 * hit / (2 * hit + wrong)
     unions = [(right, right + wrong) for right in (hit, empty) if right + wrong]
     if unions:
-        figures["miou"] = sum(right / union for right, union in unions) / len(unions)
-    return figures
+        metrics["miou"] = sum(right / union for right, union in unions) / len(unions)
+    return metrics

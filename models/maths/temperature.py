@@ -1,7 +1,7 @@
 """Temperature scaling (Guo et al. 2017): one number that makes probabilities less or more sure.
 
-Probabilities p become p^(1/T), normalised: of a softmax it divides the logits by T. The most
-probable class stays.
+Probabilities p become p^(1/T), normalised, which divides a softmax's logits by T. The most probable
+class stays the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _LEAST, _MOST = 1 / 20, 20.0
-_SMALLEST = 1e-12  # probability, as where a loss is measured
+_SMALLEST = 1e-12  # probability, as in the reported losses
 
 
 def tempered(probabilities: Tensor, temperature: float) -> Tensor:
@@ -22,12 +22,7 @@ def tempered(probabilities: Tensor, temperature: float) -> Tensor:
 
 
 def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
-    """Return the temperature, 1/20 to 20, that gives the labels the most likelihood.
-
-    Args:
-        probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-    """
+    """Return the temperature, 1/20 to 20, of highest likelihood of labels (n,) int64."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:

@@ -1,4 +1,4 @@
 """One paper, one file: its equations, its settings, and where each equation is computed.
 
-Stands on all other folders of models; one method may use another's mathematics.
+Imports all other folders of models; one method may use another's mathematics.
 """

@@ -1,9 +1,9 @@
 """CDL, the contrastive divergence loss (Do, Nguyen et al. 2023, arXiv:2303.06305).
 
 "Reducing non-IID effects in federated autonomous driving with contrastive divergence loss": a silo
-has a main model (the paper's backbone), which is mixed with the neighbours', and a support model
+has a main model (the paper's backbone), which is averaged with the neighbours', and a support model
 (its sub-network), which never leaves it. The paper takes the divergence of features; here, as in
-the authors' code, it is that of what the two answer, their class probabilities.
+the authors' code, it is that of class probabilities.
 
 Equations (arXiv:2303.06305):
   (H) divergence -> models.methods.cdl.divergence
@@ -39,27 +39,15 @@ class CDLSettings(MatchaSettings):
 
 
 def divergence(predicted: Tensor, target: Tensor) -> Tensor:
-    """Return H, the Kullback-Leibler divergence KL(predicted || target), the mean over a batch.
-
-    Args:
-        predicted: logits (batch, classes).
-        target: logits (batch, classes) of the soft labels.
-    """
+    """Return H, the batch mean of KL(predicted || target), of logits (batch, classes)."""
     own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
     return (own.exp() * (own - other)).sum(dim=1).mean()
 
 
 def contrastive_divergence(main: Tensor, support: Tensor, beta: float) -> Tensor:
-    """Return beta * H(main, support) + (1 - beta) * H(support, main).
-
-    The second of each pair is a soft label, a constant for autograd: the first term trains the main
-    model alone and the second the support model alone, as the paper's updates have it.
-
-    Args:
-        main: logits (batch, classes).
-        support: logits (batch, classes).
-        beta: above 0, at most 1.
-    """
+    """Return beta * H(main, support) + (1 - beta) * H(support, main) of logits, 0 < beta <= 1."""
+    # Each target is a constant for autograd: the first term trains the main model alone, the second
+    # the support model alone, as the paper's updates have it
     positive = divergence(main, support.detach())
     negative = divergence(support, main.detach())
     return beta * positive + (1 - beta) * negative

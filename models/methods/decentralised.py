@@ -1,15 +1,10 @@
-"""Silos that mix their models with their neighbours': settings, names and the mixing itself.
+"""Silos that average their models with their neighbours': settings, wire names and the average.
 
-Mixing: Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?"; each
-silo goes on from the weighted mean of its own and its in-neighbours' models.
+Each silo continues from the weighted mean of its own and its in-neighbours' models (Lian et al.
+2017, "Can decentralized algorithms outperform centralized algorithms?").
 
 Equations (arXiv:1705.09056):
   (mixing) weighted mean of neighbours -> models.methods.decentralised.mixed
-
-Equations (arXiv:1905.09435):
-  (matchings) decomposition of the graph -> strategies.topology.matcha.decompose
-  (probabilities) how often each is used -> strategies.topology.matcha.activation_probabilities
-  (step size) weight of a neighbour -> strategies.topology.matcha.step_size
 """
 
 from __future__ import annotations
@@ -24,18 +19,20 @@ from torch import Tensor
 from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.settings_schema import setting
 
-MODEL = "model/"  # the consensus model Theta, for measurement
+MODEL = "model/"  # the consensus model Theta, for evaluation
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """Links between silos that 'silo-set' does not name, for the cycle time of a topology."""
+    """The links between silos that 'silo-set' does not describe, for a topology's cycle time."""
 
     group: ClassVar[str] = "links"
 
     access_gbps: float = setting(
-        10.0, "a silo's own line, shared by what it sends and by what it gets at once", above=0.0
+        10.0,
+        "a silo's own line, shared by all that it sends, and by all that it receives",
+        above=0.0,
     )
     link_gbps: float = setting(1.0, "what a link between two silos carries", above=0.0)
     link_latency_ms: float = setting(10.0, "what a link takes before the first bit", minimum=0.0)
@@ -75,10 +72,11 @@ class TopologySettings(MatchaSettings):
 def mixed(
     models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Return the weighted mean of ``models`` (site -> arrays), added up in site order in float64.
+    """Return the weighted mean of ``models`` (site -> arrays).
 
-    Weights of models that did not come are left out, and the others are scaled to sum to 1.
+    If a neighbour's model is missing, the other weights are scaled to sum to 1.
     """
+    # In site order and float64: replies arrive in any order, and the sum must not depend on it
     sites = sorted(models)
     total = sum(weights[site] for site in sites)
     first = models[sites[0]]

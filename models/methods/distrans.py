@@ -1,10 +1,9 @@
 """DisTrans (Yuan et al. 2022): each site's images are shifted by a learned offset, in two channels.
 
-An offset t has the size of an image. A network of two input channels sees each image twice: moved
-towards t and moved away from it, by alpha, so that the image itself can be had back. One encoder
-and one dense layer serve both; the logits' layer reads the two results beside one another. It
-starts as the network of every other method, the logits' layer reading the mean of both. A site
-trains network and offset together; docs/methods/baselines.md says where the authors' code differs.
+An offset t has the size of an image. A network of two input channels sees each image twice, moved
+towards t and moved away from it, by alpha. One encoder and one dense part serve both channels; the
+last layer reads both results. A site trains network and offset together. docs/methods/baselines.md
+says where the authors' code differs.
 
 Equations (arXiv:2210.15025):
   (transformation) both channels of an image -> models.methods.distrans.transformed
@@ -30,7 +29,7 @@ from fedsilo.models.networks.classifier import TokenClassifier
 
 OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
 OFFSETS = "offset/"  # offset/<site>, in a model with one for each site
-_HIDDEN = 100  # of the embedding, as the authors have it
+_HIDDEN = 100  # of the embedding, as in the authors' code
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,12 @@ class DisTransSettings:
         0.2, "alpha: how far the channels are moved to the offset and from it", above=0.0
     )
     offset_learning_rate: float = setting(
-        0.001, "step size of the offset's SGD; 0: it stays as it began", minimum=0.0
+        0.001, "step size of the offset's SGD; 0 leaves it as it started", minimum=0.0
     )
     offset_aggregation: str = setting(
         "mean",
-        "mean: all sites go on from the mean offset; embedding: from what a network at the server "
-        "makes of their class shares; none: an offset never leaves its site",
+        "mean: all sites continue from the mean offset; embedding: from what a network at the "
+        "server makes of their class shares; none: an offset never leaves its site",
         choices=("mean", "embedding", "none"),
     )
     embedding_learning_rate: float = setting(
@@ -64,7 +63,7 @@ def transformed(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, 
 
 
 def to_pixels(values: Tensor, settings: CommonSettings) -> Tensor:
-    """Map values within -1..1 to the pixels' range: as they are, or 0..255 of raw pixels."""
+    """Map values within -1..1 to the pixels' range: as they are, or 0..255 for raw pixels."""
     return 127.5 * (values + 1) if settings.pixel_scale == "raw" else values
 
 
@@ -74,13 +73,17 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 
 
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
-    """Return an offset (pixels, 1) drawn evenly over the pixels' range, keyed on the seed."""
+    """Return an offset (pixels, 1), uniform over the pixels' range and keyed on the seed."""
     rng = generator(settings.seed, "offset", *key)
     return to_pixels(2 * torch.rand(math.prod(shape), 1, generator=rng) - 1, settings)
 
 
 class DoubleHead(nn.Module):
-    """A dense part that both channels pass, and a layer of logits that reads both results."""
+    """A dense part that both channels pass, and a layer of logits that reads both results.
+
+    At first the logits are those of ``head`` on the mean of both, so that a run starts from the
+    same function as every other method's.
+    """
 
     def __init__(self, head: nn.Sequential) -> None:
         super().__init__()
@@ -101,14 +104,8 @@ class DoubleHead(nn.Module):
 class DoubleChannelClassifier(TokenClassifier):
     """A classifier of images that sees each in two channels, shifted by its offset.
 
-    The offset is the weights of a linear layer of one input, which is 1 for every sample: so it is
-    counted and blurred as any other unit's weights are.
-
-    Args:
-        single: the network of one channel; its parts become this one's.
-        offset: (pixels, 1).
-        shape: of an image, (channels, height, width).
-        alpha: how far the channels are moved.
+    It takes over the parts of ``single``, the network of one channel. The offset is (pixels, 1),
+    the shape that of an image, (channels, height, width).
     """
 
     views = 2
@@ -123,6 +120,8 @@ class DoubleChannelClassifier(TokenClassifier):
             channels=single.channels,
             evidence=single.evidence,
         )
+        # As the weights of a linear layer, whose input is 1 for every sample, the offset is treated
+        # like any other layer where units are counted
         self.offset = nn.Linear(1, len(offset), bias=False)
         with torch.no_grad():
             self.offset.weight.copy_(offset)
@@ -130,13 +129,13 @@ class DoubleChannelClassifier(TokenClassifier):
         self.alpha = alpha
 
     def apart_parameters(self) -> list[nn.Parameter]:
-        """Return the offset, which has an optimiser of its own."""
+        """Return the offset, which has its own optimiser."""
         return list(self.offset.parameters())
 
     def both_channels(self, inputs: Tensor) -> Tensor:
         """Map images (batch, ...) to (2 batch, ...): all first channels, then all second ones."""
         with torch.autocast(inputs.device.type, enabled=False):  # bf16 would round its steps away
-            # Of len() torch.export would make a constant
+            # The batch from the shape: torch.export would turn len() into a constant
             ones = self.offset.weight.new_ones(inputs.shape[0], 1)
             offsets = self.offset(ones).unflatten(1, self.shape)
             return torch.cat(transformed(inputs.float(), offsets, self.alpha))
@@ -144,14 +143,14 @@ class DoubleChannelClassifier(TokenClassifier):
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to tokens (batch, 2 l, c) of both channels.
 
-        Both pass the encoder in one batch, whose statistics batch norm then takes.
+        Both pass the encoder in one batch, over which batch norm takes its statistics.
         """
         tokens = super().encode(self.both_channels(inputs))
         return torch.cat(_halves(tokens), dim=1)
 
 
 def _halves(rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the two halves of (2 * batch, ...), which torch.export follows and ``chunk`` not."""
+    """Return the two halves of (2 * batch, ...); torch.export cannot follow ``chunk`` here."""
     return rows.reshape(2, rows.shape[0] // 2, *rows.shape[1:]).unbind()
 
 
@@ -164,7 +163,8 @@ def double_channels(
 ) -> DoubleChannelClassifier:
     """Return the network of two channels that starts as ``single``, with a first offset."""
     offset = first_offset(settings, shape, *key)
-    with seeded(settings.seed, "double-channels"):  # new layers draw, though all is overwritten
+    # New layers use the generator although their weights are overwritten: it must not move others'
+    with seeded(settings.seed, "double-channels"):
         return DoubleChannelClassifier(single, offset, shape, own.offset_alpha)
 
 
@@ -173,15 +173,9 @@ class OffsetEmbedding(nn.Module):
 
     def __init__(self, classes: int, pixels: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(classes, _HIDDEN),
-            nn.ReLU(),
-            nn.Linear(_HIDDEN, _HIDDEN),
-            nn.ReLU(),
-            nn.Linear(_HIDDEN, pixels),
-            nn.Tanh(),
-        )
-        self.double()
+        sizes = [nn.Linear(classes, _HIDDEN), nn.Linear(_HIDDEN, _HIDDEN)]
+        hidden = [layer for linear in sizes for layer in (linear, nn.ReLU())]
+        self.layers = nn.Sequential(*hidden, nn.Linear(_HIDDEN, pixels), nn.Tanh()).double()
 
     def forward(self, shares: Tensor) -> Tensor:
         """Map class shares (classes,) to an offset (pixels, 1) within -1..1."""
@@ -189,14 +183,12 @@ class OffsetEmbedding(nn.Module):
         return offset[:, None]
 
     def fit(self, shares: Tensor, offset: Tensor, rate: float) -> None:
-        """Take one step of SGD down the mean squared distance to ``offset`` (pixels, 1)."""
-        self.zero_grad()
+        """Take one step of SGD on the mean squared distance to ``offset`` (pixels, 1)."""
+        optimiser = torch.optim.SGD(self.parameters(), lr=rate)
+        optimiser.zero_grad()
         distance = nn.functional.mse_loss(self(shares), offset)
         distance.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
-        with torch.no_grad():
-            for parameter in self.parameters():
-                if parameter.grad is not None:
-                    parameter.sub_(rate * parameter.grad)
+        optimiser.step()
 
 
 def build_embedding(seed: int, classes: int, pixels: int) -> OffsetEmbedding:

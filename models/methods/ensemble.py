@@ -1,12 +1,5 @@
-"""The ensemble: the mean of the silos' models' probabilities (``models.networks.mixture``)."""
+"""The ensemble: the mean of the sites' models' probabilities (``models.networks.mixture``)."""
 
-from __future__ import annotations
+from fedsilo.models.contract.settings import NoSettings as EnsembleSettings
 
-from dataclasses import dataclass
-
-from fedsilo.models.contract.settings import NoSettings
-
-
-@dataclass(frozen=True)
-class EnsembleSettings(NoSettings):
-    """None of its own."""
+__all__ = ["EnsembleSettings"]

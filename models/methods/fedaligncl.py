@@ -1,15 +1,13 @@
 """Fed-Align-CL (Jimenez-Sanchez et al. 2023): curriculum, alignment and noise as pure functions.
 
-Curriculum: eq. 4 and the permutation drawn by it. Alignment: eq. 2 for the discriminator, and for
-the feature extractor eq. 3, with the other sites' discriminators or as it looks from one site
-(``alignment_loss``).
-The discriminator's layers are table IV's but for the last, which prints two outputs: one, a logit,
-is ours. So is the softmax cross-entropy in place of eq. 1's two sigmoids.
+Two points differ from the paper: the discriminator has one output, a logit, where table IV prints
+two, and the classification loss is softmax cross-entropy in place of eq. 1's two sigmoids.
 
 Equations (arXiv:2107.02504):
-  (1) classification loss -> models.networks.classifier.TokenClassifier.criterion
+  (1) classification loss -> models.networks.classifier.TokenClassifier.loss
   (2) discriminator's loss -> models.methods.fedaligncl.discriminator_loss
   (3) alignment loss -> models.methods.fedaligncl.paired_alignment_loss
+  (3, complement) as one site computes it -> models.methods.fedaligncl.alignment_loss
   (4) score of a sample -> models.methods.fedaligncl.curriculum_scores
   (pi) order of the samples -> models.methods.fedaligncl.curriculum_order
   (Z) noise on what leaves -> models.methods.fedaligncl.perturbed
@@ -31,9 +29,9 @@ from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.privacy.gaussian_noise import normals
 
-EMBEDDINGS = "embeddings"  # of the sender; those of others are ``embeddings/<site>``
-DISCRIMINATOR = "discriminator/"  # before an array of the sender's
-DISCRIMINATORS = "discriminators/"  # before ``<site>/<array>`` of another's
+EMBEDDINGS = "embeddings"  # the sender's; other sites' are ``embeddings/<site>``
+DISCRIMINATOR = "discriminator/"  # prefix of the sender's arrays
+DISCRIMINATORS = "discriminators/"  # prefix of other sites' ``<site>/<array>``
 _HIDDEN = 4  # of the discriminator
 
 
@@ -52,21 +50,21 @@ class FedAlignCLSettings:
     )
     warmup_epochs: int = setting(5, "epochs before alignment and curriculum begin", minimum=0)
     forgotten_weight: float = setting(
-        2.0, "how much likelier a forgotten sample is drawn, eq. 4", minimum=1.0
+        2.0, "how much likelier a forgotten sample is sampled, eq. 4", minimum=1.0
     )
     curriculum_sampling: str = setting(
         "permutation",
-        "each sample once, or drawn with replacement as the authors' code does",
+        "each sample once, or with replacement as in the authors' code",
         choices=("permutation", "replacement"),
     )
     count_forgotten: bool = setting(
-        False, "count forgotten samples also without curriculum, for comparison"
+        False, "count forgotten samples without curriculum too, for comparison"
     )
     alignment_weight: float = setting(1.0, "factor of the alignment loss", above=0.0)
     align_target: str = setting(
         "complement",
-        "whose discriminators an embedding is a target of, eq. 3: the other sites', which then "
-        "leave them, or the complement of the site's own in their place",
+        "whose discriminators an embedding is a target of, eq. 3: the other sites', which they "
+        "then send, or the complement of the site's own",
         choices=("complement", "others"),
     )
     discriminator_learning_rate: float = setting(
@@ -77,7 +75,7 @@ class FedAlignCLSettings:
     )
     embedding_draw: str = setting(
         "run",
-        "of which images: the same in the whole run, or others each round, in the end of all",
+        "of which images: the same in all rounds, or others each round, until all had their turn",
         choices=("run", "round"),
     )
     noise_variance: float = setting(
@@ -85,41 +83,39 @@ class FedAlignCLSettings:
     )
     noise_scale: str = setting(
         "absolute",
-        "noise as it stands, or times each array's own standard deviation (as a factor of it)",
+        "the variance as given, or as a factor of each array's own standard deviation",
         choices=("absolute", "relative"),
     )
     weighting: str = setting(
-        "equal", "sites weigh the same, or as their samples", choices=("equal", "samples")
+        "equal", "sites have equal weights, or by samples", choices=("equal", "samples")
     )
 
 
 @dataclass(frozen=True)
 class EmbeddingNotes(Notes):
-    """How many noisy embeddings the reply is to hold."""
+    """How many noisy embeddings the reply must contain."""
 
     embeddings: int = 0
 
 
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
-    """Return rho (n,) float64 of eq. 4: ``weight`` for forgotten samples, 1 for the others.
+    """Return rho (n,) float64 of eq. 4: ``weight`` (2) for forgotten samples, 1 for the others.
 
-    Args:
-        local_right: (n,) bool, whether the local model was right before the aggregation.
-        global_right: (n,) bool, whether the global model is after it.
-        weight: 2 in the paper.
+    A sample (n,) bool is forgotten if the local model was right and the averaged one is not.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()
 
 
 def curriculum_order(scores: Tensor, rng: torch.Generator, replacement: bool = False) -> Tensor:
-    """Return the samples' order pi (n,), drawn with probability proportional to ``scores`` (n,).
+    """Return the order pi (n,) of samples, picked with probability proportional to ``scores`` (n,).
 
-    Without replacement each sample comes once, as if drawn one by one from those left (exponential
-    keys, Efraimidis and Spirakis 2006); with it a sample may come often or never.
+    Without replacement each sample occurs once; with it a sample may occur often or never.
     """
     if replacement:
         return torch.multinomial(scores, len(scores), replacement=True, generator=rng)
+    # Sorting by exponential keys of rate ``scores`` equals picking one by one from those left
+    # (Efraimidis and Spirakis 2006); torch.multinomial takes at most 2^24
     uniform = torch.rand(len(scores), generator=rng, dtype=torch.float64)
     return torch.argsort(-torch.log1p(-uniform) / scores, stable=True)
 
@@ -140,26 +136,20 @@ class Discriminator(nn.Module):
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
     """Return L_D of eq. 2: -E log D(own) - E log(1 - D(other)).
 
-    Args:
-        discriminator: maps embeddings (n, c) to logits (n,).
-        own: (n, c); no gradient goes to what made them.
-        other: (m, c) noisy embeddings of another site.
+    The embeddings are (n, c), the site's own, and (m, c), noisy ones of another site.
     """
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
 
 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
-    """Return L_F of eq. 3, both terms in which the site's own feature extractor stands.
+    """Return L_F of eq. 3, both terms that contain the site's own feature extractor.
 
-    In eq. 3 a site's features are the source under its own discriminator, -E log D(own), and the
-    target under another site's, -E log D'(own). That one stays at its site; trained to tell the
-    same two sites apart the other way round it is 1 - D, which stands in for it. The sum is least
-    where D is 1/2: where the site cannot be told from the others.
-
-    Args:
-        discriminator: maps embeddings (n, c) to logits (n,); its parameters get no gradient.
-        own: (n, c) with gradient.
+    Gradients go to the embeddings ``own`` (n, c), not to the discriminator.
     """
+    # In eq. 3 a site's features are the source under its own discriminator, -E log D(own), and the
+    # target under another site's, -E log D'(own). D' never leaves its site, but it is trained to
+    # separate the same two sites the other way round: 1 - D replaces it. The sum is least at
+    # D = 1/2, where the site cannot be distinguished from the others
     with _frozen(discriminator):
         logits = discriminator(own)
     return (softplus(-logits) + softplus(logits)).mean()
@@ -168,16 +158,10 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
 def paired_alignment_loss(
     discriminator: nn.Module, others: Sequence[nn.Module], own: Tensor, sent: Tensor
 ) -> Tensor:
-    """Return L_F of eq. 3 with the other sites' own discriminators, a pair of sites on average.
+    """Return L_F of eq. 3 with the other sites' discriminators, averaged over pairs of sites.
 
-    -E log D(own) - 1/m sum over the m others of E log D'(sent): the site's features are the source
-    of its own discriminator, and the target of each other's, to which they come with noise.
-
-    Args:
-        discriminator: the site's own; maps embeddings (n, c) to logits (n,).
-        others: those of the m other sites, m at least 1; no parameter of any gets a gradient.
-        own: (n, c) with gradient.
-        sent: (n, c), Z(own), noisy as the other sites see them, with gradient.
+    It is -E log D(own) - 1/m sum over the m others of E log D'(sent), where sent is Z(own), the
+    embeddings with the noise that other sites see. No discriminator gets a gradient.
     """
     with _frozen(discriminator, *others):
         source = softplus(-discriminator(own)).mean()
@@ -187,7 +171,7 @@ def paired_alignment_loss(
 
 @contextmanager
 def _frozen(*modules: nn.Module) -> Iterator[None]:
-    """Keep gradients from the parameters within, which a backward pass would else fill."""
+    """Compute no gradients of the modules' parameters inside the block."""
     trained = [one for module in modules for one in module.parameters() if one.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -206,9 +190,9 @@ def perturbed(
 ) -> dict[str, Tensor]:
     """Return ``arrays``, those of ``names`` with Gaussian noise: Z of algorithm 1.
 
-    Absolute noise is N(0, noise-variance), relative noise has noise-variance times the array's own
-    standard deviation. It is no differential privacy: nothing bounds what it hides. Of ``rng`` see
-    ``fedsilo.models.privacy.gaussian_noise``.
+    Absolute noise is N(0, noise-variance); relative noise has noise-variance times the array's own
+    standard deviation. It is not differential privacy: nothing is clipped, so its sensitivity is
+    unbounded. ``rng`` as for ``gaussian_noise.normals``.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -1,17 +1,10 @@
-"""FedAvg (McMahan et al. 2017): the weighted mean of what sites trained.
+"""FedAvg (McMahan et al. 2017): the weighted mean of what the sites trained.
 
 Equations (arXiv:1602.05629):
   (algorithm 1, server) mean weighted by samples -> strategies.loop.averaging.weighted_mean
   (algorithm 1, client) local epochs -> client_app.training.loop.train_locally
 """
 
-from __future__ import annotations
+from fedsilo.models.contract.settings import NoSettings as FedAvgSettings
 
-from dataclasses import dataclass
-
-from fedsilo.models.contract.settings import NoSettings
-
-
-@dataclass(frozen=True)
-class FedAvgSettings(NoSettings):
-    """None of its own."""
+__all__ = ["FedAvgSettings"]

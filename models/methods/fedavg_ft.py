@@ -1,6 +1,4 @@
-"""FedAvg with personal fine-tuning: its settings.
-
-A baseline of PICSR ("FedAvg + Fine-tuning") and of FedEvPrompt ("FedAvgPers").
+"""FedAvg with personal fine-tuning, a baseline of PICSR and of FedEvPrompt ("FedAvgPers").
 
 Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
   (objective) each site's own last rounds -> client_app.methods.fedavg_ft.FedAvgFTSite

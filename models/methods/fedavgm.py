@@ -1,4 +1,4 @@
-"""FedAvgM (Hsu et al. 2019): the server steps to what the sites trained, with momentum.
+"""FedAvgM (Hsu et al. 2019): the server applies momentum to the sites' mean update.
 
 Equations (arXiv:1909.06335):
   (server momentum) v = beta v + delta -> models.methods.fedavgm.FedAvgMSettings.step
@@ -18,6 +18,6 @@ class FedAvgMSettings:
     server_learning_rate: float = setting(1.0, "eta of the server's step", above=0.0)
 
     def step(self, delta: Any, v: Any = 0.0) -> tuple[Any, Any]:
-        """Return the step by ``delta``, mean minus model, and the momentum v, all of one shape."""
+        """Return the step for ``delta``, mean minus model, and the momentum v, of one shape."""
         v = self.momentum * v + delta
         return self.server_learning_rate * v, v

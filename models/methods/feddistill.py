@@ -1,8 +1,7 @@
 """FedDistill (Seo et al. 2022, after Jeong et al. 2018): its settings and names on the wire.
 
-A site sends ``logits/<class>``, its mean logits of a class, and gets the others' mean by the same
-name; the server keeps ``logits/<site>/<class>``. The mathematics is that of
-``fedsilo.models.maths.class_means``.
+A site sends ``logits/<class>``, its mean logits of a class, and receives the other sites' mean
+under the same name; the server keeps ``logits/<site>/<class>``.
 
 Equations (arXiv:2011.02367, after arXiv:1811.11479):
   (mean logits) sums behind a class's mean -> models.maths.class_means.class_sums
@@ -21,11 +20,11 @@ LOGITS = "logits/"
 
 @dataclass(frozen=True)
 class FedDistillSettings:
-    """Settings of FedDistill; with lambda 0 each site would be alone, which is ``local``."""
+    """Settings of FedDistill; lambda 0, which is ``local``, is not allowed."""
 
     logit_weight: float = setting(
         1.0, "weight lambda of the distance to the others' mean logits", above=0.0
     )
     class_min_count: int = setting(
-        10, "training samples behind a class mean; of a class with fewer none leaves", minimum=1
+        10, "a class mean over fewer training samples does not leave its site", minimum=1
     )

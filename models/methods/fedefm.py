@@ -1,9 +1,8 @@
 """FedEFM: distil from one's own model trained overseas, weighted by earth mover's closeness.
 
-Paper: "FedEFM: Federated Endovascular Foundation Model with Unseen Data", part 3. A silo's model
-visits its neighbours and is trained there (eq. 1); what comes back are experts, of which the silo's
-model learns on the silo's own data (eq. 2, 11), each weighted by how near its feature map is
-(eq. 3).
+Paper: "FedEFM: Federated Endovascular Foundation Model with Unseen Data", section 3. A silo's model
+is trained at its neighbours (eq. 1). They return experts, from which the silo's model is distilled
+on the silo's own data (eq. 2, 11), each weighted by the closeness of its feature map (eq. 3).
 
 Equations (arXiv:2501.16992):
   (1) training overseas -> client_app.methods.fedefm.FedEFMSite.phase_overseas
@@ -25,6 +24,7 @@ from torch.nn import functional
 
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.maths.earth_movers import SOLVERS, closeness, pooled_tokens
+from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.methods.decentralised import TopologySettings
 from fedsilo.models.networks.classifier import TokenClassifier
 
@@ -58,13 +58,13 @@ class FedEFMSettings(TopologySettings):
     emd_grid: int = setting(7, "side that feature maps are pooled to; 0: as they are", minimum=0)
     student: str = setting(
         "own",
-        "who learns at home: own, as in the paper, from what came back; or experts, "
-        "the mean of what came back from the silo's model",
+        "what is distilled at home: own, the silo's model, as in the paper; or experts, the mean "
+        "of the experts",
         choices=("own", "experts"),
     )
     continue_from: str = setting(
         "own",
-        "what a silo goes on from: own, as in the paper, or the mean of all silos",
+        "what a silo continues from: own, as in the paper, or the mean of all silos",
         choices=("own", "mean"),
     )
 
@@ -72,10 +72,12 @@ class FedEFMSettings(TopologySettings):
 def distillation(
     student: Tensor, teacher: Tensor, temperature: float, direction: str = "forward"
 ) -> Tensor:
-    """Return T^2 KL(q_teacher || q_student) of logits (batch, classes), a batch's mean (eq. 11).
+    """Return the batch mean of T^2 KL(q_teacher || q_student) of logits (batch, classes) (eq. 11).
 
-    Its gradient is that of the paper's cross-entropy of softened outputs. ``reverse`` swaps both.
+    ``reverse`` swaps both.
     """
+    # The paper's cross-entropy of softened outputs has the same gradient; the divergence is 0 where
+    # student and teacher agree. T^2 makes up for the gradients' 1 / T^2 (Hinton et al. 2015)
     own, other = (functional.log_softmax(x / temperature, dim=1) for x in (student, teacher))
     target, guess = (other, own) if direction == "forward" else (own, other)
     divergence = functional.kl_div(guess, target, reduction="batchmean", log_target=True)
@@ -83,9 +85,9 @@ def distillation(
 
 
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
-    """Return EMD_ij of a batch of feature maps (batch, rows, columns, channels): a constant, 0..1.
+    """Return EMD_ij of feature maps (batch, rows, columns, channels): the batch mean, 0 to 1.
 
-    It is the mean over the batch; a negative one is set to 0.
+    It is a constant for autograd; a negative mean becomes 0.
     """
     maps = [pooled_tokens(part.detach().float(), settings.emd_grid) for part in (own, other)]
     return closeness(maps[0], maps[1], settings.emd_solver).mean().clamp_min(0)
@@ -94,24 +96,15 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
 def map_tokens(
     network: TokenClassifier, input_shape: tuple[int, ...], settings: FedEFMSettings
 ) -> int:
-    """Return how many tokens of an input of ``input_shape`` are compared, by trying one."""
-    with torch.no_grad():
-        network.eval()
-        _, feature_map = network.encode_with_map(torch.zeros(1, *input_shape))
+    """Return how many tokens are compared for an input of ``input_shape``."""
+    feature_map = eval_mode_map(network, torch.zeros(1, *input_shape))
     return pooled_tokens(feature_map, settings.emd_grid).shape[1]
 
 
-def map_at_rest(network: TokenClassifier, inputs: Tensor) -> Tensor:
-    """Return the last feature map in eval mode (batch, rows, columns, channels), a constant.
-
-    The network's modules are left in the modes in which they were.
-    """
-    modes = [(module, module.training) for module in network.modules()]
-    with torch.no_grad():
-        feature_map = network.eval().encode_with_map(inputs)[1]
-    for module, training in modes:
-        module.training = training
-    return feature_map
+def eval_mode_map(network: TokenClassifier, inputs: Tensor) -> Tensor:
+    """Return the last feature map in eval mode (batch, rows, columns, channels), a constant."""
+    with torch.no_grad(), only_dropout_active(network, dropout=False):
+        return network.encode_with_map(inputs)[1]
 
 
 def multishot_loss(
@@ -123,12 +116,12 @@ def multishot_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Return a batch's loss (eq. 2 with 11) and each expert's closeness.
 
-    It is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's own
-    criterion of the labels (n,). Experts are in eval mode and get no gradient. Both maps that are
-    compared are of eval mode: by a batch's own statistics a model would be nearer to another than
-    to itself (0.72), while at rest it is 1.
+    It is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's criterion
+    of the labels (n,). Experts are in eval mode and get no gradient.
     """
-    own_map = map_at_rest(network, inputs)  # before this batch moves the running statistics
+    # Both maps are of eval mode: with a batch's own statistics in one of them, a model's closeness
+    # to itself would be 0.72 and not 1. And of before this batch moves the running statistics
+    own_map = eval_mode_map(network, inputs)
     logits = network.classify(network.features(network.encode(inputs)))
     beta = settings.distillation_beta
     loss = (1 - beta) * network.criterion(logits, labels)

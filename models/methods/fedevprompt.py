@@ -1,8 +1,8 @@
-"""FedEvPrompt (Hendrix et al. 2024): its settings, and what enters the attention buffer.
+"""FedEvPrompt (Hendrix et al. 2024): its settings, and which maps enter the attention buffer.
 
 Equations (arXiv:2411.10071):
   (1) prefix prompts -> models.networks.prompted_vit.prefix_attention
-  (2) whole loss -> client_app.methods.fedevprompt.FedEvPromptSite.local_training
+  (2) total loss -> client_app.methods.fedevprompt.FedEvPromptSite.local_training
   (3) prior by class counts -> models.maths.dirichlet.skewed_prior
   (4) evidential loss -> models.maths.dirichlet.evidential_loss
   (4, first term) expected squared error -> models.maths.dirichlet.evidential_mse
@@ -30,7 +30,7 @@ _SUM_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class FedEvPromptSettings:
-    """What is shared: maps, or also prompts as in the paper's ablation (table 2)."""
+    """What is shared: maps, and in the paper's ablation (table 2) also prompts."""
 
     shared_prompts: str = setting(
         "none",
@@ -46,7 +46,7 @@ class FedEvPromptSettings:
         choices=("sum", "max"),
     )
     buffer_maps: int = setting(
-        5, "maps M of a site and class in the buffer; each is of one image", minimum=1, maximum=50
+        5, "maps M of a site and class in the buffer, each of one image", minimum=1, maximum=50
     )
     buffer_selection: str = setting(
         "uncertainty",
@@ -56,7 +56,7 @@ class FedEvPromptSettings:
 
 
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
-    """Return those of the network's exchanged arrays that are averaged."""
+    """Return which of the network's exchanged arrays are averaged."""
     if settings.shared_prompts == "all":
         return names
     return [name for name in names if settings.shared_prompts == "b" and name == "prompts.b"]
@@ -65,28 +65,22 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
     """Return the indices of up to ``count`` samples of class ``label`` with the lowest vacuity.
 
-    Of equal ones the first: the same samples give the same buffer.
-
-    Args:
-        vacuities: (n,).
-        labels: (n,) int64.
-        label: the class.
-        count: M.
+    ``vacuities`` are (n,), ``labels`` (n,) int64. Ties go to the first sample.
     """
     of_class = torch.nonzero(labels == label).flatten()
     return of_class[torch.argsort(vacuities[of_class], stable=True)[:count]]
 
 
 def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -> Tensor:
-    """Return the indices of up to ``count`` samples of class ``label`` drawn at random."""
+    """Return the indices of up to ``count`` random samples of class ``label``."""
     of_class = torch.nonzero(labels == label).flatten()
     return of_class[torch.randperm(len(of_class), generator=rng)[:count]]
 
 
 def map_fault(maps: Tensor) -> str | None:
-    """Return why rollout maps (n, cells) cannot be some, None if they can.
+    """Return why arrays (n, cells) cannot be rollout maps, or None if they can.
 
-    A map is finite, not negative, and sums to 1.
+    A rollout map is finite, not negative, and sums to 1.
     """
     if not maps.isfinite().all():
         return "a map holds values that are not finite"

@@ -1,9 +1,8 @@
-"""FedProto (Tan et al. 2022): class prototypes, the pull towards them, and the nearest of them.
+"""FedProto (Tan et al. 2022): class prototypes, the loss that pulls towards them, and inference.
 
 A site's prototype of a class is the mean embedding of its samples of that class (eq. 3), a global
-one the mean of the sites' by their counts of the class (eq. 6). An embedding is all tokens of a
-sample, flattened: (l * c,). On the wire: ``prototype/<class>``. What both share with
-FedDistill is in ``fedsilo.models.maths.class_means``.
+one the mean of the sites', weighted by their counts (eq. 6). An embedding is all tokens of a
+sample, flattened: (l * c,). On the wire: ``prototype/<class>``.
 
 Equations (arXiv:2105.00243):
   (3) sums behind a site's prototypes -> models.maths.class_means.class_sums
@@ -29,26 +28,25 @@ PROTOTYPE = "prototype/"
 
 @dataclass(frozen=True)
 class FedProtoSettings:
-    """Settings of FedProto; with lambda 0 each site would be alone, which is ``local``."""
+    """Settings of FedProto; lambda 0, which is ``local``, is not allowed."""
 
     prototype_weight: float = setting(
         1.0, "weight lambda of the distance to the prototypes", above=0.0
     )
     inference: str = setting(
         "head",
-        "what classifies where a model is measured: its head, or the nearest global prototype",
+        "what classifies in evaluation: the head, or the nearest global prototype",
         choices=("head", "prototype"),
     )
     class_min_count: int = setting(
-        10, "training samples behind a class mean; of a class with fewer none leaves", minimum=1
+        10, "a class mean over fewer training samples does not leave its site", minimum=1
     )
 
 
 def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
     """Return minus the squared distances to the prototypes, (batch, d) to (batch, classes).
 
-    Their largest is the paper's prediction, the nearest prototype. A class without a prototype has
-    minus infinity, and so probability 0.
+    Their largest is the paper's prediction. A class without a prototype has minus infinity.
     """
     wide = embeddings.float()
     distances = [(wide - prototype).square().sum(dim=1) for prototype in prototypes.values]
@@ -56,9 +54,9 @@ def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
 
 
 class NearestPrototype(SiteNetwork):
-    """A network that is measured by the nearest prototype in place of its head.
+    """A network that is evaluated by the nearest prototype instead of its head.
 
-    Dropout is in the head, so that all Monte Carlo passes are the same here.
+    Without the head there is no dropout: all Monte Carlo passes are the same.
     """
 
     def __init__(self, network: TokenClassifier, prototypes: ClassTargets) -> None:
@@ -75,5 +73,5 @@ class NearestPrototype(SiteNetwork):
         return nearest_logits(features.flatten(1), self.prototypes)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the network's own loss: prototypes classify at measuring, never in training."""
+        """Return the network's own loss: prototypes never classify in training."""
         return self.network.loss(inputs, labels)

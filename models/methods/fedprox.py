@@ -17,7 +17,7 @@ from fedsilo.models.contract.settings_schema import setting
 
 @dataclass(frozen=True)
 class FedProxSettings:
-    """Settings of FedProx; with mu 0 it would be FedAvg, which has its own name."""
+    """Settings of FedProx; mu 0, which is ``fedavg``, is not allowed."""
 
     proximal_mu: float = setting(0.01, "weight mu of the proximal term", above=0.0)
 

@@ -1,12 +1,5 @@
-"""Each silo alone: no arithmetic between silos."""
+"""Each site alone: nothing of one site's model reaches another."""
 
-from __future__ import annotations
+from fedsilo.models.contract.settings import NoSettings as LocalSettings
 
-from dataclasses import dataclass
-
-from fedsilo.models.contract.settings import NoSettings
-
-
-@dataclass(frozen=True)
-class LocalSettings(NoSettings):
-    """None of its own."""
+__all__ = ["LocalSettings"]

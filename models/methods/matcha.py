@@ -1,4 +1,4 @@
-"""MATCHA (Wang et al. 2019): a round mixes over some matchings of a graph.
+"""MATCHA (Wang et al. 2019): each round averages over some matchings of a graph.
 
 Equations (arXiv:1905.09435):
   (matchings) decomposition of the graph -> strategies.topology.matcha.decompose

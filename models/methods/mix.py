@@ -1,20 +1,17 @@
-"""Mix, an oracle: one model of all silos' training data."""
+"""Mix, an upper bound: one model trained on the pooled data of all sites."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fedsilo.models.contract.notes import Notes
-from fedsilo.models.contract.settings import NoSettings
+from fedsilo.models.contract.settings import NoSettings as MixSettings
 
-
-@dataclass(frozen=True)
-class MixSettings(NoSettings):
-    """None of its own."""
+__all__ = ["MixSettings", "PoolNotes"]
 
 
 @dataclass(frozen=True)
 class PoolNotes(Notes):
-    """The sites whose training data the oracle pools."""
+    """The sites whose training data are pooled."""
 
     sites: tuple[str, ...]

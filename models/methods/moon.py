@@ -1,14 +1,14 @@
 """MOON (Li, He and Song 2021, "Model-contrastive federated learning"): its loss and its head.
 
-A site's representation of a sample is drawn to the global model's and away from that of the site's
-own model of its last round (eq. 3, with cosine similarity). A representation is a projection head's
-output for the mean of the encoder's tokens. In the paper the head stands between encoder and
-classifier. Here it stands beside the classifier, which so is that of every other method, from the
-same initial weights: a comparison compares methods. On the wire it is ``projection/<name>``.
+A sample's representation is pulled towards the global model's and away from that of the site's own
+model of its last round (eq. 3, with cosine similarity). It is a projection head's output for the
+mean of the encoder's tokens. The paper puts that head between encoder and classifier; here it is
+beside the classifier, which therefore is the one that every other method trains, from the same
+initial weights. On the wire it is ``projection/<name>``.
 
 Equations (arXiv:2103.16257):
   (3) model-contrastive loss -> models.methods.moon.contrastive_loss
-  (4) whole loss -> client_app.methods.moon.MoonSite.local_training
+  (4) total loss -> client_app.methods.moon.MoonSite.local_training
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PROJECTION = "projection/"
 
 @dataclass(frozen=True)
 class MoonSettings:
-    """Settings of MOON; with mu 0 it would be FedAvg, which has its own name."""
+    """Settings of MOON; mu 0, which is ``fedavg``, is not allowed."""
 
     contrast_mu: float = setting(5.0, "weight mu of the model-contrastive loss", above=0.0)
     contrast_temperature: float = setting(
         0.5, "temperature tau that the cosine similarities are divided by", above=0.0
     )
-    projection_size: int = setting(256, "numbers of a representation", minimum=2)
+    projection_size: int = setting(256, "length of a representation", minimum=2)
 
 
 class Projection(nn.Module):
@@ -56,17 +56,11 @@ def build_projection(seed: int, channels: int, settings: MoonSettings) -> Projec
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Return the mean model-contrastive loss (eq. 3) of a batch.
+    """Return the mean model-contrastive loss (eq. 3) of representations (batch, size).
 
-    It is -log(exp(s / tau) / (exp(s / tau) + exp(s' / tau))) with the cosine similarities s of z to
-    the global and s' to the previous representation: the softplus of (s' - s) / tau.
-
-    Args:
-        z: representations (batch, size) of the network in training.
-        z_global: of the global network, the same shape.
-        z_previous: of the site's previous network, the same shape.
-        temperature: tau, above 0.
+    ``z`` is of the network in training, ``z_previous`` of the site's network of its last round.
     """
     near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
     far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)
+    # -log(exp(near / tau) / (exp(near / tau) + exp(far / tau))), without its overflow
     return nn.functional.softplus((far - near) / temperature).mean()

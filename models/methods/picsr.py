@@ -1,8 +1,8 @@
 """PICSR (Enouen et al. 2024): a router over silo experts, by distance to silo prototypes.
 
-A prototype is the mean training sample of a silo. The router embeds a sample and all prototypes,
-takes the distances ||f(x) - f(p_i)||_2, inverts them, and maps them by one linear layer and a
-softmax to the experts' weights h(x) of eq. 1.
+A prototype is the mean training sample of a silo. The router embeds a sample and all prototypes by
+f, inverts the distances ||f(x) - f(p_i)||_2, and maps them by one linear layer and a softmax to the
+experts' weights h(x) of eq. 1.
 
 Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
   (1) experts mixed -> models.networks.mixture.mixed_log_probabilities
@@ -32,14 +32,14 @@ from fedsilo.models.networks.mixture import Mixture
 PROTOTYPE = "prototype/"
 ROUTER = "router/"
 ROUTING = "routing."
-WARMUP, EXPERTS, ROUTING_STAGE = "warmup", "experts", "router"  # the stages of a run, note 'stage'
-OWN_EXPERT, OWN_PROTOTYPE = "expert/", "prototype"  # in the reply of the site that made them
+WARMUP, EXPERTS, ROUTING_STAGE = "warmup", "experts", "router"  # the stages of a run
+OWN_EXPERT, OWN_PROTOTYPE = "expert/", "prototype"  # in the reply of the site they belong to
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
 class PICSRSettings:
-    """Settings of PICSR; the open choices of the paper are among them."""
+    """Settings of PICSR, among them what the paper leaves open."""
 
     experts: str = setting(
         "local",
@@ -47,7 +47,7 @@ class PICSRSettings:
         choices=("local", "finetuned"),
     )
     warmup_rounds: int = setting(
-        10, "rounds of FedAvg before finetuned experts part; local ones have none", minimum=1
+        10, "rounds of FedAvg before finetuned experts diverge; local ones have none", minimum=1
     )
     expert_rounds: int = setting(10, "rounds in which each site trains its expert", minimum=1)
     router_learning_rate: float = setting(1e-2, "step size of the router's training", above=0.0)
@@ -60,9 +60,9 @@ class PICSRSettings:
     router_average: str = setting(
         "samples", "a silo's weight in the router's average", choices=("samples", "equal")
     )
-    train_experts: bool = setting(False, "whether experts go on training with the router")
+    train_experts: bool = setting(False, "whether experts are trained with the router too")
     prototype_min_count: int = setting(
-        10, "training samples behind a prototype; of fewer a site sends none", minimum=1
+        10, "a prototype over fewer training samples does not leave its site", minimum=1
     )
     prototype_noise: float = setting(
         0.0, "standard deviation of Gaussian noise on each prototype feature", minimum=0.0
@@ -71,27 +71,18 @@ class PICSRSettings:
 
 @dataclass(frozen=True)
 class StageNotes(Notes):
-    """The stage that the round is of: ``WARMUP``, ``EXPERTS`` or ``ROUTING_STAGE``."""
+    """The stage of the round: ``WARMUP``, ``EXPERTS`` or ``ROUTING_STAGE``."""
 
     stage: str
 
 
 def prototype(inputs: Tensor) -> Tensor:
-    """Return the mean sample of ``inputs`` (n, *input_shape): (*input_shape), added in float64."""
+    """Return the mean sample (*input_shape) of ``inputs`` (n, *input_shape)."""
     return inputs.double().mean(dim=0).float()
 
 
 class Router(nn.Module):
-    """Weights of experts by distance to their silos' prototypes.
-
-    The linear layer starts as the identity: before training each expert's weight follows from the
-    distance to its own prototype.
-
-    Args:
-        features: number of values of one sample.
-        experts: how many experts there are.
-        settings: embedding, router-width and inversion.
-    """
+    """Weights of experts by distance to their silos' prototypes."""
 
     def __init__(self, *, features: int, experts: int, settings: PICSRSettings) -> None:
         super().__init__()
@@ -102,30 +93,26 @@ class Router(nn.Module):
         self.embedding = nn.Sequential(*layers)
         self.inversion = settings.inversion
         self.importance = nn.Linear(experts, experts)
+        # As the identity: before training an expert's weight follows from the distance to its own
+        # prototype alone, so that the router starts from the paper's intuition
         with torch.no_grad():
             self.importance.weight.copy_(torch.eye(experts))
             self.importance.bias.zero_()
 
     def distances(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
-        """Return ||f(x) - f(p_i)||_2.
+        """Return ||f(x) - f(p_i)||_2, (batch, experts).
 
-        Args:
-            inputs: (batch, *input_shape).
-            prototypes: (experts, *input_shape).
-
-        Returns:
-            (batch, experts).
+        ``inputs`` are (batch, *input_shape), ``prototypes`` (experts, *input_shape).
         """
         here, there = self.embedding(inputs), self.embedding(prototypes)
         distances: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
         return distances
 
     def scores(self, distances: Tensor) -> Tensor:
-        """Return what the last layer makes of one sample's ``distances`` (experts,).
+        """Return the terms of the last layer for one sample's ``distances`` (experts,).
 
-        Returns:
-            (experts, experts + 1): row i holds what each similarity and, last, the bias add to the
-            score of expert i; the softmax over the rows' sums is h(x).
+        Row i of (experts, experts + 1) has what each similarity and, last, the bias add to the
+        score of expert i; the softmax over the rows' sums is h(x).
         """
         similarities = inverted(distances, self.inversion)
         parts = self.importance.weight * similarities
@@ -151,13 +138,9 @@ def build_router(
 
 
 class PICSRNetwork(Mixture):
-    """Eq. 1: experts mixed by the router's weights; frozen experts stay in evaluation mode.
+    """Eq. 1: the experts, mixed by the router's weights.
 
-    Args:
-        experts: the silos' experts by site.
-        prototypes: (*input_shape) by site, of the same sites.
-        router: for as many experts.
-        train_experts: whether the experts are trained too.
+    Unless ``train_experts`` is set, the experts are frozen and stay in eval mode.
     """
 
     def __init__(
@@ -185,47 +168,34 @@ class PICSRNetwork(Mixture):
         return self.router.log_weights(inputs, self.prototypes)
 
 
-def routing_figures(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
-    """Return what a site tells of the weights that its samples give to the experts.
+def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
+    """Return ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
 
-    Args:
-        weights: (n, experts), rows summing to 1.
-        sites: the experts' sites.
-        min_samples: with fewer samples nothing is told: the mean of few is nearly one of them.
-
-    Returns:
-        ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
+    They are of the experts' weights (n, experts) over a site's samples. With fewer than
+    ``min_samples`` there are none: the mean of few samples is nearly one of them.
     """
     if len(weights) < min_samples:
         return {}
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for index, site in enumerate(sites):
         column = weights[:, index].double()
-        figures[f"{ROUTING}{site}.mean"] = column.mean().item()
+        metrics[f"{ROUTING}{site}.mean"] = column.mean().item()
         for share in QUANTILES:
             key = f"{ROUTING}{site}.q{round(100 * share):02d}"
-            figures[key] = torch.quantile(column, share).item()
-    return figures
+            metrics[key] = torch.quantile(column, share).item()
+    return metrics
 
 
 def feature_contributions(
     router: Router, sample: Tensor, prototypes: Tensor, steps: int = 64
 ) -> Tensor:
-    """Return how much each feature adds to a sample's distance from each prototype.
+    """Return what each feature adds to a sample's distance from each prototype.
 
-    Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
-    p_i to the sample, midpoint rule, by captum: over the features they add up to the distance,
-    exactly so for a linear f.
-
-    Args:
-        router: the router whose f it is.
-        sample: (*input_shape).
-        prototypes: (experts, *input_shape).
-        steps: points on the line.
-
-    Returns:
-        (experts, *input_shape).
+    The result is (experts, *input_shape), as ``prototypes`` are; its sum over the features is the
+    distance, exactly for a linear f. ``steps`` are the points of the integral.
     """
+    # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| on the line from p_i
+    # to the sample. The midpoint rule never evaluates p_i itself, where the norm has no gradient
     from captum.attr import IntegratedGradients  # takes seconds, and only explaining needs it
 
     count = len(prototypes)
@@ -243,14 +213,9 @@ def feature_contributions(
 def prototype_distances(
     router: Router, prototypes: Mapping[str, Tensor]
 ) -> dict[str, list[list[float]]]:
-    """Return distances between the silos' prototypes, as the features are and as f embeds them.
+    """Return distances between ``prototypes``, (*input_shape) by site.
 
-    Args:
-        router: the router whose f it is.
-        prototypes: (*input_shape) by site.
-
-    Returns:
-        ``input`` and ``embedded``, each (experts, experts), in the order of ``prototypes``.
+    ``input`` are those of the features, ``embedded`` those of f, both (experts, experts).
     """
     stacked = torch.stack(list(prototypes.values()))
     flat = stacked.flatten(1).double()
@@ -266,12 +231,9 @@ def routing_document(
     experts: Sequence[str],
     distances: Mapping[str, list[list[float]]],
 ) -> dict[str, Any]:
-    """Return routing.json: who gives which weight to whom, and how far prototypes are apart.
+    """Return routing.json: the weights that sites give to experts, and prototypes' distances.
 
-    Args:
-        values: the sites' test measurements, among them those of ``routing_figures``.
-        experts: the experts' sites.
-        distances: of ``prototype_distances``.
+    ``values`` are the sites' test metrics, ``distances`` those of ``prototype_distances``.
     """
     sites = {
         site: {

@@ -1,12 +1,5 @@
-"""A star: silos around a server, each of which goes on from the mean of all (FedEFM's STAR)."""
+"""A star: silos around a server, each of which continues from the mean of all (FedEFM's STAR)."""
 
-from __future__ import annotations
+from fedsilo.models.methods.decentralised import LinkSettings as StarSettings
 
-from dataclasses import dataclass
-
-from fedsilo.models.methods.decentralised import LinkSettings
-
-
-@dataclass(frozen=True)
-class StarSettings(LinkSettings):
-    """Those of the links between silos."""
+__all__ = ["StarSettings"]

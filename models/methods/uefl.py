@@ -1,22 +1,22 @@
 """UEFL, the uncertainty-based extensible codebook (Zhang, Cao and Liu 2025, arXiv:2402.18888).
 
 Encoder -> tokens z (batch, l, c) -> split into s segments -> nearest codeword (eq. 4) ->
-straight-through -> classifier. The loss is eq. 5 to 7, the test for more codewords eq. 9, the
-use of a codebook its perplexity (eq. 11).
+straight-through -> classifier.
 
 Equations (arXiv:2402.18888):
   (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
   (2) local training -> client_app.training.loop.train_locally
   (3) mean weighted by samples -> strategies.loop.averaging.weighted_mean
   (4) nearest codewords -> models.methods.uefl.nearest_codewords
-  (5) task loss -> models.networks.classifier.TokenClassifier.criterion
+  (4, gradient) straight-through estimator -> models.methods.uefl.straight_through
+  (5) task loss -> models.networks.classifier.TokenClassifier.loss
   (6) codebook loss -> models.methods.uefl.codebook_loss
-  (7) whole loss -> models.methods.uefl.UEFLNetwork.loss
+  (7) total loss -> models.methods.uefl.UEFLNetwork.loss
   (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
   (11) perplexity of code use -> models.methods.uefl.perplexity
   (section 3.2, start) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
-  (section 3.2, refresh) first book laid anew -> strategies.methods.uefl.UEFL.combine
+  (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.combine
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.site_network import SiteNetwork
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
-NEW_CODEWORDS = "new-codewords"  # how many a site has laid, in a centroids reply
+NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
 
 
 @dataclass(frozen=True)
 class UEFLSettings:
-    """What UEFL has beside the common settings; defaults are the paper's for MNIST."""
+    """UEFL's own settings; defaults are the paper's for MNIST."""
 
     gamma: float = setting(
         0.3, "a silo is uncertain above (1+gamma) times the least entropy", minimum=0.0
@@ -62,7 +62,7 @@ class UEFLSettings:
     )
     refresh: str = setting(
         "kmeans",
-        "the first book after an iteration: laid anew by certain silos' features, or as trained",
+        "the first book after an iteration: centroids of certain silos' features, or as trained",
         choices=("kmeans", "none"),
     )
     centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
@@ -70,7 +70,7 @@ class UEFLSettings:
 
 @dataclass(frozen=True)
 class CentroidNotes(Notes):
-    """Whether a site's centroids are for the first book, which they lay anew, or for a new one."""
+    """Whether a site's centroids refresh the first book, or start a new one."""
 
     refreshes: bool = False
 
@@ -84,16 +84,14 @@ class Discretised:
 
 
 def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
-    """Replace each token's segments by the nearest codewords in L2 (eq. 4).
+    """Replace each segment of tokens z (batch, l, c) by the nearest codeword in L2 (eq. 4).
 
-    Args:
-        tokens: z, (batch, l, c) with c divisible by ``segments``.
-        codebook: (n, c / segments), shared by all segments.
-        segments: s.
+    The codebook, (n, c / segments), is shared by all segments.
     """
     batch, length, channels = tokens.shape
     parts = tokens.reshape(-1, channels // segments)
     with torch.no_grad():
+        # |z|^2 is the same for all codewords: the argmin needs only |c|^2 - 2 <z, c>
         squared = codebook.square().sum(dim=1) - 2 * parts @ codebook.T
         codes = squared.argmin(dim=1)
     return Discretised(
@@ -104,13 +102,18 @@ def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Di
 
 def straight_through(tokens: Tensor, codewords: Tensor) -> Tensor:
     """Return ``codewords`` in value; the gradient goes to ``tokens`` unchanged."""
+    # The argmin has no gradient, so the encoder takes the one of the codewords for its own (Bengio
+    # et al. 2013). The codewords get none here; only the codebook loss moves them
     return tokens + (codewords - tokens).detach()
 
 
 def codebook_loss(
     tokens: Tensor, codewords: Tensor, codebook_weight: float, commitment_weight: float
 ) -> Tensor:
-    """Return eq. 6, mean-reduced, with the weights where VQ-VAE and the authors' code have them."""
+    """Return eq. 6, mean-reduced.
+
+    The paper prints beta on the other term; VQ-VAE and the authors' code have it here.
+    """
     pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())
     commit_tokens = nn.functional.mse_loss(tokens, codewords.detach())
     return codebook_weight * pull_codewords + commitment_weight * commit_tokens
@@ -129,7 +132,7 @@ def uncertain_sites(entropies: Mapping[str, float], gamma: float) -> list[str]:
 
 
 def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
-    """Return a start of (codes, dimension) standard normal numbers, keyed on seed and book."""
+    """Return (codes, dimension) standard normal numbers, keyed on seed and book."""
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 
@@ -147,7 +150,7 @@ class UEFLNetwork(SiteNetwork):
         self.settings = settings
 
     def codebook(self) -> Tensor:
-        """Return all books below one another, (n, c / s)."""
+        """Return all books, concatenated in order, (n, c / s)."""
         return torch.cat([self.codebooks[name] for name in sorted(self.codebooks, key=int)])
 
     def encode(self, inputs: Tensor) -> Tensor:
@@ -156,32 +159,24 @@ class UEFLNetwork(SiteNetwork):
 
     def nearest(self, tokens: Tensor) -> Discretised:
         """Return the nearest codewords of ``tokens`` in this site's books, in float32."""
-        with torch.autocast(tokens.device.type, enabled=False):  # bf16 would pick other codes
+        with torch.autocast(tokens.device.type, enabled=False):  # bf16 would choose other codes
             return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
 
-    def discretise(self, tokens: Tensor) -> Tensor:
+    def features(self, tokens: Tensor) -> Tensor:
         """Return the codewords in place of ``tokens``, (batch, l, c), straight-through."""
         return straight_through(tokens, self.nearest(tokens).codewords)
-
-    def features(self, tokens: Tensor) -> Tensor:
-        """Map tokens (batch, l, c) to the codewords that the head reads, of the same shape."""
-        return self.discretise(tokens)
 
     def classify(self, features: Tensor) -> Tensor:
         """Map codewords (batch, l, c) to logits (batch, classes)."""
         return self.classifier.classify(features)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return eq. 7: cross-entropy and codebook loss of a batch."""
-        tokens = self.encode(inputs)
+        """Return eq. 7, the criterion and the codebook loss of a batch."""
+        tokens, settings = self.encode(inputs), self.settings
         codewords = self.nearest(tokens).codewords
         logits = self.classify(straight_through(tokens, codewords))
-        task = self.classifier.criterion(logits, labels)
-        return task + codebook_loss(
-            tokens.float(),
-            codewords,
-            self.settings.codebook_weight,
-            self.settings.commitment_weight,
+        return self.classifier.criterion(logits, labels) + codebook_loss(
+            tokens.float(), codewords, settings.codebook_weight, settings.commitment_weight
         )
 
 

@@ -1,4 +1,4 @@
 """What is trained: networks by name, and the parts that papers add to them.
 
-Stands on contract and maths; knows no method.
+Imports contract and maths, no method.
 """

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
-from fedsilo.models.networks.kinds import Task, network_kind
 from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class TokenClassifier(SiteNetwork):
-    """Encoder, tokens and a head that holds all dropout; with ``evidence`` it is evidential."""
+    """An encoder and a head; evidential if ``evidence`` is given.
+
+    Args:
+        encoder: maps inputs to maps (batch, channels, rows, columns).
+        head: maps flattened tokens (batch, tokens * channels) to outputs; it has all dropout.
+        tokens: l, the number of places of a map.
+        channels: c.
+        evidence: turns the head's outputs into log alpha.
+
+    Attributes:
+        criterion: the mean loss of logits (batch, classes) and labels (batch,): cross-entropy, or
+            the evidential loss.
+    """
+
+    criterion: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(
         self,
@@ -28,6 +42,7 @@ class TokenClassifier(SiteNetwork):
         self.channels = channels
         self.head = head
         self.evidence = evidence
+        self.criterion = evidence.loss if evidence else nn.functional.cross_entropy
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to tokens z (batch, l, c)."""
@@ -40,27 +55,14 @@ class TokenClassifier(SiteNetwork):
         return maps.flatten(2).transpose(1, 2), maps.permute(0, 2, 3, 1)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Map what the head reads, (batch, l, c), to logits (batch, classes).
+        """Map features (batch, l, c) to logits (batch, classes).
 
-        Of an evidential network they are log alpha: its expected probabilities are their softmax.
+        The logits of an evidential network are log alpha; their softmax gives its expected
+        probabilities, so that every caller may treat both kinds alike.
         """
         logits: Tensor = self.head(features.flatten(1))
         return self.evidence(logits) if self.evidence else logits
 
-    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy, or the evidential loss, of a batch's logits."""
-        if self.evidence:
-            return self.evidence.loss(logits, labels)
-        return nn.functional.cross_entropy(logits, labels)
-
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the criterion of a batch."""
         return self.criterion(self(inputs), labels)
-
-
-def build_evidence(settings: CommonSettings, task: Task) -> Evidence | None:
-    """Return what makes the network of ``settings`` evidential, None if it is not."""
-    evidential = settings.loss == "evidential" or (
-        settings.loss == "auto" and network_kind(settings, task) == "vit"
-    )
-    return Evidence(task.classes, settings.evidence) if evidential else None

@@ -1,4 +1,4 @@
-"""Which network the settings mean for which data, and which settings mean something to it."""
+"""Which network the settings mean for which data, and which settings apply to it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 
-_IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # the first is the one that 'auto' means
-# UEFL's data sets in colour, where 'auto' means its VGG16. It goes by name: by channels it would
-# change the network of every run on a hospital's own photographs
-_AUTO = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
+_IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
 _ROW_NETWORKS = ("logistic", "mlp")
-_OF_VIT = frozenset(keys_with(CommonSettings, "vit"))
-_OF_RESNET22 = frozenset({"gradient-checkpointing", "classifier"})
+# UEFL's data sets in colour, for which 'auto' means its VGG16. They are listed by name: a rule by
+# channels would change the network of every run on a hospital's own photographs
+_AUTO = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
+# The one network that a setting applies to
+_APPLIES_TO = dict.fromkeys(keys_with(CommonSettings, "vit"), "vit") | {
+    "gradient-checkpointing": "resnet22",
+    "classifier": "resnet22",
+    "leading-norm": "conv",
+}
 
 
 @dataclass(frozen=True)
@@ -34,60 +38,50 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
     Raises:
         SettingError: it is an image network and the data are a table, or the other way round.
     """
-    of_task = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
-    kind = meant_network(settings, of_task[0])
-    if kind not in of_task:
-        data = "a table" if of_task is _ROW_NETWORKS else "images"
+    networks = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
+    named = settings.network
+    kind = _AUTO.get(settings.dataset, networks[0]) if named == "auto" else named
+    if kind not in networks:
+        data = "a table" if networks is _ROW_NETWORKS else "images"
         raise SettingError(
             f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
-            f"'network' to {' or '.join(of_task)}"
+            f"'network' to {' or '.join(networks)}"
         )
     return kind
 
 
-def meant_network(settings: CommonSettings, usual: str = _IMAGE_NETWORKS[0]) -> str:
-    """Return the network that the settings name; 'auto' is ``usual`` or the data set's own."""
-    if settings.network != "auto":
-        return settings.network
-    return _AUTO.get(settings.dataset, usual)
+def image_network(settings: CommonSettings) -> str:
+    """Return the network that the settings mean for images, before any image is read."""
+    named = settings.network
+    return named if named != "auto" else _AUTO.get(settings.dataset, _IMAGE_NETWORKS[0])
 
 
 def check_network_settings(settings: CommonSettings) -> None:
-    """Refuse settings of a ViT where there is none, and of evidence where it is not evidential.
+    """Refuse a changed setting that has no effect: whoever set it believes that it has one.
 
     Raises:
-        SettingError: such a key has not its default.
+        SettingError: names the setting and the network that it applies to.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
-    takes_weights = settings.network in ("vit", "resnet22")
-    evidential = settings.loss == "evidential" or settings.network == "vit"
-    # A key that does nothing is refused, not ignored: who sets it believes that it does something
-    for key, value in values.items():
-        if value == usual[key]:
-            continue
-        if key == "backbone-weights" and takes_weights:  # also resnet22's, which has no other
-            continue
-        if key in _OF_RESNET22 and settings.network != "resnet22":
+    changed = [key for key, value in values.items() if value != usual[key]]
+    for key in changed:
+        # 'auto' never means a ViT or a ResNet-22, but the data set may make it other than 'conv'
+        network = image_network(settings) if key == "leading-norm" else settings.network
+        wanted = _APPLIES_TO.get(key, network)
+        if key == "backbone-weights" and network == "resnet22":
+            continue  # the other network that takes a file of published weights
+        if network != wanted:
             raise SettingError(
-                f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
-                "set 'network' to 'resnet22'"
-            )
-        if key == "leading-norm" and meant_network(settings) != "conv":
-            raise SettingError(
-                f"setting '{key}' means nothing to network '{meant_network(settings)}': remove it, "
-                "or set 'network' to 'conv'"
-            )
-        if key in _OF_VIT and settings.network != "vit":
-            raise SettingError(
-                f"setting '{key}' means nothing to network '{settings.network}': remove it, or "
-                "set 'network' to 'vit'"
+                f"setting '{key}' means nothing to network '{network}': remove it, or "
+                f"set 'network' to '{wanted}'"
             )
         if key == "classifier" and not settings.backbone_weights:
             raise SettingError(
                 "setting 'classifier' is 'published', and 'backbone-weights' names no file to take "
                 "it from: set 'backbone-weights' to Wu et al.'s file, or 'classifier' to 'seed'"
             )
-        if key == "evidence" and (settings.loss == "cross-entropy" or not evidential):
+        auto_evidential = settings.loss == "auto" and network == "vit"
+        if key == "evidence" and settings.loss != "evidential" and not auto_evidential:
             raise SettingError(
                 "setting 'evidence' means nothing to cross-entropy: remove it, or set 'loss' to "
                 "'evidential'"

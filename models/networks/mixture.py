@@ -1,4 +1,4 @@
-"""Experts of several silos and how their probabilities are mixed (PICSR, eq. 1).
+"""Several sites' experts and the mixture of their probabilities (PICSR, eq. 1).
 
 On the wire an expert's arrays are named ``expert/<site>/<array>``.
 """
@@ -25,12 +25,12 @@ A = TypeVar("A")
 
 
 def expert_array(site: str, name: str) -> str:
-    """Return the wire name of an expert's array; ``by_expert`` reads it back."""
+    """Return the wire name of an expert's array; ``by_expert`` parses it."""
     return f"{EXPERT}{site}/{name}"
 
 
 def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Return the experts' arrays: site -> array name -> array, sorted by site."""
+    """Return the experts' arrays by site, sorted, and by array name."""
     return by_site(arrays_below(EXPERT, arrays))
 
 
@@ -50,10 +50,10 @@ def open_experts(
 
 
 class Mixture(SiteNetwork):
-    """Class probabilities of all experts, mixed by weights: here the same weight for each.
+    """The weighted mean of the experts' class probabilities; here all weights are equal.
 
-    A mixture's tokens, (batch, experts, l * c + 1), are each expert's tokens flattened and, last,
-    the logarithm of the expert's weight: everything that is free of dropout.
+    A mixture's tokens, (batch, experts, l * c + 1), are each expert's tokens, flattened, and last
+    the logarithm of its weight: all that dropout does not change.
     """
 
     def __init__(self, experts: Mapping[str, TokenClassifier]) -> None:
@@ -64,7 +64,7 @@ class Mixture(SiteNetwork):
     def log_weights(self, inputs: Tensor) -> Tensor:
         """Return the logarithm of each expert's weight, (batch, experts); weights sum to 1."""
         count = torch.tensor(float(len(self.sites)))
-        # The batch by its shape: of len() torch.export would make a constant
+        # The batch from the shape: torch.export would turn len() into a constant
         return -torch.log(count).expand(inputs.shape[0], len(self.sites)).to(inputs.device)
 
     def encode(self, inputs: Tensor) -> Tensor:
@@ -74,14 +74,11 @@ class Mixture(SiteNetwork):
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens to the logarithm of the mixed probabilities, (batch, classes)."""
-        logits = torch.stack(
-            [
-                expert.classify(features[:, index, :-1].reshape(-1, expert.tokens, expert.channels))
-                for index, expert in enumerate(self._experts())
-            ],
-            dim=1,
-        )
-        return mixed_log_probabilities(features[..., -1], logits)
+        logits = [
+            expert.classify(features[:, index, :-1].reshape(-1, expert.tokens, expert.channels))
+            for index, expert in enumerate(self._experts())
+        ]
+        return mixed_log_probabilities(features[..., -1], torch.stack(logits, dim=1))
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of the mixture."""
@@ -92,14 +89,10 @@ class Mixture(SiteNetwork):
 
 
 def mixed_log_probabilities(log_weights: Tensor, logits: Tensor) -> Tensor:
-    """Return log sum_i h_i softmax(logits_i): eq. 1 in logarithms.
+    """Return log sum_i h_i softmax(logits_i), (batch, classes), the logarithm of eq. 1.
 
-    Args:
-        log_weights: (batch, experts), log h.
-        logits: (batch, experts, classes).
-
-    Returns:
-        (batch, classes).
+    ``log_weights`` are log h (batch, experts), ``logits`` (batch, experts, classes).
     """
-    probabilities = torch.log_softmax(logits.float(), dim=-1)
-    return torch.logsumexp(log_weights.float()[..., None] + probabilities, dim=1)
+    # In logarithms throughout: an expert's tiny probability would underflow before the loss's log
+    log_probabilities = torch.log_softmax(logits.float(), dim=-1)
+    return torch.logsumexp(log_weights.float()[..., None] + log_probabilities, dim=1)

@@ -1,7 +1,4 @@
-"""A network with what must be done to its inputs: from samples as they are read to probabilities.
-
-One pass without dropout, so that the same sample has the same answer each time.
-"""
+"""A network with its preprocessing: from samples as they are read to class probabilities."""
 
 from __future__ import annotations
 
@@ -12,17 +9,14 @@ from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 
-PixelFigures = tuple[Tensor, Tensor]
+PixelStatistics = tuple[Tensor, Tensor]
 
 
 class ProbabilityModel(nn.Module):
-    """Class probabilities of rows as they are read, or of pixels.
+    """Class probabilities of rows as they are read, or of pixels, in one pass without dropout.
 
-    Args:
-        network: what classifies.
-        rows: what a table's features are standardised by.
-        pixels: mean and std, (channels, 1, 1) each, of pixels of 0..1, where pixels are given as
-            0..255 and the network wants them standardised.
+    ``rows`` are the statistics that a table's features are standardised by. With ``pixels``, mean
+    and standard deviation (channels, 1, 1) at 0..1, inputs are pixels of 0..255 to standardise.
     """
 
     mean: Tensor
@@ -32,16 +26,14 @@ class ProbabilityModel(nn.Module):
         self,
         network: SiteNetwork,
         rows: FeatureStatistics | None = None,
-        pixels: PixelFigures | None = None,
+        pixels: PixelStatistics | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.kind = "rows" if rows else "pixels" if pixels else "images"
-        mean, std = torch.zeros(1), torch.ones(1)
+        mean, std = pixels or (torch.zeros(1), torch.ones(1))
         if rows:
             mean, std = torch.from_numpy(rows.mean), torch.from_numpy(rows.std)
-        elif pixels:
-            mean, std = pixels
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
         self.eval()
@@ -49,8 +41,8 @@ class ProbabilityModel(nn.Module):
     def prepared(self, inputs: Tensor) -> Tensor:
         """Return inputs (batch, *input_shape) as the network takes them, float32.
 
-        Of rows a missing value, NaN, becomes the mean; images of 8 or 16 bits are scaled as in
-        training (see ``fedsilo.models.networks.encoders.float_inputs``).
+        A missing value of a row, NaN, becomes the mean. Images of 8 or 16 bits are scaled by
+        ``float_inputs``, as in training.
         """
         if self.kind == "rows":
             return ((inputs.double() - self.mean) / self.std).nan_to_num(nan=0.0).float()

@@ -1,8 +1,9 @@
 """A frozen Vision Transformer with prefix prompts (FedEvPrompt, eq. 1; Li and Liang 2021).
 
-Any timm ``VisionTransformer`` with a class token. Prompts are keys and values that stand before a
-layer's own, after its projection: b-prompts in the first layers, t-prompts in the rest, or one set
-g. Only prompts and head are trained and exchanged, unless ``train-backbone`` says otherwise.
+The backbone is any timm ``VisionTransformer`` with a class token. Prompts are keys and values
+that precede a layer's own, after its projection: b-prompts in the first layers and t-prompts in the
+rest, or one set g. Only prompts and head are trained and exchanged, unless ``train-backbone`` is
+set.
 """
 
 from __future__ import annotations
@@ -19,29 +20,28 @@ from torch import Tensor, nn
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import head_mean_without_prefix, rollout
-from fedsilo.models.networks.classifier import TokenClassifier, build_evidence
+from fedsilo.models.maths.dirichlet import Evidence
+from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import FrozenPart
 from fedsilo.models.networks.kinds import Task
 
-RANDOM_WEIGHTS = "random"
-TIMM_WEIGHTS = "timm"
+# Uniform(-1, 1), as other prefixes start, would drown the keys of a trained ViT
 _PROMPT_STD = 0.02
 
 
 class _Backbone(nn.Module):
-    """The ViT where it is trained with the rest."""
+    """The ViT that is trained with the rest."""
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
         self.vit = vit
 
 
-class _FrozenBackbone(FrozenPart):
-    """The ViT where it is frozen: in eval mode for good, no gradient, never exchanged."""
+class _FrozenBackbone(_Backbone, FrozenPart):
+    """The ViT that always stays in eval mode, without gradients."""
 
     def __init__(self, vit: VisionTransformer) -> None:
-        super().__init__()
-        self.vit = vit.eval().requires_grad_(False)
+        super().__init__(vit.eval().requires_grad_(False))
 
     def train(self, mode: bool = True) -> _FrozenBackbone:
         """Stay in eval mode."""
@@ -56,8 +56,8 @@ def prefix_attention(
     Args:
         layer: timm's attention.
         x: (batch, tokens, channels), normalised.
-        prompts: keys and values (2, length, channels); None: plain attention.
-        weights: whether to return the attention; without that, fused attention is used.
+        prompts: keys and values (2, length, channels), or None for plain attention.
+        weights: whether to return the attention; fused attention does not compute it.
 
     Returns:
         (batch, tokens, channels), and the attention (batch, heads, tokens, length + tokens) or
@@ -68,11 +68,14 @@ def prefix_attention(
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     q, k = layer.q_norm(q), layer.k_norm(k)
     if prompts is not None:
+        # Prompts extend keys and values only: the sequence keeps its length, so every layer can
+        # have its own prompts and the grid of patches stays what position embeddings expect
         heads = prompts.reshape(2, 1, -1, layer.num_heads, layer.head_dim).transpose(2, 3)
-        own = heads.expand(-1, batch, -1, -1, -1).to(k.dtype)
-        k, v = torch.cat([own[0], k], dim=2), torch.cat([own[1], v], dim=2)
+        prefix = heads.expand(-1, batch, -1, -1, -1).to(k.dtype)
+        k, v = torch.cat([prefix[0], k], dim=2), torch.cat([prefix[1], v], dim=2)
     attention = None
     if weights:
+        # The softmax is taken in float32: a rollout multiplies the attention of all layers
         attention = ((q * layer.scale) @ k.transpose(-2, -1)).float().softmax(dim=-1)
         mixed = attention.to(v.dtype) @ v
     else:
@@ -85,18 +88,18 @@ def prefix_attention(
 
 
 class PromptedViT(TokenClassifier):
-    """ViT, prompts and a linear head on the class token; evidential unless settings say not."""
+    """A ViT with prompts and a linear head on the class token."""
 
-    def __init__(self, vit: VisionTransformer, task: Task, settings: CommonSettings) -> None:
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        task: Task,
+        settings: CommonSettings,
+        evidence: Evidence | None = None,
+    ) -> None:
         backbone = _Backbone(vit) if settings.train_backbone else _FrozenBackbone(vit)
         head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(vit.embed_dim, task.classes))
-        super().__init__(
-            backbone,
-            head,
-            tokens=1,
-            channels=vit.embed_dim,
-            evidence=build_evidence(settings, task),
-        )
+        super().__init__(backbone, head, tokens=1, channels=vit.embed_dim, evidence=evidence)
         self.scale: Tensor
         self.offset: Tensor
         self.prompts = nn.ParameterDict(_initial_prompts(vit, settings))
@@ -110,11 +113,11 @@ class PromptedViT(TokenClassifier):
         return self.encoder.vit
 
     def slow_parameters(self) -> list[nn.Parameter]:
-        """Return the prompts that adapt slowly: b, or the one set g (the paper's mu_1)."""
+        """Return the prompts with the paper's rate mu_1: b, or the one set g."""
         return [self.prompts[name] for name in ("b", "g") if name in self.prompts]
 
     def grid_size(self) -> tuple[int, int]:
-        """Return rows and columns of patches: those of a rollout map."""
+        """Return rows and columns of patches, which a rollout map has too."""
         return cast("tuple[int, int]", self.vit.patch_embed.grid_size)
 
     def image_size(self) -> tuple[int, int]:
@@ -122,42 +125,56 @@ class PromptedViT(TokenClassifier):
         return cast("tuple[int, int]", self.vit.patch_embed.img_size)
 
     def map_size(self) -> int:
-        """Return the number of patches: the length of a rollout map."""
+        """Return the number of patches, the length of a rollout map."""
         return int(self.vit.patch_embed.num_patches)
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, 1 or 3, height, width), -1..1, to the class token (batch, 1, c)."""
-        return self._forward(inputs, weights=False)[0][:, :1]
+        return self._layers(self._patches(inputs), weights=False)[0][:, :1]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``encode`` of images and the patches' tokens (batch, rows, columns, c)."""
-        tokens, _ = self._forward(inputs, weights=False)
+        tokens, _ = self._layers(self._patches(inputs), weights=False)
         return tokens[:, :1], self._on_grid(tokens)
 
     def encode_with_rollout(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``encode`` of images and their rollout maps (batch, patches), summing to 1."""
-        tokens, attentions = self._forward(inputs, weights=True)
+        tokens, attentions = self._layers(self._patches(inputs), weights=True)
         return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
+
+    def encode_with_layers(self, inputs: Tensor) -> list[Tensor]:
+        """Return the patches' tokens (batch, rows, columns, c) before each layer, and the last."""
+        hidden: list[Tensor] = []
+        last, _ = self._layers(self._patches(inputs), weights=False, hidden=hidden)
+        return [self._on_grid(tokens) for tokens in [*hidden, last]]
 
     def encode_patches(self, patches: Tensor) -> Tensor:
         """Map patches embedded elsewhere (batch, n, c) to tokens (batch, rows, columns, c)."""
-        return self._on_grid(self._through(patches, weights=False)[0])
+        return self._on_grid(self._layers(patches, weights=False)[0])
 
     def _on_grid(self, tokens: Tensor) -> Tensor:
-        """Return the patches' tokens of all, (batch, rows, columns, c)."""
+        """Return the patches' tokens (batch, rows, columns, c), without class and registers."""
         patches = tokens[:, self.vit.num_prefix_tokens :]
         return patches.reshape(len(patches), *self.grid_size(), -1)
 
-    def _forward(self, inputs: Tensor, weights: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return all tokens and, with ``weights``, each layer's mean attention of heads."""
-        return self._through(self.vit.patch_embed(inputs * self.scale + self.offset), weights)
+    def _patches(self, inputs: Tensor) -> Tensor:
+        patches: Tensor = self.vit.patch_embed(inputs * self.scale + self.offset)
+        return patches
 
-    def _through(self, patches: Tensor, weights: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return ``_forward`` of images whose patches are embedded, (batch, n, c)."""
+    def _layers(
+        self, patches: Tensor, weights: bool, hidden: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return all tokens and, with ``weights``, each layer's mean attention of heads.
+
+        The tokens that enter each layer are appended to ``hidden``.
+        """
         vit = self.vit
+        # timm's own forward pass, with attention that takes prompts
         x = vit.norm_pre(vit.patch_drop(vit._pos_embed(patches)))
         attentions = []
         for block, prompts in zip(vit.blocks, self._layer_prompts(), strict=True):
+            if hidden is not None:
+                hidden.append(x)
             mixed, attention = prefix_attention(block.attn, block.norm1(x), prompts, weights)
             x = x + block.drop_path1(block.ls1(mixed))
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
@@ -173,20 +190,22 @@ class PromptedViT(TokenClassifier):
 
 
 def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
-    """Return scale and offset, (channels, 1, 1), that take pixels of -1..1 to the ViT's own."""
+    """Return scale and offset, (channels, 1, 1), from pixels of -1..1 to the ViT's own range.
+
+    Grey images take the mean over the colours.
+    """
+
+    def by_channel(statistics: Sequence[float]) -> Tensor:
+        values = torch.tensor(statistics)
+        return (values if channels == len(values) else values.mean()[None])[:, None, None]
+
     given = cast("dict[str, Any]", vit.pretrained_cfg)
-    mean, std = (_of_channels(given[key], channels) for key in ("mean", "std"))
+    mean, std = by_channel(given["mean"]), by_channel(given["std"])
     return 0.5 / std, (0.5 - mean) / std
 
 
-def _of_channels(figures: Sequence[float], channels: int) -> Tensor:
-    """Return a figure per channel, (channels, 1, 1); a grey image takes the mean of the three."""
-    values = torch.tensor(figures)
-    return (values if channels == len(values) else values.mean()[None])[:, None, None]
-
-
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
-    """Return the prompt sets, (layers, 2, length, channels) each, N(0, 0.02^2)."""
+    """Return the prompt sets, (layers, 2, length, channels) each."""
     depth, basic = len(vit.blocks), settings.basic_layers
     if settings.prompt_sets == "b-t" and basic >= depth:
         raise SettingError(
@@ -205,42 +224,31 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
     """Return the ViT of ``settings`` for images of ``task``, without a head, randomly initialised.
 
     Raises:
-        SettingError: there is no such ViT, or images do not fit it.
+        SettingError: timm has no such ViT, or images do not fit it.
     """
-    channels, height, width = task.input_shape
-    given = {
+    channels, *size = task.input_shape
+    sizes = {
         "embed_dim": settings.backbone_width,
         "depth": settings.backbone_depth,
         "num_heads": settings.backbone_heads,
         "patch_size": settings.backbone_patch,
     }
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value}
+    changes: dict[str, Any] = {key: value for key, value in sizes.items() if value}
     if channels not in (1, 3):
         raise SettingError(
             f"network 'vit' takes grey or colour images, and data set '{settings.dataset}' has "
             f"{channels} channels: choose another 'network'"
         )
+    named = f"setting 'backbone' is '{settings.backbone}'"
+    changes |= {"num_classes": 0, "img_size": tuple(size), "in_chans": channels}
     try:
-        vit = timm.create_model(
-            settings.backbone,
-            num_classes=0,
-            img_size=(height, width),
-            in_chans=channels,
-            **changes,
-            **more,
-        )
+        vit: Any = timm.create_model(settings.backbone, **changes, **more)
     except Exception as error:  # timm refuses in many ways: RuntimeError, TypeError, AssertionError
         raise SettingError(
-            f"setting 'backbone' is '{settings.backbone}', which timm cannot build for images of "
-            f"{height}x{width} ({' '.join(str(error).split())}): name a VisionTransformer of timm "
+            f"{named}, which timm cannot build for images of {size[0]}x{size[1]} "
+            f"({' '.join(str(error).split())}): name a VisionTransformer of timm "
             "('timm.list_models(\"vit_*\")')"
         ) from None
-    _refuse_other_architectures(vit, settings, (height, width))
-    return cast(VisionTransformer, vit)
-
-
-def _refuse_other_architectures(vit: Any, settings: CommonSettings, size: tuple[int, int]) -> None:
-    named = f"setting 'backbone' is '{settings.backbone}'"
     plain = isinstance(vit, VisionTransformer) and all(
         isinstance(block, Block) and isinstance(block.attn, Attention) for block in vit.blocks
     )
@@ -255,15 +263,20 @@ def _refuse_other_architectures(vit: Any, settings: CommonSettings, size: tuple[
             f"{named}, whose patches of {patch[0]} pixels do not divide images of {size[0]}: set "
             "'backbone-patch' to what divides them, or 'image-size' to a multiple"
         )
+    return cast(VisionTransformer, vit)
 
 
-def build_prompted_vit(settings: CommonSettings, task: Task) -> PromptedViT:
-    """Build the network; its backbone is without content until ``load_backbone`` fills it.
+def build_prompted_vit(
+    settings: CommonSettings, task: Task, evidence: Evidence | None
+) -> PromptedViT:
+    """Build the network, whose backbone stays empty until ``load_backbone`` fills it.
 
-    Only with random weights they are drawn here. A server that exchanges prompts alone needs none.
+    Only random weights are made here.
     """
-    if settings.backbone_weights == RANDOM_WEIGHTS:
-        return PromptedViT(build_vit(settings, task), task, settings)
+    if settings.backbone_weights == "random":
+        return PromptedViT(build_vit(settings, task), task, settings, evidence)
+    # A server that exchanges prompts alone never needs the weights: on the meta device the backbone
+    # has shapes and no memory
     with torch.device("meta"):
         vit = build_vit(settings, task)
-    return PromptedViT(vit, task, settings)
+    return PromptedViT(vit, task, settings, evidence)

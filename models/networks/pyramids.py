@@ -1,8 +1,8 @@
-"""Encoders for segmentation: maps of images at several scales.
+"""Encoders for segmentation, which map images to feature maps at several scales.
 
 ``ConvPyramid`` is the convolutional encoder of ``models.networks.encoders``, ``ViTPyramid`` a
-prompted ViT whose layers stand for scales (Hatamizadeh et al. 2022, UNETR), ``TransPyramid`` a ViT
-below a convolutional encoder (Chen et al. 2021, TransUNet).
+prompted ViT whose layers serve as scales (Hatamizadeh et al. 2022, UNETR), ``TransPyramid`` a ViT
+on the maps of a convolutional encoder (Chen et al. 2021, TransUNet).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +21,18 @@ from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock
 if TYPE_CHECKING:
     from fedsilo.models.networks.prompted_vit import PromptedViT
 
-
 _CONV_WIDTHS = (1, 2, 4)  # of ConvEncoder's stages, times its width
-_RARE = 4.0  # by so much a class's first logits lie below the background's: a share of about 2 %
+# The first logits of a class lie this far below the background's, a share of about 2 %: a network
+# that began with even odds would spend its first epochs learning that most pixels are background
+# (Lin et al. 2017, RetinaNet's prior)
+_RARE = 4.0
 
 
 class Segmenter(nn.Module):
-    """A network that says what each pixel is.
-
-    It begins by calling almost all background, as it is (Lin et al. 2017, RetinaNet's prior).
+    """A network that classifies each pixel.
 
     Attributes:
-        classes: how many, the background the first.
+        classes: their number; the first is the background.
     """
 
     def __init__(self, classes: int) -> None:
@@ -48,12 +48,12 @@ class Segmenter(nn.Module):
         """Map images to the encoder's last map (batch, c, rows, columns)."""
 
     def trunk(self) -> nn.Module | None:
-        """Return the part whose arrays are named as those of a run's network; None: it has none."""
+        """Return the part that shares its array names with a run's network, or None."""
         return None
 
 
 class Pyramid(nn.Module):
-    """Makes maps of images at several scales.
+    """An encoder of several scales.
 
     Attributes:
         widths: channels of each map, from the finest, of the image's size, to the coarsest.
@@ -67,13 +67,9 @@ class Pyramid(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, channels, h, w) to maps (batch, widths[i], h_i, w_i), finest first."""
 
-    def trunk(self) -> nn.Module | None:
-        """Return the part whose arrays are named as those of a run's network; None: it has none."""
-        return None
-
 
 class ConvPyramid(Pyramid):
-    """``ConvEncoder``: its features before each max-pool, and those after the last."""
+    """``ConvEncoder``: its maps before each max-pool, at 1/1, 1/2 and 1/4, and the last at 1/8."""
 
     def __init__(self, *, in_channels: int, width: int) -> None:
         super().__init__((width, 2 * width, 4 * width, 4 * width))
@@ -82,20 +78,12 @@ class ConvPyramid(Pyramid):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return maps of 1/1, 1/2, 1/4 and 1/8 of the image's size."""
-        maps, x = [], images
-        for layer in self.encoder.stages:
-            if isinstance(layer, nn.MaxPool2d):
-                maps.append(x)
-            x = layer(x)
-        return [*maps, self.bottom(x)]
-
-    def trunk(self) -> nn.Module:
-        """Return the encoder under its name in a run's network."""
-        return nn.ModuleDict({"encoder": self.encoder})
+        maps, last = _before_pools(self.encoder.stages, images)
+        return [*maps, self.bottom(last)]
 
 
 class ViTPyramid(Pyramid):
-    """A ViT: the image itself, then patch tokens of ever deeper layers, enlarged the less.
+    """A ViT: the image itself, then the patch tokens of ever deeper layers, ever less enlarged.
 
     A patch of p pixels gives round(log2 p) scales below the image's own; the coarsest is the grid
     of patches with the last layer's tokens.
@@ -107,16 +95,15 @@ class ViTPyramid(Pyramid):
         super().__init__([width * 2**step for step in range(steps + 1)])
         self.network = network
         depth, channels = len(network.vit.blocks), network.vit.embed_dim
-        # The token that enters block i is the one that block i - 1 has made
-        self.layers = [max(1, depth * step // steps) for step in range(1, steps)]
-        self.layers = [min(layer, depth - 1) for layer in self.layers]
+        # What enters block i is what block i - 1 returned
+        self.layers = [min(max(1, depth * step // steps), depth - 1) for step in range(1, steps)]
         self.stem = convolution(in_channels, width)
         self.project = nn.ModuleList(nn.Conv2d(channels, w, 1) for w in self.widths[1:])
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return maps of 1/1, 1/2, ... of the image's size, the last of one cell a patch."""
-        tokens, last = self._tokens(images)
-        deep = [tokens[layer] for layer in self.layers] + [last]
+        tokens = self.network.encode_with_layers(images)
+        deep = [tokens[layer] for layer in self.layers] + [tokens[-1]]
         maps = [self.stem(images)]
         for step, (entering, project) in enumerate(zip(deep, self.project, strict=True), start=1):
             x = project(entering.permute(0, 3, 1, 2))
@@ -125,49 +112,16 @@ class ViTPyramid(Pyramid):
             maps.append(x)
         return maps
 
-    def trunk(self) -> nn.Module:
-        """Return the ViT as a run's network."""
-        return self.network
-
-    def _tokens(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-        """Return patch tokens (batch, rows, columns, c) that enter each layer, and the last ones.
-
-        The network calls the parts of its blocks, not the blocks: hence a hook of what enters
-        their first part.
-        """
-        tokens: dict[int, Tensor] = {}
-        grid, prefix = self.network.grid_size(), self.network.vit.num_prefix_tokens
-
-        def keeper(layer: int) -> Any:
-            def keep(module: nn.Module, entering: tuple[Tensor, ...]) -> None:
-                patches = entering[0][:, prefix:]
-                tokens[layer] = patches.reshape(len(patches), *grid, -1)
-
-            return keep
-
-        blocks = self.network.vit.blocks
-        hooks = [
-            blocks[layer].norm1.register_forward_pre_hook(keeper(layer))
-            for layer in set(self.layers)
-        ]
-        try:
-            _, last = self.network.encode_with_map(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return tokens, last
-
 
 class TransPyramid(Pyramid):
     """TransUNet's encoder: a ViT on the maps of a convolutional one, which gives the finer maps.
 
-    The paper's own are ResNet-50's maps at 1/16 and a ViT of 16 pixels a patch; here a patch of
-    2^s pixels takes ``ConvEncoder``'s maps at 1/2^s, of which it has three, and a convolution as
-    wide as its step brings them further. What embeds images goes from the ViT; its prefix tokens,
-    position embeddings, prompts and layers stay.
+    The paper puts a ViT of 16 pixels a patch on ResNet-50's maps at 1/16. Here a patch of 2^s
+    pixels takes ``ConvEncoder``'s maps at 1/2^s; from the fourth halving on a strided convolution
+    does the rest. The ViT loses its embedding of images and keeps all else.
 
     Raises:
-        SettingError: the patch is no power of two.
+        SettingError: the patch is not a power of two.
     """
 
     def __init__(self, network: PromptedViT, *, in_channels: int, width: int) -> None:
@@ -175,7 +129,7 @@ class TransPyramid(Pyramid):
         steps = _halvings(max(vit.patch_embed.patch_size))
         encoder = ConvEncoder(in_channels=in_channels, width=width)
         kept = min(steps, len(_CONV_WIDTHS))
-        # A finer map for each halving by max-pool, the pooled ones where they are halved further
+        # Each max-pool's input is a map; its output is one too where a strided convolution follows
         fine = [*_CONV_WIDTHS[:kept], *(_CONV_WIDTHS[-1:] if steps > kept else ())]
         super().__init__([*(width * factor for factor in fine), 4 * width])
         pools = [at for at, one in enumerate(encoder.stages) if isinstance(one, nn.MaxPool2d)]
@@ -188,19 +142,21 @@ class TransPyramid(Pyramid):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return maps of 1/1, 1/2, ... of the image's size, the last of one cell a patch."""
-        maps, x = [], images
-        for layer in self.stages:
-            if isinstance(layer, nn.MaxPool2d):
-                maps.append(x)
-            x = layer(x)
+        maps, last = _before_pools(self.stages, images)
         if len(maps) + 1 < len(self.widths):
-            maps.append(x)
-        tokens = self.network.encode_patches(self.embed(x).flatten(2).transpose(1, 2))
+            maps.append(last)
+        tokens = self.network.encode_patches(self.embed(last).flatten(2).transpose(1, 2))
         return [*maps, self.project(tokens.permute(0, 3, 1, 2))]
 
-    def trunk(self) -> nn.Module:
-        """Return the ViT as a run's network, without what embeds images."""
-        return self.network
+
+def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Run ``stages`` and return what enters each max-pool, and the result."""
+    maps = []
+    for layer in stages:
+        if isinstance(layer, nn.MaxPool2d):
+            maps.append(x)
+        x = layer(x)
+    return maps, x
 
 
 def _halvings(patch: int) -> int:
@@ -231,8 +187,7 @@ def resized(maps: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def pixel_head(channels: int, classes: int) -> nn.Conv2d:
-    """Return the last layer, by which almost all is background at first."""
+    """Return the last layer, which at first calls almost all pixels background."""
     head = nn.Conv2d(channels, classes, 1)
-    rare = torch.zeros(classes).index_fill(0, torch.arange(1, classes), -_RARE)
-    head.bias = nn.Parameter(rare)
+    head.bias = nn.Parameter(torch.tensor([0.0] + [-_RARE] * (classes - 1)))
     return head

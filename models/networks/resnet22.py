@@ -2,15 +2,15 @@
 
 Names and shapes are those of the published weights: a 7x7 convolution of stride 2, a 3x3 max-pool
 of stride 2, five stages of two pre-activation blocks (He et al. 2016), batch norm and ReLU. The
-Fed-Align-CL paper's table IV tells other first layers than those of the weights that it loads; the
-weights win here.
+Fed-Align-CL paper's table IV prints other first layers than the weights that it loads have; here
+the weights decide.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -18,15 +18,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.kinds import Task
 
 _STAGES = 5
-_HIDDEN = (128, 64)  # of the classifier, for 256 channels
-SMALLEST_IMAGE = 16  # pixels of a side
+_HIDDEN = (128, 64)  # of the paper's classifier, which reads 256 channels
+_SMALLEST_IMAGE = 16  # pixels of a side
 
 
 class PreActivationBlock(nn.Module):
-    """Batch norm, ReLU and 3x3 convolution, twice, and a shortcut; the first of a stage strides."""
+    """Batch norm, ReLU and 3x3 convolution, twice, and a shortcut.
+
+    The first block of a stage has a stride and projects its shortcut.
+    """
 
     def __init__(self, before: int, after: int, *, stride: int, projects: bool) -> None:
         super().__init__()
@@ -46,12 +52,12 @@ class PreActivationBlock(nn.Module):
 
 
 class ResNet22(nn.Module):
-    """Maps grey images to the mean of the last stage's maps, one embedding an image.
+    """Maps grey images to embeddings, the mean over the last stage's maps.
 
     Attributes:
-        channels: numbers of an embedding: 16 times ``width``, 256 as published.
-        checkpointed: whether a training pass keeps only the stages' inputs and computes the rest
-            anew while going back, which takes less memory and more time.
+        channels: length of an embedding, 16 times ``width``; 256 as published.
+        checkpointed: whether training keeps only the blocks' inputs and computes the rest again in
+            the backward pass, which takes less memory and more time.
     """
 
     def __init__(self, *, in_channels: int, width: int = 16, checkpointed: bool = False) -> None:
@@ -61,12 +67,10 @@ class ResNet22(nn.Module):
         widths = [width, *(width * 2**stage for stage in range(_STAGES))]
         self.layer_list = nn.ModuleList(
             nn.Sequential(
-                PreActivationBlock(before, after, stride=1 if first else 2, projects=True),
+                PreActivationBlock(before, after, stride=2 if stage else 1, projects=True),
                 PreActivationBlock(after, after, stride=1, projects=False),
             )
-            for first, (before, after) in zip(
-                [True] + [False] * (_STAGES - 1), itertools.pairwise(widths), strict=True
-            )
+            for stage, (before, after) in enumerate(itertools.pairwise(widths))
         )
         self.final_bn = nn.BatchNorm2d(widths[-1])
         self.final_relu = nn.ReLU()  # a module, so that Grad-CAM can read the last maps
@@ -78,11 +82,11 @@ class ResNet22(nn.Module):
 
         At 2048 x 2048 pixels h and w are 32.
         """
-        recomputes = self.checkpointed and self.training and torch.is_grad_enabled()
+        checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
         for stage in self.layer_list:
             for block in cast(nn.Sequential, stage):
-                hidden = _checkpointed(block, hidden) if recomputes else block(hidden)
+                hidden = _checkpointed(block, hidden) if checkpoints else block(hidden)
         last: Tensor = self.final_relu(self.final_bn(hidden))
         return last
 
@@ -92,7 +96,7 @@ class ResNet22(nn.Module):
 
 
 class RadiographClassifier(TokenClassifier):
-    """A ``ResNet22`` and its head; its feature map is the one that the embedding is the mean of."""
+    """A ``ResNet22`` and its head; its one token is the mean over its feature map."""
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``encode`` of inputs and the last feature map (batch, rows, columns, channels)."""
@@ -101,21 +105,20 @@ class RadiographClassifier(TokenClassifier):
 
 
 def _checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Run ``block`` so that its inner values are computed again when going back."""
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), still_statistics(block)
-
-    output: Tensor = checkpoint(block, hidden, use_reentrant=False, context_fn=contexts)
+    # The recomputation sees the same batch again: without the context, batch norm's running
+    # statistics would take it in twice, and checkpointing would change the model
+    output: Tensor = checkpoint(
+        block,
+        hidden,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), still_statistics(block)),
+    )
     return output
 
 
 @contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Run a block in which training-mode batch norm leaves its running statistics as they are.
-
-    A pass that is run again would otherwise count its batch twice.
-    """
+    """Run a block in which batch norm in training mode leaves its running statistics unchanged."""
     norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -128,29 +131,22 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
-    """Return the classifier: two layers with batch norm, ReLU and dropout, then the logits.
+    """Return the paper's classifier: two layers with batch norm, ReLU and dropout, then logits.
 
-    For 256 channels it is 256-128-64-classes (the paper's table IV); others in proportion.
+    With 256 channels it is 256-128-64-classes (table IV); other widths are in proportion.
     """
+    widths = [channels, *(max(hidden * channels // 256, 2) for hidden in _HIDDEN)]
     layers: list[nn.Module] = []
-    before = channels
-    for wanted in _HIDDEN:
-        after = max(wanted * channels // 256, 2)
-        layers += [
-            nn.Linear(before, after),
-            nn.BatchNorm1d(after),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-        ]
-        before = after
-    return nn.Sequential(*layers, nn.Linear(before, classes))
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
 def build_published_head(channels: int, classes: int) -> nn.Sequential:
     """Return the classifier of the published weights: one hidden layer with ReLU, then logits.
 
     Raises:
-        SettingError: the data have other than two classes; the published head knows no others.
+        SettingError: the data do not have two classes, malignant or not, as the weights have.
     """
     if classes != 2:
         raise SettingError(
@@ -160,10 +156,25 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, classes))
 
 
-def check_image(height: int, width: int) -> None:
-    """Refuse images of which nothing is left, by a ``SettingError``."""
-    if min(height, width) < SMALLEST_IMAGE:
+def build_radiograph_classifier(
+    settings: CommonSettings, task: Task, evidence: Evidence | None
+) -> RadiographClassifier:
+    """Return the network of ``settings`` for images of ``task``, initialised by torch's generator.
+
+    Raises:
+        SettingError: the images are too small, or the classifier does not fit the classes.
+    """
+    channels, height, width = task.input_shape
+    if min(height, width) < _SMALLEST_IMAGE:
         raise SettingError(
-            f"network 'resnet22' takes images of at least {SMALLEST_IMAGE} pixels a side, and "
+            f"network 'resnet22' takes images of at least {_SMALLEST_IMAGE} pixels a side, and "
             f"these are {height}x{width}: choose network 'conv'"
         )
+    checkpointed = settings.gradient_checkpointing
+    encoder = ResNet22(in_channels=channels, width=settings.width, checkpointed=checkpointed)
+    size = encoder.channels
+    if settings.classifier == "published":
+        head = build_published_head(size, task.classes)
+    else:
+        head = build_head(size, task.classes, settings.dropout)
+    return RadiographClassifier(encoder, head, tokens=1, channels=size, evidence=evidence)

@@ -1,9 +1,8 @@
-"""Segmentation: an encoder's maps at several scales, a U-Net's way back up, and the loss.
+"""Segmentation networks and their loss: an encoder of several scales and a U-Net's decoder.
 
-Four encoders, one decoder (Ronneberger et al. 2015, U-Net): ``unet``, ``vit``, ``swin`` and
-``transunet`` (``models.networks.pyramids``), the FedEFM paper's backbones; ``swinunet`` has a way
-up of its own (``models.networks.swin``). The loss is cross-entropy plus soft Dice (Milletari et al.
-2016).
+The four encoders of ``models.networks.pyramids`` and ``swin``, the FedEFM paper's backbones, share
+one decoder (Ronneberger et al. 2015); ``swinunet`` has its own (``models.networks.swin``). The loss
+is cross-entropy plus soft Dice (Milletari et al. 2016).
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ from fedsilo.models.networks.pyramids import (
 )
 from fedsilo.models.networks.swin import SwinPyramid, SwinUnet
 
-NETWORKS = ("unet", "vit", "swin", "transunet", "swinunet")
-
 
 class PyramidNetwork(Segmenter):
-    """A pyramid and a U-Net's way back up: enlarge, join the finer map, convolve twice."""
+    """A pyramid and a U-Net's decoder: enlarge, concatenate the finer map, convolve twice."""
 
     def __init__(self, pyramid: Pyramid, classes: int) -> None:
         super().__init__(classes)
@@ -58,64 +55,59 @@ class PyramidNetwork(Segmenter):
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return the pyramid's."""
-        return self.pyramid.trunk()
+        """Return a ViT as a run's network, or a convolutional encoder under its name there."""
+        if isinstance(self.pyramid, ConvPyramid):
+            return nn.ModuleDict({"encoder": self.pyramid.encoder})
+        return self.pyramid.network if isinstance(self.pyramid, ViTPyramid | TransPyramid) else None
 
 
 def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
-    """Build the network ``kind`` for images of ``task``, with random weights keyed on the seed.
+    """Build a segmentation network for images of ``task``, with weights keyed on the seed.
 
-    Of a ``vit`` and a ``transunet`` all is trained, backbone and prompts; ``settings`` say its
-    size.
+    ``kind`` is ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``; all their parts are
+    trained, also a ViT's backbone. The task's classes include the background.
 
     Raises:
         SettingError: images do not fit the network.
     """
     channels, height, width = task.input_shape
+    base, size = settings.width, (height, width)
+    pyramid: Pyramid
     with seeded(settings.seed, "initial-weights"):
         if kind == "swinunet":
-            size = (height, width)
-            return SwinUnet(
-                in_channels=channels, size=size, width=settings.width, classes=task.classes
-            )
-        return PyramidNetwork(_pyramid(kind, settings, task), task.classes)
+            return SwinUnet(in_channels=channels, size=size, width=base, classes=task.classes)
+        if kind == "swin":
+            pyramid = SwinPyramid(in_channels=channels, size=size, width=base)
+        elif kind == "unet":
+            if min(size) < 8:
+                raise SettingError(
+                    f"network 'unet' divides images by 8, which leaves nothing of {height}x{width} "
+                    "pixels: set 'image-size'"
+                )
+            pyramid = ConvPyramid(in_channels=channels, width=base)
+        else:
+            from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit  # imports timm
 
-
-def _pyramid(kind: str, settings: CommonSettings, task: Task) -> Pyramid:
-    channels, height, width = task.input_shape
-    if kind == "swin":
-        return SwinPyramid(in_channels=channels, size=(height, width), width=settings.width)
-    if kind == "unet":
-        _refuse_small(height, width)
-        return ConvPyramid(in_channels=channels, width=settings.width)
-    from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit  # imports timm, seconds
-
-    vit = PromptedViT(build_vit(settings, task), task, settings)
-    kept = ViTPyramid if kind == "vit" else TransPyramid
-    return kept(vit, in_channels=channels, width=settings.width)
-
-
-def _refuse_small(height: int, width: int) -> None:
-    if min(height, width) < 8:
-        raise SettingError(
-            f"network 'unet' divides images by 8, which leaves nothing of {height}x{width} pixels: "
-            "set 'image-size'"
-        )
+            vit = PromptedViT(build_vit(settings, task), task, settings)
+            encoder = ViTPyramid if kind == "vit" else TransPyramid
+            pyramid = encoder(vit, in_channels=channels, width=base)
+        return PyramidNetwork(pyramid, task.classes)
 
 
 def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """Return mean cross-entropy plus soft Dice loss.
 
+    The soft Dice loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1), with sums over all pixels of
+    the batch, averaged over the classes but the background.
+
     Args:
         logits: (batch, classes, h, w).
         masks: (batch, h, w), the classes' numbers, 0 the background.
-
-    The second is 1 - (2 sum p t + 1) / (sum p + sum t + 1), sums over all pixels of the batch,
-    mean over the classes but the background: of a thin catheter cross-entropy alone is happy with
-    nothing but background.
     """
     truth = masks.long()
     entropy = nn.functional.cross_entropy(logits.float(), truth)
+    # A catheter covers a few per cent of the pixels: cross-entropy alone is near its minimum with
+    # nothing but background. Summing over the batch keeps images without a catheter defined
     shares = logits.float().softmax(dim=1)[:, 1:]
     wanted = nn.functional.one_hot(truth, logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
     both = (shares * wanted).sum(dim=(0, 2, 3))

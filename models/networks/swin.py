@@ -1,6 +1,6 @@
-"""Swin Transformers for segmentation: below a U-Net's decoder, and with a way up of their own.
+"""Swin Transformers for segmentation: as a pyramid for a U-Net's decoder, and as Swin-Unet.
 
-The encoder is timm's (Liu et al. 2021). ``SwinUnet`` (Cao et al. 2021) goes up by Swin blocks too.
+The encoder is timm's (Liu et al. 2021); Swin-Unet (Cao et al. 2021) decodes by Swin blocks too.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fedsilo.models.networks.pyramids import Pyramid, Segmenter, convolution, pi
 _DEPTHS = (2, 2, 6, 2)  # of Swin-T; with 'width' 16 its channels are Swin-T's too
 _PATCH = 4
 _LARGEST_WINDOW = 8
-_BLOCKS = 2  # of each stage on SwinUnet's way up, as published
+_BLOCKS = 2  # of each decoder stage of Swin-Unet, as published
 
 
 def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     """Return timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
 
-    Its channels are about ``6 * width`` at 1/4 of the image's size, twice as many at each next.
+    It has about ``6 * width`` channels at 1/4 of the image's size, doubled at each further stage.
 
     Raises:
         SettingError: images do not fit.
     """
     stages, window = swin_shape(size)
-    import timm
+    import timm  # takes seconds
 
     heads = _heads(width)
     return timm.create_model(
@@ -46,12 +46,11 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
 
 
 def _heads(width: int) -> int:
-    """Return the heads of the finest stage, of 32 channels each at Swin-T's width."""
-    return max(1, 6 * width // 32)
+    return max(1, 6 * width // 32)  # of the finest stage, of 32 channels each at Swin-T's width
 
 
 class SwinPyramid(Pyramid):
-    """A Swin Transformer below two convolutions at the image's and half its size."""
+    """A Swin Transformer, and two convolutions for the scales that it lacks, 1/1 and 1/2."""
 
     def __init__(self, *, in_channels: int, size: tuple[int, int], width: int) -> None:
         stages, _ = swin_shape(size)
@@ -72,10 +71,10 @@ class SwinPyramid(Pyramid):
 
 
 class SwinUnet(Segmenter):
-    """SwinUnet: a Swin Transformer and its mirror, patch expanding in place of patch merging.
+    """Swin-Unet: a Swin Transformer and its mirror, with patch expanding in place of merging.
 
-    Each scale's map goes over to the way up, is joined to what was expanded and brought back to
-    its channels by a linear layer before two Swin blocks (figure 1 of Cao et al. 2021); at last
+    At each scale the encoder's map is concatenated to the expanded one, and a linear layer reduces
+    both to the scale's channels before two Swin blocks (figure 1 of Cao et al. 2021). At the end
     each cell of 4 pixels a side is expanded to its pixels.
     """
 
@@ -115,10 +114,9 @@ class SwinUnet(Segmenter):
 
 
 class PatchExpand(nn.Module):
-    """Patch expanding (Cao et al. 2021, section 3.5): each cell becomes ``factor`` a side.
+    """Patch expanding (Cao et al. 2021, section 3.5): a cell becomes ``factor`` by ``factor``.
 
-    A linear layer makes a cell's channels those of all its new cells, which are laid out and
-    normalised.
+    A linear layer computes the channels of all new cells, which are then rearranged and normalised.
     """
 
     def __init__(self, before: int, factor: int, after: int) -> None:
@@ -132,8 +130,8 @@ class PatchExpand(nn.Module):
         batch, rows, columns, _ = x.shape
         cells = self.linear(x).reshape(batch, rows, columns, self.factor, self.factor, -1)
         sides = (rows * self.factor, columns * self.factor)
-        laid_out: Tensor = self.norm(cells.transpose(2, 3).reshape(batch, *sides, -1))
-        return laid_out
+        expanded: Tensor = self.norm(cells.transpose(2, 3).reshape(batch, *sides, -1))
+        return expanded
 
 
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
@@ -153,14 +151,14 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
 
 
 def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
-    """Return how many stages a Swin Transformer has on images of ``size``, and its window.
+    """Return the stages of a Swin Transformer on images of ``size``, and its window.
 
-    Patches are of 4 pixels and each stage halves their grid, at most to 4 a side; the window is
-    the largest up to 8 that divides the last grid, and so all. 224 pixels give four stages and 7,
-    as published, 64 pixels three stages and 4.
+    Each stage halves the grid of 4-pixel patches, as long as 4 cells a side are left. The window is
+    the largest up to 8 that divides the last grid, and therefore all: images of 224 pixels have
+    four stages and a window of 7, as published, those of 64 pixels three stages and 4.
 
     Raises:
-        SettingError: the image is too small or its sides are no multiples of 8.
+        SettingError: the image is too small, or its sides are not multiples of 8.
     """
     sides = [side // _PATCH for side in size]
     if any(side % (2 * _PATCH) for side in size) or min(sides) < 4:
@@ -168,7 +166,6 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
             "Swin Transformers take images whose sides are multiples of 8 and at least 16, and "
             f"these are {size[0]}x{size[1]}: set 'image-size', or choose another network"
         )
-    # Halved while both sides can be, and while 4 cells a side are left
     stages = 1
     while stages < len(_DEPTHS) and all(s % 2 == 0 and s >= 8 for s in sides):
         sides = [side // 2 for side in sides]

@@ -1,4 +1,4 @@
-"""Clip, noise, account.
+"""Differential privacy and secure sums: clip, noise, account, mask.
 
-Stands on the contract; knows no network and no method.
+Imports the contract only, no network and no method.
 """

@@ -1,11 +1,11 @@
 """Differential privacy of what a site sends: clipping and Gaussian noise.
 
 The Gaussian mechanism on whole messages (McMahan et al. 2018, at the site instead of the server):
-all arrays of one message are one vector, of which at most L2 norm C is told, with noise N(0, (zC)²)
-on every coordinate. What messages add up to is in ``fedsilo.models.privacy.accountant``.
+all arrays of one message are one vector, clipped to L2 norm C, with noise N(0, (zC)²) on every
+coordinate. ``fedsilo.models.privacy.accountant`` adds messages up.
 
 C is the sensitivity of "a site's message against an update of zero". Two data sets of one site may
-give clipped vectors 2C apart: of a change of the data epsilon is that of z / 2.
+give clipped vectors 2C apart: for a change of the data, epsilon is that of z / 2.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ def clip_and_noise(
 
     Args:
         values: what is to leave the site, of any shapes.
-        reference: what came. Of an array with the same name and shape the difference is clipped
-            and noised and then added back; of others the array itself.
+        reference: what the site received. For an array of the same name and shape the difference is
+            clipped and noised, and then added back; for others the array itself.
         clip_norm: C, the largest L2 norm of all differences as one vector.
         noise_multiplier: z; the noise's standard deviation is z * C.
-        rng: source of the noise; None: the operating system, so that nobody can draw it again.
-        summed: whether they are a part of a sum, whose noise holds only if no part is made to look
-            like a model: then variances may be negative.
+        rng: source of the noise, or None for noise that nobody can repeat.
+        summed: whether they are a part of a secure sum, and stay as the noise leaves them.
 
     Returns:
-        Arrays of the same names and shapes, float64 on the CPU. Variances are not negative, and
-        whole numbers, which are counts, whole and at least 1: what is done after the noise is free.
+        Arrays of the same names and shapes, float64 on the CPU.
 
     Raises:
-        SiteError: a value is not finite: it has no norm to clip.
+        SiteError: a value is not finite.
     """
     origins = {name: _origin(value, reference.get(name)) for name, value in values.items()}
     steps = {name: values[name].detach().cpu().double() - origins[name] for name in sorted(values)}
+    # One norm over all arrays: with a bound for each, the message's sensitivity would be the root
+    # of their sum of squares, and the same epsilon would need more noise
     norm = math.sqrt(sum(step.square().sum().item() for step in steps.values()))
     if not math.isfinite(norm):
         raise SiteError(
-            "the arrays that came or were to leave hold values that are not finite: nothing left "
+            "the arrays received or to be sent hold values that are not finite: nothing left "
             "the site; lower 'learning-rate'"
         )
     scale = clip_norm / norm if norm > clip_norm else 1.0
@@ -68,7 +68,7 @@ def clip_and_noise(
     for name, step in steps.items():
         noisy_step = scale * step + deviation * normals(step.shape, rng)
         noised = origins[name] + noisy_step
-        arrays[name] = noised if summed else _as_what_it_was(name, noised, values[name])
+        arrays[name] = noised if summed else _plausible(name, noised, values[name])
     return arrays
 
 
@@ -78,21 +78,18 @@ def _origin(value: Tensor, reference: Tensor | None) -> Tensor:
     return reference.detach().cpu().double()
 
 
-def _as_what_it_was(name: str, noised: Tensor, value: Tensor) -> Tensor:
+def _plausible(name: str, noised: Tensor, value: Tensor) -> Tensor:
+    # Post-processing costs no privacy: variances become non-negative, and whole numbers, which are
+    # counts, whole and at least 1. In a part of a sum it would bias the sum
     if name.endswith(_VARIANCE):
         return noised.clamp(min=0)
     return noised if value.is_floating_point() else noised.round().clamp(min=1)
 
 
 def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
-    """Refuse settings of differential privacy that contradict each other.
+    """Refuse settings of differential privacy that contradict each other, by a ``SettingError``.
 
-    Args:
-        common: the settings.
-        table: whether the data are a table, whose pooled figures would leave without noise.
-
-    Raises:
-        SettingError: it names the settings and says what to set.
+    ``table`` says whether the data are a table, whose pooled statistics leave without noise.
     """
     clip, noise = common.clip_norm, common.noise_multiplier
     if common.secure_aggregation != "none":

@@ -1,13 +1,12 @@
-"""Sums that tell no summand: the arithmetic of secure aggregation (Bonawitz et al. 2017, SecAgg).
+"""Sums that reveal no summand: the arithmetic of secure aggregation (Bonawitz et al. 2017, SecAgg).
 
 Equations (section 4 of the paper, numbers modulo 2^32):
-  (quantised) q_k = round((w_k u_k + R) / step), step = 2R / (2^bits - 1) -> Quantisation.whole
+  (quantised) q_k = round((w_k u_k + R) / step), step = 2R / (2^bits - 1) -> Quantisation.quantised
   (masked) y_k = q_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj) -> masked
   (sum) sum_k w_k u_k = step * sum_k q_k - n R -> Quantisation.total
 
-What n sites send is summed in 32 bits, so that 2^bits * n must not exceed 2^32. Flower's own masks
-(``secaggplus_utils.pseudo_rand_gen``) come from a seed of 32 bits, which anyone can try out: here
-they are AES-256 in counter mode.
+Flower's own masks (``secaggplus_utils.pseudo_rand_gen``) have a seed of 32 bits, which anyone can
+search; here they are AES-256 in counter mode.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from fedsilo.models.contract.settings import CommonSettings
 
 WORD = 32  # bits of a number on the wire
 KEY = 32  # bytes of a mask's key
-_FEWEST = 3  # sites of a sum: of two, each that gets the mean knows the other's part
-_TAIL = 9.0  # standard deviations of the noise that are told: one in 1e18 numbers is beyond
+_FEWEST = 3  # sites of a sum: with two, each could subtract its own part from the mean
+_TAIL = 9.0  # standard deviations of noise that are not cut off: one number in 1e18 is beyond
 _COARSEST = 0.01  # of 'clip-norm': the rounding of one site's update, as a norm
 
 Floats = npt.NDArray[np.float64]
@@ -38,37 +37,33 @@ Words = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Quantisation:
-    """Numbers from -limit to limit as whole numbers from 0 to 2^bits - 1.
+    """Numbers from -limit to limit as integers from 0 to 2^bits - 1."""
 
-    Attributes:
-        limit: R; what is beyond is cut.
-        bits: of a whole number.
-    """
-
-    limit: float
-    bits: int
+    limit: float  # R; numbers beyond are clipped
+    bits: int  # of an integer
 
     @property
     def step(self) -> float:
-        """The distance of two numbers that can be told apart."""
+        """The distance between neighbouring levels."""
         return 2 * self.limit / float(2**self.bits - 1)
 
-    def whole(self, values: Floats) -> Words:
-        """Return values of any shape as whole numbers; each is at most half a step off."""
+    def quantised(self, values: Floats) -> Words:
+        """Return values of any shape as integers; the error is at most half a step."""
         cut = np.clip(values, -self.limit, self.limit)
         return np.asarray(np.rint((cut + self.limit) / self.step), np.uint32)
 
     def total(self, sums: Words, sites: int) -> Floats:
-        """Return the sum of the values of so many sites from that of their whole numbers."""
+        """Return the sum of so many sites' values from that of their integers."""
         return np.asarray(sums.astype(np.float64) * self.step - sites * self.limit)
 
 
 def quantisation(common: CommonSettings, sites: int, threshold: int) -> Quantisation:
-    """Return how numbers of updates no longer than 'clip-norm' travel.
+    """Return the quantisation of updates no longer than 'clip-norm'.
 
     Raises:
         SettingError: 'secure-bits' of so many sites do not fit into 32.
     """
+    # The sum of n integers of b bits must not wrap around: b + log2 n <= 32
     fitting = WORD - math.ceil(math.log2(sites))
     if common.secure_bits > fitting:
         raise SettingError(
@@ -82,18 +77,20 @@ def quantisation(common: CommonSettings, sites: int, threshold: int) -> Quantisa
 def noise_of(common: CommonSettings, threshold: int) -> float:
     """Return the noise of one site's weighted update, as a multiple of 'clip-norm'.
 
-    With 'secure-noise' "spread" each of ``threshold`` sites adds a part, and any so many make up
-    the whole: z / sqrt(threshold).
+    With 'secure-noise' "spread" it is z / sqrt(threshold): any ``threshold`` sites, the fewest in a
+    sum, add up to noise z.
     """
     parts = threshold if common.secure_noise == "spread" else 1
     return common.noise_multiplier / math.sqrt(parts)
 
 
-def why_too_coarse(common: CommonSettings, numbers: int, way: Quantisation) -> str:
-    """Say that the rounding of so many numbers is no small part of 'clip-norm'; empty: it is."""
+def why_too_coarse(common: CommonSettings, numbers: int, way: Quantisation) -> str | None:
+    """Return why rounding so many numbers would distort an update, or None if it would not."""
+    # A rounding error is uniform over a step, of variance step^2 / 12; over the numbers of an
+    # update the norm grows with the square root
     error = way.step * math.sqrt(numbers / 12)
     if error <= _COARSEST * common.clip_norm:
-        return ""
+        return None
     return (
         f"rounding {numbers} numbers to {way.bits} bits moves a site's update by {error:.3g}, and "
         f"'clip-norm' is {common.clip_norm:g}: raise 'secure-bits', or set it to 0"
@@ -104,14 +101,16 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
     """Return how many sites must stay to the end of a round: 'secure-threshold', else 2/3.
 
     Raises:
-        SettingError: so few sites are no crowd, or the threshold does not fit their number.
+        SettingError: there are fewer than three sites, or the threshold does not fit their number.
     """
     if sites < _FEWEST:
         raise SettingError(
             f"'secure-aggregation' needs at least three sites, and there are {sites}: of two each "
             "knows the other's part of the sum; set it to 'none', or let more sites take part"
         )
-    least = max(_FEWEST, sites // 2 + 1)  # with half a server could ask two halves for two sums
+    # At a threshold of half the sites a server could ask one half for the shares of a site's own
+    # mask, the other half for those of its pairwise keys, and so unmask that site's part
+    least = max(_FEWEST, sites // 2 + 1)
     threshold = common.secure_threshold or max(least, math.ceil(2 * sites / 3))
     if not least <= threshold <= sites:
         raise SettingError(
@@ -122,37 +121,35 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 
 
 class MaskStream:
-    """Whole numbers below 2^32 that only those who hold a key can draw, each key used once."""
+    """Integers below 2^32 that only those who know a key can compute; each key is used once."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY:
             raise ValueError(f"a mask's key has {KEY} bytes, not {len(key)}")
+        # A constant nonce is safe only because no key is used twice
         self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
 
     def words(self, shape: tuple[int, ...]) -> Words:
         """Return the next numbers, uint32 of ``shape``."""
-        drawn = self._stream.update(bytes(4 * math.prod(shape)))
-        return np.frombuffer(drawn, "<u4").astype(np.uint32).reshape(shape)
+        stream = self._stream.update(bytes(4 * math.prod(shape)))
+        return np.frombuffer(stream, "<u4").astype(np.uint32).reshape(shape)
 
 
 def masked(
     arrays: Mapping[str, Words], plus: Iterable[bytes], minus: Iterable[bytes] = ()
 ) -> dict[str, Words]:
-    """Return arrays with the masks of ``plus`` added and those of ``minus`` taken off, mod 2^32.
+    """Return arrays with the masks of keys ``plus`` added and of ``minus`` subtracted, mod 2^32.
 
-    Args:
-        arrays: by name; a mask runs through them by sorted names.
-        plus: keys of ``KEY`` bytes.
-        minus: the same.
+    A mask runs through the arrays in the order of their names.
     """
     added = [MaskStream(key) for key in plus]
-    taken = [MaskStream(key) for key in minus]
+    removed = [MaskStream(key) for key in minus]
     result: dict[str, Words] = {}
     for name in sorted(arrays):
         total: Any = arrays[name].copy()
         for stream in added:
             total += stream.words(total.shape)
-        for stream in taken:
+        for stream in removed:
             total -= stream.words(total.shape)
         result[name] = total
     return result

@@ -81,7 +81,7 @@ CASES = [
         {"choose network 'conv'": {"network": "conv"}},
     ),
     Case(
-        "set 'width' to that of the weights (published: 16)",
+        "set 'width' to that of the weights, 2",
         {**DIGITS, "network": "resnet22", "backbone-weights": "resnet22.pt"},
         {"set 'width' to that of the weights": {"width": 2}},
     ),

@@ -14,7 +14,7 @@ from fedsilo.client_app.training.evaluation import in_batches, measure
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.segmentation_metrics import segmentation_figures
+from fedsilo.models.maths.segmentation_metrics import segmentation_metrics
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.encoders import float_inputs
@@ -153,7 +153,7 @@ class Segmentation(Downstream):
             return logits.argmax(dim=1)
 
         predicted = over_images(network, split.inputs, compute, answer)
-        return segmentation_figures(predicted, masks) | {"loss": sum(losses) / len(split)}
+        return segmentation_metrics(predicted, masks) | {"loss": sum(losses) / len(split)}
 
 
 def over_images(

@@ -16,7 +16,7 @@ from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.datasets.weights.provenance import run_beside
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.kinds import meant_network
+from fedsilo.models.networks.kinds import image_network
 from fedsilo.server_app.records.finished_site import finished_settings, opened
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.finetune.request import FinetuneRequest
@@ -51,7 +51,7 @@ class RunModel:
     @property
     def network(self) -> str:
         """The run's network; only images are fine-tuned here."""
-        return meant_network(self.common)
+        return image_network(self.common)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedsilo.models.contract.errors import DataError, RunDirectoryError, Setting
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.probability_model import PixelFigures, ProbabilityModel
+from fedsilo.models.networks.probability_model import PixelStatistics, ProbabilityModel
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.records.finished_run import FinishedRun, finished_run
 from fedsilo.server_app.records.finished_site import finished_site, sites_of
@@ -82,7 +82,7 @@ class SiteModel:
             raise SettingError(f"there is no split '{split}': it is one of {', '.join(splits)}")
         return splits[split]
 
-    def pixel_figures(self) -> PixelFigures | None:
+    def pixel_figures(self) -> PixelStatistics | None:
         """Return what pixels are standardised by before they are a silo's; None: nothing."""
         return data_set(self.common.dataset).pixel_figures(self.common)
 

@@ -172,7 +172,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
         method.explain("test", 10)
 
 
-def test_an_evidential_network_tells_beliefs_and_another_class_is_drawn_when_asked() -> None:
+def test_grad_cam_of_an_evidential_network_has_beliefs_and_takes_a_label() -> None:
     common = settings("conv", loss="evidential")
     network = build_classifier(common, Task((1, 16, 16), 2))
     split = squares(2, 0)[0]

@@ -41,7 +41,7 @@ def many(count: int) -> PatientExplanation:
     )
 
 
-def test_lines_per_expert_tell_weight_answer_distance_score_and_the_features_near_and_apart(
+def test_lines_name_weight_answer_distance_score_and_features_per_expert(
     explanation: PatientExplanation,
 ) -> None:
     assert explanation.lines() == [
@@ -63,12 +63,12 @@ def test_a_line_names_no_more_features_than_fit() -> None:
     )
 
 
-def test_of_fewer_features_than_fit_all_are_named() -> None:
+def test_lines_of_few_features_name_all() -> None:
     (_, _, line, _) = many(2).lines()
     assert line == "  close by f0 +0.00, f1 +0.50; apart by f1 +0.50, f0 +0.00"
 
 
-def test_the_document_is_the_whole_explanation_for_json(explanation: PatientExplanation) -> None:
+def test_document_has_every_field_of_the_explanation(explanation: PatientExplanation) -> None:
     read = json.loads(json.dumps(explanation.document()))
     assert PatientExplanation(**read) == explanation
 

@@ -111,7 +111,7 @@ def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:
 def test_settings_of_a_vit_are_those_that_are_named_so() -> None:
     prefixes = ("backbone", "train-backbone", "prompt-", "basic-")
     named = {key for key in defaults(CommonSettings) if key.startswith(prefixes)}
-    assert named == kinds._OF_VIT
+    assert named == {key for key, kind in kinds._APPLIES_TO.items() if kind == "vit"}
 
 
 def test_runs_of_a_point_may_differ_in_their_seeds() -> None:

@@ -96,7 +96,7 @@ def test_of_one_layer_of_two_tokens_all_attention_is_on_the_one_patch() -> None:
 
 
 @given(SEEDS, st.integers(1, 5), st.integers(1, 2))
-def test_the_row_by_row_rollout_is_that_of_the_whole_product(
+def test_rollout_row_by_row_equals_the_matrix_product(
     seed: int, layers: int, prefix_tokens: int
 ) -> None:
     draw = drawn(seed)

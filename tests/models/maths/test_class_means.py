@@ -80,5 +80,5 @@ def test_targets_are_read_by_their_names() -> None:
     ],
 )
 def test_what_cannot_be_a_target_is_refused(name: str, array: list[float], fault: str) -> None:
-    with pytest.raises(SiteError, match=f"array '{name}' that came .* {fault}"):
+    with pytest.raises(SiteError, match=f"array '{name}' from the server .* {fault}"):
         class_targets({name: torch.tensor(array)}, "prototype/", 3, 2)

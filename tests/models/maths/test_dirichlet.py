@@ -149,7 +149,7 @@ def test_the_loss_adds_the_weighted_divergence_and_takes_the_batch_mean_by_hand(
 
 
 @given(pairs(3, 5), st.floats(0.1, 60), st.integers(0, 2))
-def test_evidence_for_the_true_class_is_never_held_against_the_prior(
+def test_evidential_loss_does_not_penalise_evidence_for_the_true_class(
     parameters: list[tuple[float, float]], other: float, truth: int
 ) -> None:
     alpha, prior = torch.tensor(parameters, dtype=torch.float64).unbind(1)

@@ -36,7 +36,7 @@ def test_a_class_has_those_found_those_wrongly_taken_for_it_and_its_auc() -> Non
     }
 
 
-def test_what_fewer_samples_than_the_minimum_stand_behind_is_not_told() -> None:
+def test_outcome_counts_over_too_few_samples_are_left_out() -> None:
     found = _classes(outcome_counts(PROBABILITIES, LABELS, 3))
     assert found == {"class.0.right": 2.0, "class.1.false": 1.0}
     assert outcome_counts(PROBABILITIES, LABELS, 6) == {}
@@ -53,7 +53,7 @@ def test_bins_are_by_the_largest_probability_and_by_entropy() -> None:
 
 
 @given(st.integers(1, 30), st.integers(2, 5), st.integers(1, 12), st.integers(0, 9))
-def test_no_number_of_a_class_stands_on_fewer_than_the_minimum(
+def test_no_outcome_count_of_a_class_is_over_fewer_than_the_minimum(
     samples: int, classes: int, minimum: int, seed: int
 ) -> None:
     torch.manual_seed(seed)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_jaccard_index
 from torchmetrics.functional.segmentation import dice_score
 
-from fedsilo.models.maths.segmentation_metrics import image_dice, overlaps, segmentation_figures
+from fedsilo.models.maths.segmentation_metrics import image_dice, overlaps, segmentation_metrics
 
 
 def mask(*ones: int) -> Tensor:
@@ -22,7 +22,7 @@ def mask(*ones: int) -> Tensor:
     return found.reshape(2, 4)
 
 
-def test_figures_by_hand() -> None:
+def test_segmentation_metrics_of_two_images_by_hand() -> None:
     truth = torch.stack([mask(0, 1, 2), mask(4), mask(), mask(), mask(7)])
     found = torch.stack([mask(1, 2, 3), mask(4), mask(), mask(5), mask()])
     counts = overlaps(found, truth)
@@ -37,7 +37,7 @@ def test_figures_by_hand() -> None:
     assert image_dice(counts).tolist() == pytest.approx([2 / 3, 1, math.nan, 0, 0], nan_ok=True)
     # Hit 3, falsely marked 2, missed 2, rightly unmarked 33; the third image counts nowhere but
     # in the pixels
-    assert segmentation_figures(found, truth) == pytest.approx(
+    assert segmentation_metrics(found, truth) == pytest.approx(
         {
             "dice": (2 / 3 + 1) / 4,
             "jaccard": (2 / 4 + 1) / 4,
@@ -49,9 +49,9 @@ def test_figures_by_hand() -> None:
 
 def test_without_any_catheter_only_the_background_is_measured() -> None:
     empty = torch.zeros(2, 3, 3, dtype=torch.uint8)
-    assert segmentation_figures(empty, empty) == {"miou": 1.0}
+    assert segmentation_metrics(empty, empty) == {"miou": 1.0}
     everywhere = torch.ones(2, 3, 3, dtype=torch.uint8)
-    assert segmentation_figures(everywhere, empty) == {
+    assert segmentation_metrics(everywhere, empty) == {
         "dice": 0,
         "jaccard": 0,
         "dice-pooled": 0,
@@ -63,9 +63,11 @@ def test_without_any_catheter_only_the_background_is_measured() -> None:
     bits=st.lists(st.booleans(), min_size=36, max_size=36),
     others=st.lists(st.booleans(), min_size=36, max_size=36),
 )
-def test_figures_are_those_of_torchmetrics(bits: list[bool], others: list[bool]) -> None:
+def test_segmentation_metrics_equal_those_of_torchmetrics(
+    bits: list[bool], others: list[bool]
+) -> None:
     found, truth = (torch.tensor(x).reshape(4, 3, 3).int() for x in (bits, others))
-    figures = segmentation_figures(found, truth)
+    figures = segmentation_metrics(found, truth)
     each = dice_score(
         found.long(),
         truth.long(),

@@ -30,7 +30,7 @@ def hospitals(draw: st.DrawFn, cell: st.SearchStrategy[float] = cells) -> list[T
     return [torch.tensor(rows, dtype=torch.float32) for rows in draw(sizes)]
 
 
-def test_sums_count_and_add_up_the_values_that_are_there() -> None:
+def test_sums_of_rows_skip_missing_values() -> None:
     sums = sums_of(FIRST)
     assert sums.count.tolist() == [2, 1, 2, 0]
     assert sums.total.tolist() == [4, 10, 14, 0]
@@ -44,7 +44,7 @@ def test_sums_are_added_up_in_double_precision() -> None:
     assert sums.squares[0] == pytest.approx(1000 * float(row) ** 2, rel=1e-13)
 
 
-def test_pooled_figures_of_two_hospitals_by_hand() -> None:
+def test_pooled_statistics_of_two_hospitals_by_hand() -> None:
     figures = pooled_statistics([sums_of(FIRST), sums_of(SECOND)])
     assert figures.mean.tolist() == pytest.approx([3, 15, 7, 0])
     # Variances (4 + 0 + 4) / 3 and 25; what never varies or is nowhere known is only shifted.
@@ -53,7 +53,7 @@ def test_pooled_figures_of_two_hospitals_by_hand() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(hospitals())
-def test_pooled_figures_are_those_of_all_rows_below_one_another(rows: list[Tensor]) -> None:
+def test_pooled_statistics_equal_those_of_all_rows_concatenated(rows: list[Tensor]) -> None:
     figures = pooled_statistics([sums_of(one) for one in rows])
     stacked = np.concatenate([one.numpy() for one in rows]).astype(np.float64)
     for feature, column in enumerate(stacked.T):
@@ -71,16 +71,14 @@ def test_pooled_figures_are_those_of_all_rows_below_one_another(rows: list[Tenso
 
 @settings(max_examples=50, deadline=None)
 @given(st.floats(-1e6, 1e6, width=32), st.integers(1, 40))
-def test_a_feature_that_never_varies_is_shifted_to_zero_and_not_blown_up(
-    value: float, count: int
-) -> None:
+def test_standardised_constant_feature_is_only_shifted(value: float, count: int) -> None:
     rows = torch.full((count, 1), value)
     figures = pooled_statistics([sums_of(rows)])
     assert figures.std.tolist() == [1]
     assert standardised(rows, figures).abs().max().item() <= 1e-9 * abs(value)
 
 
-def test_figures_do_not_depend_on_how_rows_are_shared_out_and_hardly_on_the_order() -> None:
+def test_pooled_statistics_do_not_depend_on_the_partition() -> None:
     rows = torch.randn(30, 3, generator=torch.Generator().manual_seed(2)) * 9 + 120
     whole = pooled_statistics([sums_of(rows)])
     parts = [sums_of(part) for part in torch.split(rows, [4, 11, 15])]
@@ -106,14 +104,14 @@ def test_rows_become_standard_deviations_from_the_mean_and_what_is_missing_zero(
     assert rows[1].isnan().tolist() == [False, True], "the rows themselves stay as they were"
 
 
-def test_no_rows_stay_no_rows() -> None:
+def test_standardised_no_rows_are_no_rows() -> None:
     figures = FeatureStatistics(np.zeros(2), np.ones(2))
     assert standardised(torch.empty(0, 2), figures).shape == (0, 2)
 
 
 @settings(max_examples=50, deadline=None)
 @given(hospitals())
-def test_by_figures_of_its_own_the_mean_row_of_every_site_is_zero(rows: list[Tensor]) -> None:
+def test_standardised_by_own_statistics_a_sites_mean_row_is_zero(rows: list[Tensor]) -> None:
     for one in rows:
         figures = pooled_statistics([sums_of(one)])
         found = standardised(one, figures).double()

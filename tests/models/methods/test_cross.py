@@ -13,7 +13,7 @@ def test_a_figure_of_a_foreign_model_comes_through_the_wire_under_its_name(site:
     assert list(measurements({key: 0.5, "seconds": 1.0})) == [("incoming", "test", name, 0.5)]
 
 
-def test_no_two_figures_have_one_name() -> None:
+def test_metric_from_gives_every_pair_its_own_name() -> None:
     sites = ["b", "from-b", "a-from-b", "auc-from-b"]
     names = [metric_from(m, s) for m in ("accuracy", "balanced-accuracy", "auc") for s in sites]
     assert len(set(names)) == len(names)

@@ -94,7 +94,7 @@ def test_a_line_of_another_form_is_no_index_line() -> None:
 @pytest.mark.parametrize(
     "name", ["fedsilo.models.methods.uefl.no_such", "fedsilo.models.no_such", "nowhere.x"]
 )
-def test_a_name_that_leads_nowhere_is_found_out(name: str) -> None:
+def test_resolve_of_an_unknown_name_raises(name: str) -> None:
     with pytest.raises((AttributeError, ModuleNotFoundError)):
         resolve(name)
 

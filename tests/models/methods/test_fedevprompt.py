@@ -56,7 +56,7 @@ def test_any_samples_of_the_class_are_drawn_by_the_generator() -> None:
     assert all(index % 3 == 1 for index in first + other)
 
 
-def test_a_class_of_few_samples_gives_them_all_and_an_absent_one_none() -> None:
+def test_most_certain_of_few_samples_returns_all_and_of_none_nothing() -> None:
     draw = torch.Generator().manual_seed(0)
     assert sorted(any_of_class(LABELS, 0, 5, draw).tolist()) == [0, 4]
     assert any_of_class(LABELS, 2, 5, draw).tolist() == []
@@ -76,7 +76,9 @@ def test_a_class_of_few_samples_gives_them_all_and_an_absent_one_none() -> None:
         ([[0.5, 0.5], [float("inf"), 0.5]], "a map holds values that are not finite"),
     ],
 )
-def test_a_map_that_is_none_is_told(maps: list[list[float]], fault: str | None) -> None:
+def test_map_fault_of_an_impossible_map_names_the_fault(
+    maps: list[list[float]], fault: str | None
+) -> None:
     assert map_fault(torch.tensor(maps)) == fault
 
 

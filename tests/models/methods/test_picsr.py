@@ -172,7 +172,7 @@ def test_a_router_is_blind_where_all_prototypes_coincide(
     assert torch.allclose(weights, torch.full((len(samples), 3), 1 / 3), atol=1e-6)
 
 
-def test_per_site_standardisation_makes_prototypes_coincide_and_pooled_figures_do_not() -> None:
+def test_prototypes_coincide_with_standardisation_by_site_and_not_pooled() -> None:
     draw = torch.Generator().manual_seed(4)
     sites = [
         torch.randn(30, 2, generator=draw) * (1 + at) + 10 * at for at in range(3)
@@ -209,7 +209,7 @@ def test_any_number_of_experts_is_mixed_for_rows_and_images(task: Task, sites: i
     assert torch.allclose(tokens[..., -1].exp(), weights, atol=1e-6)
 
 
-def test_prototypes_stand_in_the_order_of_the_experts() -> None:
+def test_picsr_network_orders_prototypes_as_experts() -> None:
     experts = {site: build_classifier(CommonSettings(), ROWS) for site in ("b", "a")}
     prototypes = {"a": torch.zeros(2), "b": torch.ones(2)}
     network = PICSRNetwork(experts, prototypes, _identity_router(2), False)

@@ -105,7 +105,7 @@ def test_segments_divide_the_channels_or_are_refused() -> None:
         segment_dimension(64, 3)
 
 
-def test_books_stand_below_one_another_in_the_order_of_their_numbers() -> None:
+def test_codebook_concatenates_books_in_the_order_of_their_numbers() -> None:
     books = {name: torch.full((2, 4), float(name)) for name in ("10", "2", "0")}
     assert _network(books).codebook()[:, 0].tolist() == [0.0, 0.0, 2.0, 2.0, 10.0, 10.0]
 

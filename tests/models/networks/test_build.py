@@ -28,7 +28,7 @@ def test_a_28_pixel_image_becomes_nine_tokens_of_four_widths() -> None:
     assert (network.tokens, network.channels) == (9, 16)
 
 
-def test_dropout_stands_before_each_linear_layer_with_the_rate_of_the_settings() -> None:
+def test_head_has_dropout_of_the_settings_before_each_linear_layer() -> None:
     head = list(build_classifier(CommonSettings(width=2, dropout=0.35), TASK).head)
     linear = [index for index, part in enumerate(head) if isinstance(part, nn.Linear)]
     before = [head[index - 1] for index in linear]

@@ -6,14 +6,15 @@ from torch import nn
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier, build_evidence
+from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from tests.support.tiny import VIT_FIELDS
 
 TASK = Task((1, 16, 16), 10)
 
 
-def test_a_token_is_the_channels_of_one_place_of_the_map() -> None:
+def test_encode_makes_a_token_of_the_channels_at_each_place() -> None:
     class Fixed(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return torch.arange(8.0).reshape(1, 2, 2, 2)  # channel 0: 0..3, channel 1: 4..7
@@ -55,8 +56,9 @@ def test_an_evidential_conv_network_answers_log_alpha_and_its_criterion_is_eq_4_
     ],
 )
 def test_auto_is_evidential_for_a_vit_alone(loss: str, network: str, evidential: bool) -> None:
-    settings = CommonSettings(loss=loss, network=network, evidence="relu")
-    found = build_evidence(settings, TASK)
+    size = VIT_FIELDS if network == "vit" else {"network": network, "width": 2}
+    settings = CommonSettings(**size, loss=loss, evidence="relu")
+    found = build_classifier(settings, TASK).evidence
     assert (found is not None) is evidential
     if found is not None:
         assert (found.kind, found.prior.tolist()) == ("relu", [1.0] * 10)

@@ -70,7 +70,7 @@ def test_checkpointing_changes_no_bit_of_gradients_and_running_statistics() -> N
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_still_statistics_leave_running_figures_and_momenta_as_they_were() -> None:
+def test_still_statistics_leave_running_statistics_and_momenta_unchanged() -> None:
     norm = nn.BatchNorm2d(2).train()
     with still_statistics(norm):
         norm(torch.randn(4, 2, 3, 3) + 5)

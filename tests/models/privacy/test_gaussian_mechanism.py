@@ -33,14 +33,14 @@ def test_all_arrays_of_a_message_share_one_norm() -> None:
     assert found["b"].tolist() == [[pytest.approx(0.8)]]
 
 
-def test_of_an_array_that_came_the_difference_is_clipped() -> None:
+def test_clipping_of_a_received_array_clips_the_difference() -> None:
     came = {"w": torch.tensor([10.0, 20.0]), "unasked": torch.ones(3)}
     found = clipped({"w": torch.tensor([13.0, 24.0])}, came, 1.0)
     assert found.keys() == {"w"}
     assert found["w"].tolist() == pytest.approx([10.6, 20.8])
 
 
-def test_what_came_in_another_shape_is_no_reference() -> None:
+def test_clipping_ignores_a_reference_of_another_shape() -> None:
     found = clipped({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([[3.0, 4.0]])}, 1.0)
     assert found["w"].tolist() == pytest.approx([0.6, 0.8])
 
@@ -62,7 +62,7 @@ def test_the_noise_is_z_times_c_on_every_coordinate_of_every_array() -> None:
     assert (found["c"] != 7).all()
 
 
-def test_secret_noise_is_standard_normal_and_never_the_same() -> None:
+def test_noise_without_a_generator_is_standard_normal_and_never_repeats() -> None:
     values = {"a": torch.zeros(200, 500), "none": torch.zeros(0, 3)}
     first, second = (clip_and_noise(values, {}, 2.0, 0.5, None)["a"] for _ in range(2))
     assert first.shape == (200, 500)
@@ -90,7 +90,7 @@ def test_a_variance_is_not_negative_and_counts_are_counts() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_has_no_norm(bad: float) -> None:
+def test_clipping_of_values_that_are_not_finite_raises(bad: float) -> None:
     good, odd = torch.tensor([3.0, 4.0]), torch.tensor([bad, 0.0])
     for values, came in (({"w": odd}, {}), ({"w": good}, {"w": odd})):
         with pytest.raises(SiteError, match="not finite"):
@@ -106,7 +106,7 @@ floats = st.floats(-1e6, 1e6, width=32)
     more=st.lists(floats, min_size=1, max_size=3),
     clip=st.floats(1e-3, 1e3),
 )
-def test_no_message_tells_more_than_c(
+def test_clipped_message_is_within_c_of_its_reference(
     values: list[float], came: list[float], more: list[float], clip: float
 ) -> None:
     arrays = {"w": torch.tensor(values), "v": torch.tensor(more)}

@@ -31,7 +31,7 @@ def settings(**changes: Any) -> CommonSettings:
 def test_two_numbers_of_three_sites_by_hand() -> None:
     way = Quantisation(2.0, 2)  # -2, -2/3, 2/3, 2
     assert way.step == pytest.approx(4 / 3)
-    whole = [way.whole(np.array(values)) for values in ([2.0, -2.0], [0.6, 0.0], [-0.7, 9.0])]
+    whole = [way.quantised(np.array(values)) for values in ([2.0, -2.0], [0.6, 0.0], [-0.7, 9.0])]
     assert [list(part) for part in whole] == [[3, 0], [2, 2], [1, 3]]
     sums = np.sum(whole, axis=0, dtype=np.uint32)
     assert list(sums) == [6, 5]
@@ -80,7 +80,7 @@ def test_a_sum_is_the_plain_one_within_half_a_step_a_site(
     values: list[list[float]], bits: int
 ) -> None:
     way = quantisation(settings(secure_bits=bits), len(values), 3)
-    sums = np.sum([way.whole(np.array(row)) for row in values], axis=0, dtype=np.uint32)
+    sums = np.sum([way.quantised(np.array(row)) for row in values], axis=0, dtype=np.uint32)
     plain = np.sum(values, axis=0)
     error = np.abs(way.total(sums, len(values)) - plain)
     assert (error <= len(values) * way.step / 2 + 1e-9).all()
@@ -91,13 +91,13 @@ def test_as_many_bits_as_the_sum_has_room_for() -> None:
     assert quantisation(settings(), 4, 3).bits == 30
     assert quantisation(settings(), 5, 4).bits == 29
     largest = quantisation(settings(), 5, 4)
-    assert 5 * int(largest.whole(np.array([2.0]))[0]) < 2**32
+    assert 5 * int(largest.quantised(np.array([2.0]))[0]) < 2**32
     with pytest.raises(SettingError, match=r"'secure-bits' is 30, and the sum of 5 .* to 29 or"):
         quantisation(settings(secure_bits=30), 5, 4)
     assert quantisation(settings(secure_bits=29), 5, 4).bits == 29  # the mend
 
 
-def test_noise_widens_what_can_be_told() -> None:
+def test_quantisation_with_noise_has_a_wider_limit() -> None:
     assert quantisation(settings(), 4, 3).limit == 2.0
     assert quantisation(settings(noise_multiplier=0.5), 4, 3).limit == 2.0 + 9 * 0.5 * 2.0
     spread = settings(noise_multiplier=0.5, secure_noise="spread")
@@ -105,11 +105,12 @@ def test_noise_widens_what_can_be_told() -> None:
     assert quantisation(spread, 5, 4).limit == 2.0 + 9 * 0.25 * 2.0
 
 
-def test_rounding_that_is_no_small_part_of_the_clip_is_told() -> None:
+def test_why_too_coarse_names_the_rounding_of_too_few_bits() -> None:
     way = quantisation(settings(secure_bits=8), 3, 2)
-    told = why_too_coarse(settings(secure_bits=8), 10_000, way)
-    assert told.startswith("rounding 10000 numbers to 8 bits moves a site's update by 0.453")
-    assert why_too_coarse(settings(), 10_000_000, quantisation(settings(), 3, 2)) == ""
+    fault = why_too_coarse(settings(secure_bits=8), 10_000, way)
+    assert fault is not None
+    assert fault.startswith("rounding 10000 numbers to 8 bits moves a site's update by 0.453")
+    assert why_too_coarse(settings(), 10_000_000, quantisation(settings(), 3, 2)) is None
 
 
 def test_a_threshold_is_more_than_half_of_at_least_three() -> None:

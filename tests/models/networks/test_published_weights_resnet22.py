@@ -111,7 +111,7 @@ def _broken(file: dict[str, Any]) -> dict[str, Any]:
         (_broken, r"'0.bias' is \(32,\), not \(32,\), or not finite: set 'classifier' to 'seed'"),
     ],
 )
-def test_a_published_classifier_that_is_none_is_refused(
+def test_fill_published_head_of_a_broken_classifier_raises(
     spoil: Callable[[dict[str, Any]], dict[str, Any]],
     told: str,
     published: dict[str, Tensor],
@@ -122,7 +122,7 @@ def test_a_published_classifier_that_is_none_is_refused(
         load_backbone(build_classifier(chosen, TASK), chosen)
 
 
-def test_the_published_classifier_tells_two_classes_alone() -> None:
+def test_published_head_of_three_classes_raises() -> None:
     chosen = settings("weights.p", classifier="published")
     with pytest.raises(SettingError, match="the data have 3 classes: set it to 'seed'"):
         build_classifier(chosen, Task((1, 32, 32), 3))
@@ -179,7 +179,7 @@ def test_a_missing_file_and_words_that_mean_a_vits_weights_are_refused(tmp_path:
             load_backbone(network, settings(name))
 
 
-def test_sites_tell_the_digest_of_given_weights_and_nothing_of_the_seeds(
+def test_backbone_digest_is_of_named_weights_and_empty_for_the_seeds(
     published: dict[str, Tensor], saved: Callable[[Any], Path]
 ) -> None:
     assert len(backbone_digest(settings(saved(published)))) == 64
@@ -204,5 +204,5 @@ def test_weights_for_grey_images_are_not_taken_for_colours(
     with pytest.raises(SettingError, match=r"takes images of 1 channels, .* the run have 3"):
         load_backbone(build_classifier(chosen, Task((3, 32, 32), 2)), chosen)
     spoiled = settings(saved(published | {"final_bn.weight": [1.0]}))
-    with pytest.raises(SettingError, match=r"'final_bn.weight' is no array"):
+    with pytest.raises(SettingError, match=r"1 arrays are missing .final_bn.weight."):
         load_backbone(build_classifier(spoiled, TASK), spoiled)

@@ -1,4 +1,4 @@
-"""What is told of a router: routing figures, parts of distances, and the routing document."""
+"""What a router reveals: routing metrics, parts of distances, and the routing document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsilo.models.methods.picsr import (
     feature_contributions,
     prototype_distances,
     routing_document,
-    routing_figures,
+    routing_metrics,
 )
 
 CORNERS = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
@@ -33,9 +33,9 @@ def _identity_router(features: int = 2) -> Router:
     return router
 
 
-def test_routing_figures_are_mean_and_quantiles_per_expert() -> None:
+def test_routing_metrics_are_mean_and_quantiles_per_expert() -> None:
     steps = torch.arange(21) / 20  # 0, 0.05 ... 1: its quantiles are its shares
-    found = routing_figures(torch.stack([steps, 1 - steps], dim=1), ["a", "st.b"], min_samples=21)
+    found = routing_metrics(torch.stack([steps, 1 - steps], dim=1), ["a", "st.b"], min_samples=21)
     expected = {"mean": 0.5, "q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
     assert found == {
         f"routing.{site}.{name}": pytest.approx(value, abs=1e-6)
@@ -45,8 +45,8 @@ def test_routing_figures_are_mean_and_quantiles_per_expert() -> None:
 
 
 @pytest.mark.parametrize(("samples", "told"), [(1, 0), (9, 0), (10, 6), (11, 6)])
-def test_of_fewer_samples_than_the_least_nothing_is_told(samples: int, told: int) -> None:
-    found = routing_figures(torch.full((samples, 2), 0.5), ["a", "b"], min_samples=10)
+def test_routing_metrics_over_too_few_samples_are_empty(samples: int, told: int) -> None:
+    found = routing_metrics(torch.full((samples, 2), 0.5), ["a", "b"], min_samples=10)
     assert len(found) == 2 * told
     assert ("routing.a.mean" in found) == ("routing.b.mean" in found) == bool(told)
 
@@ -55,7 +55,7 @@ def test_of_fewer_samples_than_the_least_nothing_is_told(samples: int, told: int
 def test_the_experts_mean_weights_sum_to_one_and_quantiles_rise(
     rows: list[tuple[float, float, float]],
 ) -> None:
-    found = routing_figures(
+    found = routing_metrics(
         torch.softmax(torch.tensor(rows), dim=1), ["a", "b", "c"], min_samples=1
     )
     assert sum(found[f"routing.{site}.mean"] for site in "abc") == pytest.approx(1, abs=1e-5)
@@ -142,7 +142,7 @@ def test_prototype_distances_of_images_are_over_all_pixels() -> None:
     assert found["embedded"][0][1] == found["embedded"][1][0] > 0
 
 
-def test_the_routing_document_sorts_figures_by_patients_site_and_expert() -> None:
+def test_routing_document_sorts_metrics_by_patients_site_and_expert() -> None:
     values = {
         "a": {"accuracy": 0.9, "routing.a.mean": 0.75, "routing.a.q50": 0.8, "routing.b.mean": 0.25}
     }
@@ -154,8 +154,8 @@ def test_the_routing_document_sorts_figures_by_patients_site_and_expert() -> Non
     }
 
 
-def test_figures_are_finite_for_a_single_sample() -> None:
-    found = routing_figures(torch.tensor([[0.25, 0.75]]), ["a", "b"], min_samples=1)
+def test_routing_metrics_of_a_single_sample_are_finite() -> None:
+    found = routing_metrics(torch.tensor([[0.25, 0.75]]), ["a", "b"], min_samples=1)
     assert all(math.isfinite(value) for value in found.values())
     assert found["routing.b.q05"] == found["routing.b.q95"] == 0.75
 

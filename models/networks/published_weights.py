@@ -1,0 +1,156 @@
+"""Published weights put into a network: VGG16 with batch norm, and ResNet-22 with its classifier.
+
+VGG16's features are taken from a file of timm or torchvision, which name them alike. ResNet-22 is
+taken from Wu et al.'s file (2019), a four-view model under ``model``: the extractor of the
+cranio-caudal views (``four_view_resnet.cc``), as Fed-Align-CL's authors do, or from a file of a
+single extractor. Each view of that file has a classifier of a hidden layer (``fc1_lcc``) and pairs
+of logits, no and yes, for benign and then for malignant findings (``output_layer_lcc``): the hidden
+layer of the left cranio-caudal view and its malignant pair are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsilo.models.contract.errors import SettingError
+
+_VIEWS = ("_lcc", "")  # suffix of a classifier's layers in files of four views, and of one
+_MALIGNANT = slice(2, 4)  # rows of the output layer
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """How to find an architecture's arrays in a file, and what its errors say."""
+
+    setting: str  # that names the file
+    first: str  # the first convolution, whose shape gives the image's channels and the width
+    prefixes: tuple[str, ...]  # that may precede the names of the arrays
+    part: str  # how the names that are taken begin, after the prefix
+    name: str
+    width: int  # the value of 'width' for each output channel of the first convolution
+    advice: str  # which file to take
+
+
+_VGG = _Architecture(
+    setting="initial-weights",
+    first="features.0.weight",
+    prefixes=("", "module.", "model.", "encoder.", "backbone."),
+    part="features.",
+    name="VGG16 with batch norm",
+    width=2,
+    advice="take 'timm:vgg16_bn', or torchvision's file of vgg16_bn",
+)
+_RESNET22 = _Architecture(
+    setting="backbone-weights",
+    first="first_conv.weight",
+    prefixes=("four_view_resnet.cc.", "view_resnet.", ""),
+    part="",
+    name="ResNet-22",
+    width=1,
+    advice="take Wu et al.'s sample_image_model.p, or a file of a ResNet-22's own arrays",
+)
+
+
+def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
+    """Put the convolutional features of a file into ``encoder``, a ``VggEncoder``, all or none.
+
+    ``content`` are arrays by name, with or without a head; ``where`` names the file in errors.
+
+    Raises:
+        SettingError: arrays are missing, surplus, of another shape or not finite.
+    """
+    _fill(encoder, content, where, _VGG)
+
+
+def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
+    """Put the extractor of a file into ``encoder``, a ``ResNet22``; see ``fill_vgg``."""
+    _fill(encoder, content.get("model", content), where, _RESNET22)
+
+
+def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
+    setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
+    stored = content if isinstance(content, Mapping) else {}
+    prefix = next((p for p in source.prefixes if f"{p}{source.first}" in stored), None)
+    if prefix is None:
+        raise SettingError(
+            f"{setting}: {where} holds no {source.name} ('{source.first}' is not in it): "
+            f"{source.advice}"
+        )
+    kept = f"{prefix}{source.part}"
+    arrays = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(kept)}
+    # Old files lack batch norm's counters of batches, and nothing reads them
+    needed = [name for name in wanted if not name.endswith("num_batches_tracked")]
+    missing = [name for name in needed if not isinstance(arrays.get(name), Tensor)]
+    surplus = [name for name in arrays if name not in wanted]
+    if missing or surplus:
+        raise SettingError(
+            f"{setting}: {where} is of another network than {source.name}: "
+            f"{len(missing)} arrays are missing ({', '.join(missing[:3])}), {len(surplus)} too "
+            f"many ({', '.join(surplus[:3])}); {source.advice}"
+        )
+    fitting = {name: arrays[name].float() for name in needed}
+    _check_shapes(fitting, wanted, where, source)
+    for name, array in fitting.items():
+        if not array.isfinite().all():
+            raise SettingError(
+                f"{setting}: in {where} '{name}' holds values that are not finite; {source.advice}"
+            )
+    encoder.load_state_dict(wanted | fitting)
+
+
+def _check_shapes(
+    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, source: _Architecture
+) -> None:
+    setting, first = f"setting '{source.setting}'", given[source.first]
+    channels = wanted[source.first].shape[1]
+    # Grey against colour is the likeliest mistake: it is reported before any other shape
+    if first.ndim == 4 and first.shape[1] != channels:
+        raise SettingError(
+            f"{setting}: {where} takes images of {first.shape[1]} channels, and those of "
+            f"the run have {channels}: choose other weights"
+        )
+    for name, array in given.items():
+        if array.shape != wanted[name].shape:
+            width = first.shape[0] * source.width if first.ndim else 64 * source.width
+            raise SettingError(
+                f"{setting}: in {where} '{name}' is {tuple(array.shape)}, not "
+                f"{tuple(wanted[name].shape)}: set 'width' to that of the weights, {width}"
+            )
+
+
+def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
+    """Put the classifier of Wu et al.'s file into ``head``, a ``resnet22.build_published_head``.
+
+    Raises:
+        SettingError: the file has no classifier, or one of other shapes or not finite.
+    """
+    stored, wanted = content.get("model", content), head.state_dict()
+    for name, array in _head_arrays(stored, where).items():
+        if array.shape != wanted[name].shape or not array.isfinite().all():
+            raise SettingError(
+                f"setting 'classifier' is 'published': in {where} the classifier's '{name}' is "
+                f"{tuple(array.shape)}, not {tuple(wanted[name].shape)}, or not finite: set "
+                "'classifier' to 'seed'"
+            )
+        wanted[name].copy_(array)
+
+
+def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
+    """Return the arrays of a file's classifier by the names that they have in ours."""
+    names = ("0.weight", "0.bias", "2.weight", "2.bias")
+    for view in _VIEWS:
+        layers = (f"fc1{view}.", f"output_layer{view}.fc_layer.")
+        found = [stored.get(f"{layer}{part}") for layer in layers for part in ("weight", "bias")]
+        arrays = [array.float() for array in found if isinstance(array, torch.Tensor)]
+        if len(arrays) == len(names):
+            return dict(zip(names, arrays[:2] + [a[_MALIGNANT] for a in arrays[2:]], strict=True))
+    raise SettingError(
+        f"setting 'classifier' is 'published', and {where} holds no classifier ('fc1_lcc.weight' "
+        "is not in it): name Wu et al.'s sample_image_model.p in 'backbone-weights', or set "
+        "'classifier' to 'seed'"
+    )
