@@ -32,14 +32,14 @@ DATA_SETS = {
     "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
     "table": "fedsilo.datasets.tables.dataset:TABLE",
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
-    "dermoscopy-phantom": "fedsilo.datasets.synthetic.dermoscopy_phantom:DERMOSCOPY_PHANTOM",
+    "dermoscopy-phantom": "fedsilo.datasets.synthetic.phantoms:DERMOSCOPY_PHANTOM",
     "images": "fedsilo.datasets.images.manifests:IMAGES",
     "mammography": "fedsilo.datasets.radiographs.mammography:MAMMOGRAPHY",
     "mini-mias": "fedsilo.datasets.radiographs.mini_mias:MINI_MIAS",
     "pneumoniamnist": "fedsilo.datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
-    "mammography-phantom": "fedsilo.datasets.synthetic.mammography_phantom:MAMMOGRAPHY_PHANTOM",
+    "mammography-phantom": "fedsilo.datasets.synthetic.phantoms:MAMMOGRAPHY_PHANTOM",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
-    "angiogram-phantom": "fedsilo.datasets.synthetic.angiogram_phantom:ANGIOGRAM_PHANTOM",
+    "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
 }
 
 

@@ -17,7 +17,7 @@ from fedsilo.datasets.images.index import ImageIndex, in_public, joined, take_sh
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import check_data_settings
 from fedsilo.datasets.silo.silos import Silo, Split, fingerprint, no_such_silo
-from fedsilo.datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
+from fedsilo.datasets.synthetic.phantoms import DERMOSCOPY_PHANTOM
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 
