@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.licence import Licence
 from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.partition.cuts import (
     check_partition,
     cut_document,

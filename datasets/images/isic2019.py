@@ -16,8 +16,8 @@ import numpy as np
 
 from fedsilo.datasets.images.dataset import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.licence import Licence
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.silo.silos import no_such_silo
 from fedsilo.models.contract.errors import DataError

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from fedsilo.datasets.images.dataset import Classes
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.licence import Licence
 from fedsilo.datasets.io.locations import Places, data_folder
+from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.radiographs.dataset import RadiographDataSet
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey

@@ -17,7 +17,8 @@ import torch
 from fedsilo.datasets.images.dataset import check_image_size
 from fedsilo.datasets.io.array_files import Wanted, read_arrays
 from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
 from fedsilo.datasets.radiographs.dataset import HEADLINE
 from fedsilo.datasets.radiographs.decoding import as_int16, resize
 from fedsilo.datasets.radiographs.dicom import read_radiograph
@@ -52,16 +53,13 @@ _ARRAYS = {
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
-@dataclass(frozen=True)
-class _MedMnistFiles:
-    """The public file, as MedMNIST publishes it."""
-
-    name: str = "pneumoniamnist"
-    folder: str = "pneumoniamnist"
-    url: str = "https://zenodo.org/records/10519652/files/"
-    licence: str = "CC BY 4.0"
-    terms: str = ""
-    files: tuple[RemoteFile, ...] = (_FILE,)
+_MED_MNIST = PublicFiles(
+    name="pneumoniamnist",
+    folder="pneumoniamnist",
+    url="https://zenodo.org/records/10519652/files/",
+    licence="CC BY 4.0",
+    files=(_FILE,),
+)
 
 
 class PneumoniaMnist(DataSet):
@@ -72,11 +70,7 @@ class PneumoniaMnist(DataSet):
         {"image-size", "fold-seed", "use-test", "sample-share", "intensity-profiles"}
     )
     headline = HEADLINE
-
-    @property
-    def files(self) -> PublicFiles:
-        """The one file."""
-        return _MedMnistFiles()
+    files = _MED_MNIST
 
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return the three vendors."""
@@ -104,7 +98,7 @@ class PneumoniaMnist(DataSet):
         """Cut the silo from the file, once."""
         if name not in _PROFILES:
             raise no_such_silo(name, list(_PROFILES))
-        path = find_files(self.files, places) / _FILE.name
+        path = self.files.find(places) / _FILE.name
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]

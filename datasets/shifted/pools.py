@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.locations import Places, RemoteFile, fetch_advice, find_files
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import PublicFiles
 from fedsilo.datasets.io.sealed_folders import open_sealed
 from fedsilo.models.contract.errors import DataError
 
@@ -37,17 +38,20 @@ class Pool:
     train_tracks: npt.NDArray[Any] | None = None
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data set: where it lies, how it is decoded, and how the UEFL notes cut it.
+@dataclass(frozen=True, kw_only=True)
+class Source(PublicFiles):
+    """A data set: its files, how they are decoded, and how the UEFL notes cut the pool.
 
-    ``mean`` and ``std`` standardise pixels (0..1 scale) by the published figures of the whole
-    training set, a channel each. A silo size of 0 shares the pool out equally. Where a part of the
-    files will do, ``listed`` returns facts of those that are in a folder; ``forms`` are folders
-    that may hold the same in another form.
+    Attributes:
+        classes: number of labels.
+        mean, std: published figures of the training set's pixels on the 0..1 scale, a channel each.
+        decode: returns the pool in a folder.
+        train_size, test_size: images of a silo; 0: the pool is shared out equally.
+        noise: whether distribution D3 has noise.
+        forms: folders that may hold the same images in another form.
+        listed: returns facts of the files in a folder, if a part of the files is enough.
     """
 
-    name: str
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -55,13 +59,8 @@ class Source:
     train_size: int = 0
     test_size: int = 0
     noise: bool = True
-    folder: str = ""
     forms: tuple[str, ...] = ()
     listed: Callable[[Path], Facts] | None = None
-    url: str = ""
-    licence: str = ""
-    terms: str = ""
-    files: tuple[RemoteFile, ...] = field(default=())
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
@@ -79,20 +78,15 @@ def locate(source: Source, places: Places) -> tuple[Path, Facts]:
         DataError: no data directory is named, or files are missing; with the public source.
     """
     if source.listed is None:
-        folder = find_files(source, places)
+        folder = source.find(places)
         return folder, facts_of(folder, [file.name for file in source.files])
-    if places.data is None:
-        raise DataError(
-            f"data set '{source.name}' needs files, and no data directory is named: set "
-            f"'data-dir' or $FEDSILO_DATA, or {fetch_advice(source)}"
-        )
-    folders = [places.data / name for name in (source.folder, *source.forms)]
+    folders = [source.data_dir(places) / name for name in (source.folder, *source.forms)]
     found = {folder: source.listed(folder) for folder in folders}
     folder = max(folders, key=lambda one: len(found[one]))  # the first of equals
     if not found[folder]:
         raise DataError(
             f"no training files of '{source.name}' in {' or '.join(map(str, folders))}: "
-            f"{fetch_advice(source)}"
+            f"{source.advice()}"
         )
     return folder, found[folder]
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
-from fedsilo.datasets.io.licence import Licence
-from fedsilo.datasets.io.locations import Places, PublicFiles
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import Licence, PublicFiles
 from fedsilo.datasets.shifted.pools import Pool, Source, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.shifted.tracks import cut_by_track

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from fedsilo.datasets.io.locations import RemoteFile
+from fedsilo.datasets.io.public_files import RemoteFile
 from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
 from fedsilo.datasets.shifted.idx import read_labelled_images
 from fedsilo.datasets.shifted.pools import Pool, Source
@@ -89,10 +89,10 @@ _GTSRB_FILES = (
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        Source("digits", 10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
+        Source("digits", classes=10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
         Source(
             "mnist",
-            10,
+            classes=10,
             mean=(0.1307,),
             std=(0.3081,),
             decode=_decode_idx,
@@ -106,7 +106,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "fmnist",
-            10,
+            classes=10,
             mean=(0.2860,),
             std=(0.3530,),
             decode=_decode_idx,
@@ -119,7 +119,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "cifar10",
-            10,
+            classes=10,
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2616),
             decode=partial(decode_batches, CIFAR10),
@@ -135,7 +135,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "cifar100",
-            100,
+            classes=100,
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),
             decode=partial(decode_batches, CIFAR100),
@@ -151,7 +151,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "gtsrb",
-            SIGNS,
+            classes=SIGNS,
             mean=(0.3403, 0.3121, 0.3214),
             std=(0.2724, 0.2608, 0.2669),
             decode=decode_signs,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.licence import Licence, Origin, licence_of
-from fedsilo.datasets.io.locations import Places, PublicFiles
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import Licence, Origin, PublicFiles, licence_of
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.feature_statistics import FeatureStatistics

@@ -147,7 +147,7 @@ class MammographyPhantom(PhantomDataSet):
 def _breast(
     patient: np.random.Generator, view: np.random.Generator, size: int, malignant: bool
 ) -> Grey:
-    """Return a breast at the left or right edge, 0..1: with a star if malignant, else a soft spot."""
+    """Return a breast at the left or right edge, 0..1: with a star or a soft spot in it."""
     x, y = grid(size)
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
     from_wall = (x + 1) / np.float32(depth)

@@ -48,7 +48,7 @@ def _fetch(
     ] = False,
 ) -> None:
     from fedsilo.datasets.io.download import fetch
-    from fedsilo.datasets.io.licence import refuse_unaccepted
+    from fedsilo.datasets.io.public_files import refuse_unaccepted
     from fedsilo.datasets.registry import data_set, licences
 
     files, licence = data_set(dataset).files, licences(dataset)

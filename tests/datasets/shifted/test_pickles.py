@@ -96,7 +96,7 @@ def test_what_no_batch_holds_is_refused_in_a_line(
 def test_a_batch_cut_short_anywhere_is_refused(
     tmp_path_factory: pytest.TempPathFactory, keep: int
 ) -> None:
-    with pytest.raises(DataError, match="cut short|wants to run"):
+    with pytest.raises(DataError, match=r"cut short|wants to run"):
         _read(tmp_path_factory.getbasetemp(), BATCH[:keep])
 
 

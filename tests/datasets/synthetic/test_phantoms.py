@@ -118,7 +118,7 @@ def test_a_subject_is_on_one_side_of_the_split(data: PhantomDataSet, places: Pla
 def test_classes_are_learnt_at_one_site(data: PhantomDataSet) -> None:
     from sklearn.ensemble import RandomForestClassifier
 
-    site = list(data.plan.counts)[0]
+    site = next(iter(data.plan.counts))
     kinds = np.array(data.plan.sequence(site)[0][:400])
     images = np.stack([data.image(site, n, 16, settings_of(data)).ravel() for n in range(400)])
     forest = RandomForestClassifier(100, class_weight="balanced", random_state=0)
