@@ -71,7 +71,7 @@ def write_manifest(name: str, folder: Path) -> Counter[str]:
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: name that into which '{name}' was unpacked")
     if (folder / MANIFEST).exists():
-        raise DataError(f"{folder / MANIFEST} is there already: remove it to have it made anew")
+        raise DataError(f"{folder / MANIFEST} is there already: remove it to write it again")
     images = sorted(RECIPES[name].images(folder), key=lambda image: image.path)
     if not images:
         raise DataError(f"{folder} names no image: is it the whole of '{name}'?")

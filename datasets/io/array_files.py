@@ -1,7 +1,6 @@
-"""numpy's archives of arrays, npz: what a member says of itself is held against what may be.
+"""numpy's archives of arrays, npz, with each member's header checked before its content is read.
 
-numpy unpacks a member to whatever size it has, and one that is no array it hands on as bytes. Here
-type and shape are read from a member's first bytes and must be as wanted before the rest is.
+numpy alone would unpack a member to whatever size it has, and return one that is no array as bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,8 @@ from fedsilo.models.contract.one_line import one_line
 
 _LONGEST_HEADER = 4096  # bytes
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+# What numpy's reader of headers lets through, of its own and of Python's tokenizer
+_NO_HEADER = (RecursionError, SyntaxError, TypeError, KeyError, MemoryError, tokenize.TokenError)
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,15 @@ class Wanted:
     words: str
 
     def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        """Tell whether an array of that type and shape is one."""
-        return (
-            dtype.kind in self.kinds
-            and dtype.itemsize <= self.itemsize
-            and any(self._has(shape, wanted) for wanted in self.shapes)
-        )
-
-    def _has(self, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-        return len(shape) == len(wanted) and all(
-            length == want if want is not None else 0 <= length <= self.most
-            for length, want in zip(shape, wanted, strict=True)
+        """Return whether an array of that type and shape is one."""
+        number = dtype.kind in self.kinds and dtype.itemsize <= self.itemsize
+        return number and any(
+            len(shape) == len(wanted)
+            and all(
+                0 <= length <= self.most if want is None else length == want
+                for length, want in zip(shape, wanted, strict=True)
+            )
+            for wanted in self.shapes
         )
 
 
@@ -72,35 +71,25 @@ def read_arrays(path: Path, wanted: Mapping[str, Wanted]) -> dict[str, npt.NDArr
                 if f"{name}.npy" not in names:
                     raise DataError(f"{path}: array '{name}' is missing")
             return {name: _member(archive, path, name, what) for name, what in wanted.items()}
-    except DataError:
-        raise
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError) as error:
-        reason = one_line(error, 100)
-        raise DataError(f"{path} is damaged or no npz file ({reason})") from None
+        raise DataError(f"{path} is damaged or no npz file ({one_line(error, 100)})") from None
     except (NotImplementedError, RuntimeError):  # other compressions, a password
         raise DataError(f"{path} is packed in a way that numpy does not write") from None
 
 
 def _member(archive: zipfile.ZipFile, path: Path, name: str, wanted: Wanted) -> npt.NDArray[Any]:
     with archive.open(f"{name}.npy") as file:
-        shape, fortran, dtype = _header(file)
+        try:
+            read_header = _READERS[npy.read_magic(file)]
+            shape, by_column, dtype = read_header(file, max_header_size=_LONGEST_HEADER)
+        except _NO_HEADER:
+            raise ValueError("a member that is no array") from None
         if not wanted.fits(dtype, shape):
             told = f"{one_line(dtype, 40)} {one_line(shape, 60)}"
             raise DataError(f"{path}: {name} is {told}, and must be {wanted.words}")
         content = file.read(math.prod(shape) * dtype.itemsize + 1)
     if len(content) != math.prod(shape) * dtype.itemsize:
         raise DataError(f"{path}: {name} holds more or fewer numbers than its header says")
-    flat = np.frombuffer(content, dtype)
-    return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and type; a ``ValueError`` where they cannot be read."""
-    try:
-        version = npy.read_magic(file)
-        shape, fortran, dtype = _READERS[version](file, max_header_size=_LONGEST_HEADER)
-    except (RecursionError, SyntaxError, TypeError, KeyError, MemoryError, tokenize.TokenError):
-        raise ValueError("a member that is no array") from None
-    return shape, fortran, dtype
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.partition.label_sets import Rows
 from fedsilo.datasets.partition.label_skew import dealt, dirichlet_shares, label_shares

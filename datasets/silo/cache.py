@@ -1,7 +1,4 @@
-"""Silos in the cache: each in a folder named after all that decides its content, made once.
-
-At each opening the folder is held against its seal (datasets/io/sealed_folders.py).
-"""
+"""Silos in the cache: each in a folder named after all that decides its content, made once."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.sealed_folders import open_sealed
+from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.datasets.silo.silos import Silo, open_silo
 
 _KEY_LENGTH = 16  # hexadecimal digits
@@ -23,17 +19,17 @@ def cached_silo(
     classes: int,
     fill: Callable[[Path], None],
 ) -> Silo:
-    """Return a silo from the cache; it is made first where there is none, or an altered one.
+    """Return a silo from the cache; it is made first if it is not there or was altered.
 
     Args:
         folder: the cache's folder of the data set's silos.
-        name: what the silo's own folder is called, before its key.
+        name: the beginning of the silo's own folder's name, before its key.
         facts: all that decides the content, JSON-serialisable: their digest is the key.
         classes: number of classes.
         fill: writes the silo into a new folder by ``save_silo``.
 
     Raises:
-        DataError: the cached files were altered and cannot be made anew, or what ``fill`` raises.
+        DataError: the cached files were altered and cannot be made again, or what ``fill`` raises.
     """
     target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
     return open_sealed(target, fill, lambda found: open_silo(found, classes))

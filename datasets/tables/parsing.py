@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.text_files import csv_lines, same_text
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.models.contract.errors import DataError
