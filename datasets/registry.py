@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.locations import Places, find_places
 from fedsilo.datasets.io.public_files import Licence
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.partition.cuts import (
     check_partition,
     cut_document,

@@ -25,8 +25,8 @@ from fedsilo.datasets.images.decoding import (
 )
 from fedsilo.datasets.images.headers import Header, header_measures, picture_header
 from fedsilo.datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
-from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.row_splits import (

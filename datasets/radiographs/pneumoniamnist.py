@@ -16,9 +16,9 @@ import torch
 
 from fedsilo.datasets.images.dataset import check_image_size
 from fedsilo.datasets.io.array_files import Wanted, read_arrays
-from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.radiographs.dataset import HEADLINE
 from fedsilo.datasets.radiographs.decoding import as_int16, resize
 from fedsilo.datasets.radiographs.dicom import read_radiograph

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import PublicFiles
-from fedsilo.datasets.io.sealed_folders import open_sealed
+from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]

@@ -218,7 +218,10 @@ class _Folds:
         elif (np.unique(labels, return_counts=True)[1] < folds).all():
             reason = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
         elif count < folds:
-            reason = f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
+            reason = (
+                f"rows of {count} groups (patients or lesions) cannot be cut into {folds} "
+                f"folds"
+            )
         else:
             return
         raise DataError(f"{self.where}: {reason}: take fewer")

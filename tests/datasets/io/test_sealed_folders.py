@@ -122,9 +122,7 @@ def test_making_again_is_one_line_in_this_machines_own_log(
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
-def test_folder_without_a_seal_is_made_again(
-    tmp_path: Path, own_log: io.StringIO
-) -> None:
+def test_folder_without_a_seal_is_made_again(tmp_path: Path, own_log: io.StringIO) -> None:
     old = tmp_path / "site-1"
     old.mkdir()
     fill(old)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.partition.label_sets import label_sets
 from fedsilo.datasets.partition.cuts import cut_names, load_cut
+from fedsilo.datasets.partition.label_sets import label_sets
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
 from fedsilo.models.contract.errors import DataError, SettingError
