@@ -219,8 +219,7 @@ class _Folds:
             reason = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
         elif count < folds:
             reason = (
-                f"rows of {count} groups (patients or lesions) cannot be cut into {folds} "
-                f"folds"
+                f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
             )
         else:
             return

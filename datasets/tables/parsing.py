@@ -27,7 +27,7 @@ _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 
 @dataclass(frozen=True)
 class Column:
-    """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one, in order.
+    """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one.
 
     ``mean`` and ``std`` standardise a numeric column, if they are declared. ``edges`` are those of
     its histogram in a survey; without them they follow from mean and standard deviation.

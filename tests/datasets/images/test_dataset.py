@@ -354,9 +354,7 @@ def test_a_damaged_cache_is_made_anew_or_told_by_its_folder(places: Places) -> N
         def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
             raise DataError("the images are gone")
 
-    said = (
-        r"cached data in .*/flat-silos/a-silo-\w* were altered and cannot be made again \(the ima"
-    )
+    said = r"cached data in .*/flat-silos/a-silo-\w* were altered and cannot be made again \(the i"
     with pytest.raises(DataError, match=said):
         load(places, data=Gone())
     silo = load(places)
