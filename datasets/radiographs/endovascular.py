@@ -23,7 +23,7 @@ from fedsilo.datasets.images.decoding import (
 )
 from fedsilo.datasets.images.headers import Header
 from fedsilo.datasets.images.index import ImageIndex
-from fedsilo.datasets.images.manifests import KEYS, Form, ManifestDataSet
+from fedsilo.datasets.images.manifests import Form, ManifestDataSet
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.radiographs.decoding import read_grey, resize
@@ -44,7 +44,7 @@ class Endovascular(ManifestDataSet, MaskedDataSet):
     name = "endovascular"
     origin = "own"
     settings = ManifestDataSet.settings - {"colour-constancy"}
-    form = Form("endovascular.yaml", 224, 0.25, bits=8, keys=(*KEYS, "bits"))
+    form = Form("endovascular.yaml", 224, 0.25, bits=8)
     columns: ClassVar[tuple[str, ...]] = ("mask",)
 
     def header(self, path: Path) -> Header:
@@ -124,7 +124,7 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
         )
         if "\0" in mask or mask.split(os.sep)[0] == os.pardir:
             raise DataError(
-                f"{index.where}, line {number}, column 'mask': the file lies outside the data "
+                f"{index.where}, line {number}, column 'mask': the file is outside the data "
                 "directory, or this is no file's name; move it there"
             )
         masks[image] = mask

@@ -21,9 +21,9 @@ from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.datasets.radiographs.dataset import RadiographDataSet
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey
 from fedsilo.datasets.radiographs.dicom import read_radiograph
+from fedsilo.datasets.radiographs.mammography import RadiographDataSet
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
 from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
 from fedsilo.models.contract.errors import DataError

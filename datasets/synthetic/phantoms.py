@@ -16,10 +16,10 @@ from fedsilo.datasets.images.dataset import Classes, ImageDataSet
 from fedsilo.datasets.images.decoding import Pixels, decode_image, shades_of_grey
 from fedsilo.datasets.images.isic2019 import DIAGNOSES, class_of, classes_of
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.radiographs.dataset import HEADLINE
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.endovascular import read_square
+from fedsilo.datasets.radiographs.mammography import HEADLINE
 from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
 from fedsilo.datasets.radiographs.mini_mias import CLASSES as MALIGNANCY
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
