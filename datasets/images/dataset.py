@@ -211,8 +211,8 @@ class _Making:
                     "lower the test, validation or public share"
                 )
             facts = {"name": self.name, "distribution": self.name, "classes": list(classes)}
-            facts |= {"dropped": faults, "schema": json_digest([listed, size])}
-            save_silo(target, parts, facts)
+            schema = json_digest([listed, size])
+            save_silo(target, parts, {**facts, "dropped": faults, "schema": schema})
 
         values, index = as_mapping(self.settings), self.index
         read = self.data.settings - frozenset(SPLIT_KEYS if kind == "public" else ())

@@ -98,7 +98,7 @@ class ManifestDataSet(ImageDataSet):
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the declared classes."""
-        return self._declared(places).classes
+        return self._form_of(places).classes
 
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return the declared sites, in the file's order."""
@@ -106,15 +106,15 @@ class ManifestDataSet(ImageDataSet):
 
     def sites(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the declared sites, in the file's order."""
-        return list(self._declared(places).sites)
+        return list(self._form_of(places).sites)
 
     def own_size(self, places: Places) -> int:
         """Return the declared size."""
-        return self._declared(places).image_size
+        return self._form_of(places).image_size
 
     def own_share(self, places: Places) -> float:
         """Return the declared share."""
-        return self._declared(places).test_share
+        return self._form_of(places).test_share
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Read the site's manifest."""
@@ -146,7 +146,7 @@ class ManifestDataSet(ImageDataSet):
         """Return the declaration in the data directory ``folder``."""
         return read_declaration(folder / self.form.file, self.form)
 
-    def _declared(self, places: Places) -> Declaration:
+    def _form_of(self, places: Places) -> Declaration:
         return self.declaration(self.files_folder(places))
 
 

@@ -130,7 +130,8 @@ class _Noted:
     """What a batch asks to be built, noted down and not built; each name has a class of its own."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.arguments, self.state = arguments, None
+        self.arguments = arguments
+        self.state: Any = ()
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -212,7 +213,7 @@ def _as_array(value: Any) -> Any:
         return value
     if not isinstance(value, _Array):
         raise TypeError("an object that is no array")
-    _, shape, dtype, by_column, pixels = value.state or ()
+    _, shape, dtype, by_column, pixels = tuple(value.state)
     if not isinstance(dtype, _Type) or dtype.arguments[0] not in ("u1", b"u1", "|u1", b"|u1"):
         raise TypeError("an array of other than bytes")
     if by_column or not isinstance(pixels, bytes | _Encoded):

@@ -113,8 +113,8 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
             return Pool(*(np.load(found / f"{name}.npy", mmap_mode="r") for name in names))
         except (OSError, ValueError, EOFError) as error:
             raise DataError(
-                f"the decoded data in {found} are damaged ({error}): remove that folder, it is "
-                "made again"
+                f"the decoded data in {found} are damaged ({error}): remove that folder "
+                "to have it made again"
             ) from None
 
     return open_sealed(target, fill, read), key

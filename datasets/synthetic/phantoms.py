@@ -161,7 +161,8 @@ def _breast(
         lesion, light = Blob(*place, patient.uniform(0.12, 0.18), soft=0.8), 0.1
     exposure = np.float32(view.lognormal(0, 0.06))
     picture = exposure * within * (tissue + light * lesion.weight(size))
-    return picture[:, :: view.choice([-1, 1])].clip(0, 1).astype(np.float32)
+    seen: Grey = picture[:, :: view.choice([-1, 1])].clip(0, 1).astype(np.float32)
+    return seen
 
 
 # Frames of each anatomy, in the order of ``_VESSELS``: people and animals are rarer than models

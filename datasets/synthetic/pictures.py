@@ -45,7 +45,8 @@ class Blob:
         x, y = x - np.float32(self.x), y - np.float32(self.y)
         bulge = 1 + self.depth * np.cos(self.lobes * np.arctan2(y, x)) if self.lobes else 1.0
         excess = np.hypot(x, y) / np.float32(self.radius) - bulge
-        return 1 / (1 + np.exp((4 / self.soft * excess).clip(-30, 30)))
+        weight: Field = 1 / (1 + np.exp((4 / self.soft * excess).clip(-30, 30)))
+        return weight
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,12 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
 
 
 def smooth_line(corners: npt.ArrayLike) -> Points:
-    """Return a Catmull-Rom spline through ``corners`` (k, 2), in equal parts between them."""
-    knots = np.array(corners, dtype=np.float64)
-    padded = np.concatenate([2 * knots[:1] - knots[1:2], knots, 2 * knots[-1:] - knots[-2:-1]])
-    places = np.linspace(0, len(knots) - 1, _STEPS + 1)
-    first = np.minimum(places.astype(int), len(knots) - 2)
-    t = (places - first)[:, None]
-    a, b, c, d = (padded[first + step] for step in range(4))
-    return b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
+    """Return a smooth curve through ``corners`` (k, 2), in equal parts between them."""
+    from scipy.interpolate import CubicSpline
+
+    knots = np.arange(len(np.asarray(corners)))
+    curve: Points = CubicSpline(knots, corners)(np.linspace(0, knots[-1], _STEPS + 1))
+    return curve
 
 
 def distance(size: int, line: Points) -> Field:

@@ -71,7 +71,7 @@ def _datasets(
 ) -> None:
     from rich.table import Table
 
-    from fedsilo.datasets.overview import overview
+    from fedsilo.datasets.registry import overview
     from fedsilo.server_app.run.progress_bars import make_console
 
     rows = overview(str(data_dir or ""))

@@ -9,8 +9,7 @@ import pytest
 
 from fedsilo.datasets.io import download
 from fedsilo.datasets.io.public_files import Licence, refuse_unaccepted
-from fedsilo.datasets.overview import overview
-from fedsilo.datasets.registry import DATA_SETS, data_set, licences
+from fedsilo.datasets.registry import DATA_SETS, data_set, licences, overview
 from fedsilo.models.contract.errors import DataError
 from fedsilo.server_app.cli.main import main
 
