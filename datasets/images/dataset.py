@@ -21,7 +21,8 @@ from fedsilo.datasets.images.decoding import (
     Decoded,
     Fault,
     check_faults,
-    decode_files,
+    decode_each,
+    decode_image,
 )
 from fedsilo.datasets.images.headers import Header, header_measures, picture_header
 from fedsilo.datasets.images.index import ImageIndex, check_copies, in_public, joined
@@ -102,7 +103,11 @@ class ImageDataSet(DataSet):
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Return the images of ``index``."""
-        return decode_files(index.folder, index.names, size, settings.colour_constancy)
+        constancy = settings.colour_constancy
+        return decode_each(
+            *(index.names, (3, size, size), np.uint8),
+            lambda name: decode_image(index.folder / name, size, constancy),
+        )
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the decoding of one file as those of a silo are decoded."""

@@ -1,4 +1,4 @@
-"""Image files as arrays of one size, by Pillow; files that cannot be read are told together.
+"""Image files as arrays of one size, by Pillow; files that cannot be read are reported together.
 
 Colour constancy is shades of grey: the illuminant is the power mean of each channel (Finlayson and
 Trezzi 2004), and the image is divided by it, so that the illuminant becomes grey.
@@ -156,14 +156,6 @@ def shades_of_grey(pixels: Pixels) -> Pixels:
     return corrected
 
 
-def decode_files(folder: Path, names: Sequence[str], size: int, constancy: bool) -> Decoded:
-    """Decode the files ``names`` of ``folder`` as ``decode_image`` does."""
-    shape = (3, size, size)
-    return decode_each(
-        names, shape, np.uint8, lambda name: decode_image(folder / name, size, constancy)
-    )
-
-
 def decode_each(
     names: Sequence[str],
     shape: tuple[int, ...],
@@ -205,7 +197,7 @@ def check_faults(
         where: names the site in errors.
 
     Raises:
-        DataError: counts them and tells the first, with their reasons.
+        DataError: counts them and names the first, with their reasons.
     """
     if not faults or policy == "skip":
         return
@@ -216,16 +208,14 @@ def check_faults(
     more = len(faults) - _NAMED_FAULTS
     raise DataError(
         f"{where}: {len(faults)} of {images} images cannot be used: {named}"
-        f"{f'; and {more} more' if more > 0 else ''}: mend them, or set 'broken-images' to 'skip'"
+        f"{f'; and {more} more' if more > 0 else ''}: fix them, or set 'broken-images' to 'skip'"
     )
 
 
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
-    """Write into this machine's own log which files an error is about, where it does not name them.
+    """Write into this machine's own log which files an error is about, if it does not name them.
 
-    Args:
-        where: names the site.
-        images: what each image is called in the error, and its file.
+    ``images`` are pairs: an image's name in the error, and its file. ``where`` names the site.
     """
     named = [f"{called} is {shortened(name, 60, 40)}" for called, name in images if called != name]
     if named:

@@ -33,7 +33,7 @@ class Form:
         file: its name in the data directory.
         image_size: pixels of a side.
         test_share: share of test images.
-        bits: bits of a pixel; None: they are 8 and cannot be declared.
+        bits: bits of a pixel, or None if they are 8 and cannot be declared.
     """
 
     file: str
@@ -132,7 +132,7 @@ class ManifestDataSet(ImageDataSet):
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the manifest of a site that is here lists images for validation."""
+        """Return whether the manifest of a site that is here lists images for validation."""
         folder = self.files_folder(places)
         here = [s for s, f in self.declaration(folder).sites.items() if (folder / f).is_file()]
         return any("val" in self.index(site, settings, places).parts for site in here)

@@ -44,11 +44,11 @@ class Recipe:
     """How a public data set becomes a manifest.
 
     Attributes:
-        source: where it is to be had.
+        source: where to get it.
         licence: as its source states it.
         dataset: the 'dataset' that reads the manifest.
         images: reads a folder.
-        classes: a usual choice for the declaration, class -> labels; empty: each label is one.
+        classes: a usual choice for the declaration, class -> labels; if empty, each label is one.
     """
 
     source: str
@@ -97,7 +97,7 @@ def _rows(
 
 
 def _inbreast(folder: Path) -> Iterator[Image]:
-    """INbreast (Moreira et al. 2012): the label is BI-RADS, the patient stands in the file's name.
+    """INbreast (Moreira et al. 2012): the label is BI-RADS, the patient is in the file's name.
 
     A file is ``AllDICOMs/<file name>_<patient>_MG_<side>_<view>_ANON.dcm``.
     """
@@ -127,7 +127,7 @@ def _cbis_ddsm(folder: Path) -> Iterator[Image]:
             series = told.split("/")[0]
             other = found.get(series)
             if other and other.split != part:
-                raise DataError(f"{where}: its image stands in training and test part")
+                raise DataError(f"{where}: its image is in training and test part")
             worst = min([pathology, *([other.label] if other else [])], key=_PATHOLOGY.index)
             path = other.path if other else _series(folder, series, where)
             found[series] = Image(path, worst, patient, part)
@@ -135,7 +135,7 @@ def _cbis_ddsm(folder: Path) -> Iterator[Image]:
 
 
 def _series(folder: Path, name: str, where: str) -> Path:
-    """Return the one DICOM file of a series; downloaders name what lies between differently."""
+    """Return the one DICOM file of a series; downloaders name the folders between differently."""
     files = sorted((folder / name).rglob("*.dcm")) if name not in ("", ".", "..") else []
     if len(files) != 1:
         raise DataError(

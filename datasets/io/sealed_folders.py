@@ -59,7 +59,7 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 
 
 def _inode(folder: Path) -> int | None:
-    """Return what tells a folder from another of its name, or None if there is none."""
+    """Return what distinguishes a folder from another of its name, or None if there is none."""
     with suppress(OSError):
         return folder.stat().st_ino
     return None

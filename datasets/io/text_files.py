@@ -85,7 +85,7 @@ def read_rows(
     Args:
         path: the file.
         needed: columns that it must have.
-        optional: columns that it may have besides; None: any.
+        optional: columns that it may have besides; None for any.
         delimiter: separates values.
 
     Raises:

@@ -38,14 +38,14 @@ _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentatio
 
 
 def is_dicom(path: Path) -> bool:
-    """Tell whether a file is DICOM, by its name's ending or by its content."""
+    """Return whether a file is DICOM, by its name's ending or by its content."""
     if path.suffix.lower() == ".dcm":
         return True
     try:
         with path.open("rb") as file:
             return file.read(_PREAMBLE + len(_MAGIC))[_PREAMBLE:] == _MAGIC
     except OSError:
-        return False  # told when it is decoded
+        return False  # reported when it is decoded
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:

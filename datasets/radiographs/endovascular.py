@@ -110,7 +110,7 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
     """Return each image's mask, both as files in the index's folder; some may have none.
 
     Raises:
-        DataError: the manifest, ``index.where``, cannot be read, or a mask lies outside the folder.
+        DataError: the manifest, ``index.where``, cannot be read, or a mask is outside the folder.
     """
     manifest = Path(index.where)
     rows = read_rows(manifest, ("path", "label"))

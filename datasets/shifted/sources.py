@@ -1,4 +1,4 @@
-"""The public images by name: where they lie, how they are decoded, how the UEFL notes cut them.
+"""The public images by name: where they are, how they are decoded, how the UEFL notes cut them.
 
 ``digits`` ships with scikit-learn (1,797 real handwritten digits, UCI); the others are files of
 the data directory, laid out as their public sources lay them out.

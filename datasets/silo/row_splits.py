@@ -65,7 +65,7 @@ def split_rows(
         share: share of test rows where there are no test folds; 0 for none.
         seed: random state of that split.
         where: names the site in errors.
-        groups: (n,) group of each row; no group is in two parts. None: each row is its own.
+        groups: (n,) group of each row; no group is in two parts. By default each row is its own.
 
     Raises:
         DataError: there are too few rows or groups for it.

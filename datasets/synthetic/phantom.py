@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,48 +23,6 @@ from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
-
-Generators = tuple[np.random.Generator, np.random.Generator]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which images a phantom has.
-
-    Attributes:
-        phantom: the data set's name, a part of every seed.
-        counts: site -> number of images of each kind.
-        subject: what an image shows, as its group is called.
-        again: share of images that show the subject of the one before.
-        fewest: images of a site, however small 'sample-share' is.
-    """
-
-    phantom: str
-    counts: Mapping[str, Sequence[int]]
-    subject: str
-    again: float
-    fewest: int = 8
-
-    def sequence(self, site: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return kind and subject of each image of a site."""
-        return _sequence(self.phantom, site, tuple(self.counts[site]), self.again)
-
-    def kind(self, site: str, number: int) -> int:
-        """Return the kind of an image."""
-        return self.sequence(site)[0][number]
-
-    def generators(self, site: str, number: int) -> Generators:
-        """Return the generators of an image's subject and of the image itself."""
-        keys = ("subject", self.sequence(site)[1][number]), ("image", number)
-        subject, image = (derive_seed(0, self.phantom, what, site, n) for what, n in keys)
-        return np.random.default_rng(subject), np.random.default_rng(image)
-
-
-@lru_cache(maxsize=16)
-def _sequence(
-    phantom: str, site: str, counts: tuple[int, ...], again: float
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return even_sequence(counts, again, np.random.default_rng(derive_seed(0, phantom, site)))
 
 
 def even_sequence(
@@ -97,17 +54,32 @@ def even_sequence(
     return tuple(kinds), tuple(subjects)
 
 
+@lru_cache(maxsize=16)
+def _sequence(
+    key: str, site: str, counts: tuple[int, ...], again: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return even_sequence(counts, again, np.random.default_rng(derive_seed(0, key, site)))
+
+
 class PhantomDataSet(ImageDataSet):
     """A data set of made-up images, which needs no files.
 
     Class attributes:
-        plan: its images.
+        key: part of every seed.
+        counts: site -> number of images of each kind.
+        subject: what an image shows, as its group is called.
+        again: share of images that show the subject of the one before.
+        fewest: images of a site, however small 'sample-share' is.
         size: pixels of a side where the settings name none.
         channels, dtype: of an image.
         version: raise it when the same number makes another image, so that no old cache is read.
     """
 
-    plan: ClassVar[Plan]
+    key: ClassVar[str]
+    counts: ClassVar[Mapping[str, Sequence[int]]]
+    subject: ClassVar[str]
+    again: ClassVar[float]
+    fewest: ClassVar[int] = 8
     size: ClassVar[int]
     channels: ClassVar[int] = 1
     dtype: ClassVar[type[np.generic]] = np.uint8
@@ -128,32 +100,44 @@ class PhantomDataSet(ImageDataSet):
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[Any]:
         """Return an image's file (channels, size, size) as the real data set reads it."""
 
+    def sequence(self, site: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return kind and subject of each image of a site."""
+        return _sequence(self.key, site, tuple(self.counts[site]), self.again)
+
+    def generators(
+        self, site: str, number: int
+    ) -> tuple[int, np.random.Generator, np.random.Generator]:
+        """Return the kind of an image, and the generators of its subject and of the image."""
+        kinds, subjects = self.sequence(site)
+        keys = ("subject", subjects[number]), ("image", number)
+        seeds = [derive_seed(0, self.key, what, site, place) for what, place in keys]
+        return kinds[number], np.random.default_rng(seeds[0]), np.random.default_rng(seeds[1])
+
     def own_size(self, places: Places) -> int:
         """Return the class's size."""
         return self.size
 
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return all sites."""
-        return list(self.plan.counts)
+        return list(self.counts)
 
     def sites(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return all sites."""
-        return list(self.plan.counts)
+        return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the first images of a site: 'sample-share' of them, and not too few."""
-        plan = self.plan
-        if site not in plan.counts:
-            raise no_such_silo(site, list(plan.counts))
-        count = max(plan.fewest, round(sum(plan.counts[site]) * settings.sample_share))
-        kinds, subjects = (part[:count] for part in plan.sequence(site))
+        if site not in self.counts:
+            raise no_such_silo(site, list(self.counts))
+        count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
+        kinds, subjects = (part[:count] for part in self.sequence(site))
         names = tuple(f"{site}/{number}" for number in range(count))
         return ImageIndex(
-            where=f"{plan.phantom}, {site}",
+            where=f"{self.key}, {site}",
             folder=Path(),
             names=names,
             labels=np.array([self.label(kind, site, settings) for kind in kinds], dtype=np.int64),
-            groups=tuple(f"{site}/{plan.subject}-{subject}" for subject in subjects),
+            groups=tuple(f"{site}/{self.subject}-{subject}" for subject in subjects),
             safe_names=names,
         )
 

@@ -21,19 +21,10 @@ from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.endovascular import read_square
 from fedsilo.datasets.radiographs.mammography import HEADLINE
 from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
-from fedsilo.datasets.radiographs.mini_mias import CLASSES as MALIGNANCY
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
-from fedsilo.datasets.synthetic.phantom import PhantomDataSet, Plan
-from fedsilo.datasets.synthetic.pictures import (
-    Blob,
-    Look,
-    Points,
-    distance,
-    grid,
-    smooth_line,
-    stroke,
-    texture,
-)
+from fedsilo.datasets.synthetic import pictures
+from fedsilo.datasets.synthetic.phantom import PhantomDataSet
+from fedsilo.datasets.synthetic.pictures import Blob, Look, Points
 from fedsilo.models.contract.settings import CommonSettings
 
 # Images of each diagnosis at FLamby's centres, in the order of ``DIAGNOSES``
@@ -69,8 +60,8 @@ _SKINS = {
 class DermoscopyPhantom(PhantomDataSet):
     """``dermoscopy-phantom``: the six centres of ISIC 2019, after FLamby."""
 
-    plan = Plan("dermoscopy-phantom", LESION_COUNTS, subject="lesion", again=0.15)
-    name = plan.phantom
+    name = key = "dermoscopy-phantom"
+    counts, subject, again = LESION_COUNTS, "lesion", 0.15
     size = 224
     channels = 3
     settings = (ImageDataSet.settings | {"target"}) - {"broken-images"}
@@ -85,13 +76,13 @@ class DermoscopyPhantom(PhantomDataSet):
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
         """Return a lesion on the skin."""
-        lesion, view = self.plan.generators(site, number)
-        colour, lobes, mottled = _LESIONS[DIAGNOSES[self.plan.kind(site, number)]]
+        kind, lesion, view = self.generators(site, number)
+        colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
         shade = np.array(colour) + lesion.normal(0, 0.03, 3)
         x, y = view.normal(0, 0.06, 2)
         outline = Blob(x, y, lesion.uniform(0.4, 0.6) * view.uniform(0.95, 1.05), lobes, 0.2)
-        inside = shade.reshape(3, 1, 1) + mottled * texture(lesion, size, 6)
-        content = outline.weight(size) * inside + 0.02 * texture(lesion, size, 3)
+        inside = shade.reshape(3, 1, 1) + mottled * pictures.texture(lesion, size, 6)
+        content = outline.weight(size) * inside + 0.02 * pictures.texture(lesion, size, 3)
         image = _SKINS[site].show(content.astype(np.float32), view)
         return shades_of_grey(image) if settings.colour_constancy else image
 
@@ -100,6 +91,7 @@ class DermoscopyPhantom(PhantomDataSet):
         return decode_image(path, size, settings.colour_constancy)
 
 
+_OF_GREY = ImageDataSet.settings - {"broken-images", "colour-constancy"}
 # Not malignant and malignant images of table I of the Fed-Align-CL paper
 BREAST_COUNTS = {"hologic": (730, 730), "siemens": (287, 123), "ge": (421, 431)}
 _PROFILES = {"hologic": SIGMOID, "siemens": STEEP, "ge": SHOULDERED}
@@ -108,18 +100,18 @@ _PROFILES = {"hologic": SIGMOID, "siemens": STEEP, "ge": SHOULDERED}
 class MammographyPhantom(PhantomDataSet):
     """``mammography-phantom``: three vendors, each of which renders by a profile of its own."""
 
-    plan = Plan("mammography-phantom", BREAST_COUNTS, subject="patient", again=0.3)
-    name = plan.phantom
+    name = key = "mammography-phantom"
+    counts, subject, again = BREAST_COUNTS, "patient", 0.3
     size = 256
     dtype = np.int16
     headline = HEADLINE
-    settings = (ImageDataSet.settings | {"intensity-profiles"}) - {
-        *("broken-images", "colour-constancy")
+    settings = (ImageDataSet.settings - {"broken-images", "colour-constancy"}) | {
+        "intensity-profiles"
     }
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return malignant against all others."""
-        return {"not-malignant": ("benign", "normal"), "malignant": MALIGNANCY["malignant"]}
+        return {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}
 
     def own_share(self, places: Places) -> float:
         """Return the paper's share of test images."""
@@ -133,8 +125,8 @@ class MammographyPhantom(PhantomDataSet):
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[np.int16]:
         """Return a mammogram as the site's vendor renders it."""
-        patient, view = self.plan.generators(site, number)
-        picture = _breast(patient, view, size, malignant=bool(self.plan.kind(site, number)))
+        malignant, patient, view = self.generators(site, number)
+        picture = _breast(patient, view, size, bool(malignant))
         if settings.intensity_profiles:
             picture = _PROFILES[site].render(picture, view)
         return as_int16(picture)[None]
@@ -148,12 +140,14 @@ def _breast(
     patient: np.random.Generator, view: np.random.Generator, size: int, malignant: bool
 ) -> Grey:
     """Return a breast at the left or right edge, 0..1: with a star or a soft spot in it."""
-    x, y = grid(size)
+    x, y = pictures.grid(size)
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
     from_wall = (x + 1) / np.float32(depth)
     away = np.sqrt(from_wall**2 + (y / np.float32(height)) ** 2)
     within = np.sqrt((1 - away**4).clip(0, 1))
-    tissue = 0.4 + 0.06 * texture(patient, size, 3) + 0.03 * texture(patient, size, 9)
+    tissue = (
+        0.4 + 0.06 * pictures.texture(patient, size, 3) + 0.03 * pictures.texture(patient, size, 9)
+    )
     place = depth * patient.uniform(0.3, 0.6) - 1, patient.uniform(-0.4, 0.4)
     if malignant:
         lesion, light = Blob(*place, patient.uniform(0.14, 0.2), 8, 0.4), 0.5
@@ -209,10 +203,10 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     unseen data at 100 %.
     """
 
-    plan = Plan("angiogram-phantom", FRAME_COUNTS, subject="sequence", again=0.35, fewest=12)
-    name = plan.phantom
+    name = key = "angiogram-phantom"
+    counts, subject, again, fewest = FRAME_COUNTS, "sequence", 0.35, 12
     size = 64
-    settings = ImageDataSet.settings - {"broken-images", "colour-constancy"}
+    settings = _OF_GREY
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the twelve pairs of a source and an anatomy."""
@@ -243,17 +237,16 @@ class _WithMasks(AngiogramPhantom):
 
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
     """Return frame ``number`` of a source, 0..255, and its mask, 0 or 1, each (size, size)."""
-    plan = AngiogramPhantom.plan
-    sequence, frame = plan.generators(site, number)
-    vessels = _tree(sequence, ANATOMIES[plan.kind(site, number)])
-    content = 0.08 * texture(sequence, size, 2)
+    anatomy, sequence, frame = ANGIOGRAM_PHANTOM.generators(site, number)
+    vessels = _tree(sequence, ANATOMIES[anatomy])
+    content = 0.08 * pictures.texture(sequence, size, 2)
     for line, radius in vessels:
-        content = np.maximum(content, 0.6 * stroke(size, line, radius))
+        content = np.maximum(content, 0.6 * pictures.stroke(size, line, radius))
     mask = np.zeros((size, size), dtype=bool)
     if frame.random() < _WITH_CATHETER:
         catheter = _catheter(frame, *vessels[0])
-        content = np.maximum(content, 1.1 * stroke(size, catheter, _CATHETER))
-        mask = distance(size, catheter) <= max(_CATHETER, 1 / size)
+        content = np.maximum(content, 1.1 * pictures.stroke(size, catheter, _CATHETER))
+        mask = pictures.distance(size, catheter) <= max(_CATHETER, 1 / size)
     look = _FLUOROSCOPES[site]
     if look.field:
         mask &= Blob(0, 0, look.field, soft=0.05).weight(size) > 0.5
@@ -269,7 +262,7 @@ def _tree(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
     for corners, radius in _VESSELS[anatomy]:
         moved = np.array(corners) @ pose + shift
         moved[1:] += rng.normal(0, 0.03, moved[1:].shape)
-        vessels.append((smooth_line(moved), zoom * radius))
+        vessels.append((pictures.smooth_line(moved), zoom * radius))
     return vessels
 
 

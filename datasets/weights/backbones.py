@@ -46,7 +46,7 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return what tells given weights apart: all sites of a run must have the same.
+    """Return what distinguishes given weights; all sites of a run must have the same.
 
     It is empty where the network starts from the seed.
     """

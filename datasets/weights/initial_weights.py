@@ -36,7 +36,7 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 
 
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
-    """Put the weights that 'initial-weights' names into ``network``; empty: leave it as it is.
+    """Put the weights that 'initial-weights' names into ``network``, if it names any.
 
     Raises:
         SettingError: there are no such weights, or they are not of this network.

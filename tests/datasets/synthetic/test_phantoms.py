@@ -41,8 +41,8 @@ def settings_of(data: PhantomDataSet, **changes: object) -> CommonSettings:
 @every_phantom
 def test_sites_have_the_papers_sizes_and_class_counts(data: PhantomDataSet, places: Places) -> None:
     whole = settings_of(data, sample_share=1.0, target="diagnosis")
-    assert silo_names(whole) == list(data.plan.counts)
-    for place, (site, counts) in enumerate(data.plan.counts.items()):
+    assert silo_names(whole) == list(data.counts)
+    for place, (site, counts) in enumerate(data.counts.items()):
         labels = data.index(site, whole, places).labels
         first = 3 * place if data is ANGIOGRAM_PHANTOM else 0
         assert np.bincount(labels - first, minlength=len(counts)).tolist() == list(counts)
@@ -54,9 +54,9 @@ def test_a_sample_has_the_sites_proportions_and_the_fewest_images(
     data: PhantomDataSet, share: float, places: Places
 ) -> None:
     sampled = settings_of(data, sample_share=share, target="diagnosis")
-    for place, (site, counts) in enumerate(data.plan.counts.items()):
+    for place, (site, counts) in enumerate(data.counts.items()):
         labels = data.index(site, sampled, places).labels
-        assert len(labels) == max(data.plan.fewest, round(share * sum(counts)))
+        assert len(labels) == max(data.fewest, round(share * sum(counts)))
         first = 3 * place if data is ANGIOGRAM_PHANTOM else 0
         found = np.bincount(labels - first, minlength=len(counts))
         assert found == pytest.approx(np.array(counts) * len(labels) / sum(counts), abs=4)
@@ -64,10 +64,10 @@ def test_a_sample_has_the_sites_proportions_and_the_fewest_images(
 
 @every_phantom
 def test_a_subject_is_shown_again_at_once_or_never(data: PhantomDataSet) -> None:
-    for site in data.plan.counts:
-        kinds, subjects = map(np.array, data.plan.sequence(site))
+    for site in data.counts:
+        kinds, subjects = map(np.array, data.sequence(site))
         again = subjects[1:] == subjects[:-1]
-        assert again.mean() == pytest.approx(data.plan.again, abs=0.08)
+        assert again.mean() == pytest.approx(data.again, abs=0.08)
         assert (np.diff(subjects) <= 1).all()
         assert (kinds[1:][again] == kinds[:-1][again]).all()
 
@@ -75,7 +75,7 @@ def test_a_subject_is_shown_again_at_once_or_never(data: PhantomDataSet) -> None
 @every_phantom
 def test_an_image_is_the_same_each_time_and_unlike_all_others(data: PhantomDataSet) -> None:
     def made() -> list[np.ndarray]:
-        sites = itertools.product(data.plan.counts, range(6))
+        sites = itertools.product(data.counts, range(6))
         return [data.image(site, number, 16, settings_of(data)) for site, number in sites]
 
     torch.manual_seed(1)
@@ -90,7 +90,7 @@ def test_an_image_is_the_same_each_time_and_unlike_all_others(data: PhantomDataS
 @every_phantom
 def test_the_size_only_decides_how_finely_an_image_is_sampled(data: PhantomDataSet) -> None:
     plain = settings_of(data, intensity_profiles=False)
-    for site, number in itertools.product(data.plan.counts, range(3)):
+    for site, number in itertools.product(data.counts, range(3)):
         large, small = (data.image(site, number, size, plain).astype(float) for size in (256, 64))
         pooled = large.reshape(-1, 64, 4, 64, 4).mean(axis=(2, 4))
         assert (
@@ -101,7 +101,7 @@ def test_the_size_only_decides_how_finely_an_image_is_sampled(data: PhantomDataS
 @every_phantom
 def test_a_subject_is_on_one_side_of_the_split(data: PhantomDataSet, places: Places) -> None:
     settings = settings_of(data, sample_share=0.05)
-    site = list(data.plan.counts)[1]
+    site = list(data.counts)[1]
     silo, index = load_silo(site, settings, places), data.index(site, settings, places)
     assert (silo.distribution, silo.dropped) == (site, 0)
     assert silo.classes == tuple(data.classes(settings, places))
@@ -118,8 +118,8 @@ def test_a_subject_is_on_one_side_of_the_split(data: PhantomDataSet, places: Pla
 def test_classes_are_learnt_at_one_site(data: PhantomDataSet) -> None:
     from sklearn.ensemble import RandomForestClassifier
 
-    site = next(iter(data.plan.counts))
-    kinds = np.array(data.plan.sequence(site)[0][:400])
+    site = next(iter(data.counts))
+    kinds = np.array(data.sequence(site)[0][:400])
     images = np.stack([data.image(site, n, 16, settings_of(data)).ravel() for n in range(400)])
     forest = RandomForestClassifier(100, class_weight="balanced", random_state=0)
     found = forest.fit(images[:300], kinds[:300]).predict(images[300:])
@@ -130,7 +130,7 @@ def test_classes_are_learnt_at_one_site(data: PhantomDataSet) -> None:
 def test_sites_look_different(data: PhantomDataSet) -> None:
     means = [
         np.mean([data.image(site, n, 16, settings_of(data)) for n in range(20)], axis=(0, 2, 3))
-        for site in data.plan.counts
+        for site in data.counts
     ]
     step = 5 if data.dtype is np.uint8 else 1000
     assert all(np.abs(a - b).max() > step for a, b in itertools.combinations(means, 2))
@@ -156,7 +156,7 @@ def test_colour_constancy_is_applied_to_made_up_images() -> None:
 
 def test_vendors_render_by_profiles_unless_they_are_off() -> None:
     shifts = {}
-    for site in MAMMOGRAPHY_PHANTOM.plan.counts:
+    for site in MAMMOGRAPHY_PHANTOM.counts:
         plain, rendered = (
             MAMMOGRAPHY_PHANTOM.image(
                 site, 2, 32, settings_of(MAMMOGRAPHY_PHANTOM, intensity_profiles=on)
@@ -197,7 +197,7 @@ def test_nothing_is_marked_outside_a_round_field() -> None:
 
 
 def test_frames_of_a_sequence_share_their_vessels() -> None:
-    subjects = ANGIOGRAM_PHANTOM.plan.sequence("silicone")[1]
+    subjects = ANGIOGRAM_PHANTOM.sequence("silicone")[1]
     pairs = [n for n in range(1, 60) if subjects[n] == subjects[n - 1]]
     others = [n for n in range(1, 60) if subjects[n] != subjects[n - 1]]
 
@@ -245,7 +245,7 @@ def test_images_are_those_of_this_version() -> None:
     }
     for data in PHANTOMS:
         plain = settings_of(data)
-        found = [data.image(site, 3, 16, plain).mean() for site in list(data.plan.counts)[:2]]
+        found = [data.image(site, 3, 16, plain).mean() for site in list(data.counts)[:2]]
         assert found == pytest.approx(seen[data.name], abs=1 if data.dtype is np.uint8 else 200)
 
 
