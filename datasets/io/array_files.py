@@ -1,11 +1,7 @@
-"""numpy's archives of arrays, npz, with each member's header checked before its content is read.
-
-numpy alone would unpack a member to whatever size it has, and return one that is no array as bytes.
-"""
+"""numpy's archives of arrays, npz: read without pickles, and only arrays of the wanted kind."""
 
 from __future__ import annotations
 
-import math
 import tokenize
 import zipfile
 import zlib
@@ -16,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
-_LONGEST_HEADER = 4096  # bytes
-_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-# What numpy's reader of headers lets through, of its own and of Python's tokenizer
-_NO_HEADER = (RecursionError, SyntaxError, TypeError, KeyError, MemoryError, tokenize.TokenError)
+_MOST_BYTES = 2**30  # of a member, as unpacked
+# What numpy lets through of damaged headers, of its own and of Python's tokenizer
+_DAMAGES = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, MemoryError),
+    *(RecursionError, SyntaxError, tokenize.TokenError),
+)
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,14 @@ class Wanted:
     most: int
     words: str
 
-    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        """Return whether an array of that type and shape is one."""
-        number = dtype.kind in self.kinds and dtype.itemsize <= self.itemsize
+    def fits(self, array: npt.NDArray[Any]) -> bool:
+        """Return whether an array is one."""
+        number = array.dtype.kind in self.kinds and array.dtype.itemsize <= self.itemsize
         return number and any(
-            len(shape) == len(wanted)
+            array.ndim == len(wanted)
             and all(
-                0 <= length <= self.most if want is None else length == want
-                for length, want in zip(shape, wanted, strict=True)
+                length <= self.most if want is None else length == want
+                for length, want in zip(array.shape, wanted, strict=True)
             )
             for wanted in self.shapes
         )
@@ -65,31 +62,23 @@ def read_arrays(path: Path, wanted: Mapping[str, Wanted]) -> dict[str, npt.NDArr
         DataError: the file is damaged, or an array is missing or of another type or shape.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
+        with zipfile.ZipFile(path) as archive:  # a small file may unpack to any size
+            if any(member.file_size > _MOST_BYTES for member in archive.infolist()):
+                raise DataError(f"{path} holds an array of more than {_MOST_BYTES} bytes")
+        with np.load(path, allow_pickle=False) as arrays:
             for name in wanted:
-                if f"{name}.npy" not in names:
+                if name not in arrays.files:
                     raise DataError(f"{path}: array '{name}' is missing")
-            return {name: _member(archive, path, name, what) for name, what in wanted.items()}
+            found = {name: arrays[name] for name in wanted}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError) as error:
+    except _DAMAGES as error:
         raise DataError(f"{path} is damaged or no npz file ({one_line(error, 100)})") from None
     except (NotImplementedError, RuntimeError):  # other compressions, a password
         raise DataError(f"{path} is packed in a way that numpy does not write") from None
-
-
-def _member(archive: zipfile.ZipFile, path: Path, name: str, wanted: Wanted) -> npt.NDArray[Any]:
-    with archive.open(f"{name}.npy") as file:
-        try:
-            read_header = _READERS[npy.read_magic(file)]
-            shape, by_column, dtype = read_header(file, max_header_size=_LONGEST_HEADER)
-        except _NO_HEADER:
-            raise ValueError("a member that is no array") from None
-        if not wanted.fits(dtype, shape):
-            told = f"{one_line(dtype, 40)} {one_line(shape, 60)}"
-            raise DataError(f"{path}: {name} is {told}, and must be {wanted.words}")
-        content = file.read(math.prod(shape) * dtype.itemsize + 1)
-    if len(content) != math.prod(shape) * dtype.itemsize:
-        raise DataError(f"{path}: {name} holds more or fewer numbers than its header says")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")
+    for name, what in wanted.items():
+        array = found[name]
+        if not isinstance(array, np.ndarray) or not what.fits(array):
+            kind = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "no array"
+            raise DataError(f"{path}: {name} is {one_line(kind, 100)}, and must be {what.words}")
+    return found
