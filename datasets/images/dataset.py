@@ -20,15 +20,16 @@ from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
     Fault,
+    Header,
     check_faults,
     decode_each,
     decode_image,
+    header_measures,
+    picture_header,
 )
-from fedsilo.datasets.images.headers import Header, header_measures, picture_header
 from fedsilo.datasets.images.index import ImageIndex, check_copies, in_public, joined
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.row_splits import (
     SPLIT_KEYS,
@@ -37,7 +38,15 @@ from fedsilo.datasets.silo.row_splits import (
     cut_fold,
     split_rows,
 )
-from fedsilo.datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, save_silo
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    save_silo,
+)
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping

@@ -23,8 +23,7 @@ from fedsilo.datasets.partition.label_skew import dealt, dirichlet_shares, label
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
 from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE, ShiftedImages
-from fedsilo.datasets.silo.cache import cached_silo
-from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, no_such_silo, save_silo
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, cached_silo, no_such_silo, save_silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.decoding import BrokenImageError, check_pixels
-from fedsilo.datasets.images.headers import Header, picture_header
+from fedsilo.datasets.images.decoding import BrokenImageError, Header, check_pixels, picture_header
 from fedsilo.datasets.radiographs.decoding import check_depth, read_grey
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
+    Header,
     Pixels,
     decode_each,
     opened_image,
 )
-from fedsilo.datasets.images.headers import Header
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.images.manifests import Form, ManifestDataSet
 from fedsilo.datasets.io.locations import Places

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.dataset import ImageDataSet
-from fedsilo.datasets.images.decoding import Decoded, decode_each
-from fedsilo.datasets.images.headers import Header
+from fedsilo.datasets.images.decoding import Decoded, Header, decode_each
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.images.manifests import Form, ManifestDataSet
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square

@@ -22,13 +22,13 @@ from fedsilo.datasets.radiographs.decoding import as_int16, resize
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import HEADLINE
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
-from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.silos import (
     SPLITS,
     DataSet,
     ImageReader,
     Silo,
     Split,
+    cached_silo,
     no_such_silo,
     save_silo,
 )

@@ -1,4 +1,4 @@
-"""Pools of public images that silos are cut from, decoded once into memory-mapped arrays."""
+"""Pools of public images, decoded once into memory-mapped arrays, and cuts between their tracks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
 Facts = list[list[Any]]  # of files: name, size and time of change of each
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _TRACKS = "train_tracks"
+_SHARE = 10  # of a label's tracks one validates
 
 
 @dataclass(frozen=True)
@@ -118,3 +120,51 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
             ) from None
 
     return open_sealed(target, fill, read), key
+
+
+def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
+    """Return training and validation rows, ascending, frames of one track on one side.
+
+    Frames of a track show one object within a second: a model that has trained on one knows the
+    others. Tracks validate from the end on, as long as no more than ``validation`` images do; if
+    already the shortest has more, it alone.
+
+    Args:
+        tracks: (n,) the track of each image.
+        validation: how many images are to validate.
+        where: names the silo in errors.
+
+    Raises:
+        DataError: all images are of one track.
+    """
+    numbers, counts = np.unique(tracks, return_counts=True)
+    if len(numbers) < 2:
+        raise DataError(
+            f"{where}: all {len(tracks)} training images are frames of one track, and none is left "
+            "to validate: raise 'silo-train-size'"
+        )
+    size = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    chosen: set[int] = set()
+    left = validation
+    for track in dict.fromkeys(reversed(tracks.tolist())):
+        if size[track] <= left:
+            chosen.add(track)
+            left -= size[track]
+    if not chosen:
+        chosen = {int(numbers[counts.argmin()])}
+    validates = np.isin(tracks, list(chosen))
+    return np.flatnonzero(~validates), np.flatnonzero(validates)
+
+
+def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
+    """Return training and validation rows, ascending: a tenth of each label's tracks validates.
+
+    Of a label with fewer tracks one does; its only track trains.
+    """
+    held: list[int] = []
+    for label in np.unique(labels):
+        own = list(dict.fromkeys(tracks[labels == label].tolist()))
+        count = max(1, len(own) // _SHARE) if len(own) > 1 else 0
+        held += own[len(own) - count :]
+    validates = np.isin(tracks, held)
+    return np.flatnonzero(~validates), np.flatnonzero(validates)

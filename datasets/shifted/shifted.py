@@ -21,12 +21,18 @@ from torch import Tensor
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import Licence, PublicFiles
-from fedsilo.datasets.shifted.pools import Pool, Source, locate, open_pool
+from fedsilo.datasets.shifted.pools import Pool, Source, cut_by_track, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
-from fedsilo.datasets.shifted.tracks import cut_by_track
-from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.measures import Measure, picture_measures
-from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
+from fedsilo.datasets.silo.silos import (
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    no_such_silo,
+    save_silo,
+)
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings

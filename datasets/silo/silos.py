@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import Licence, Origin, PublicFiles, licence_of
+from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.feature_statistics import FeatureStatistics
@@ -25,6 +26,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 
 SPLITS = ("train", "val", "test")
+_KEY_LENGTH = 16  # hexadecimal digits
 
 ImageReader = Callable[[Path], npt.NDArray[Any]]
 
@@ -236,6 +238,29 @@ def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any
     write_atomically(folder / "silo.json", json.dumps({**facts, "fingerprints": fingerprints}))
 
 
+def cached_silo(
+    folder: Path,
+    name: str,
+    facts: Sequence[Any],
+    classes: int,
+    fill: Callable[[Path], None],
+) -> Silo:
+    """Return a silo from the cache; it is made first if it is not there or was altered.
+
+    Args:
+        folder: the cache's folder of the data set's silos.
+        name: the beginning of the silo's own folder's name, before its key.
+        facts: all that decides the content, JSON-serialisable: their digest is the key.
+        classes: number of classes.
+        fill: writes the silo into a new folder by ``save_silo``.
+
+    Raises:
+        DataError: the cached files were altered and cannot be made again, or what ``fill`` raises.
+    """
+    target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
+    return open_sealed(target, fill, lambda found: open_silo(found, classes))
+
+
 def open_silo(folder: Path, classes: int) -> Silo:
     """Return the silo that ``save_silo`` wrote, memory-mapped.
 
@@ -256,7 +281,9 @@ def open_silo(folder: Path, classes: int) -> Silo:
         name=facts["name"],
         distribution=facts["distribution"],
         task=Task(tuple(splits["train"].inputs.shape[1:]), classes),
-        **splits,
+        train=splits["train"],
+        val=splits["val"],
+        test=splits["test"],
         fingerprints=facts["fingerprints"],
         features=tuple(facts.get("features", ())),
         classes=tuple(facts.get("classes", ())),

@@ -12,10 +12,17 @@ import torch
 
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.io.text_files import read_text
-from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
-from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    DataSet,
+    Silo,
+    Split,
+    cached_silo,
+    no_such_silo,
+    save_silo,
+)
 from fedsilo.datasets.tables.parsing import Column, Table, TableSchema, left_out_rows, parse_table
 from fedsilo.datasets.tables.schema_file import read_schema
 from fedsilo.models.contract.errors import DataError

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import seal
 from fedsilo.datasets.registry import load_silo
-from fedsilo.datasets.silo.cache import cached_silo
-from fedsilo.datasets.silo.silos import SPLITS, Split, fingerprint, save_silo
+from fedsilo.datasets.silo.silos import SPLITS, Split, cached_silo, fingerprint, save_silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
