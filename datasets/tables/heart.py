@@ -15,7 +15,6 @@ import numpy as np
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
-from fedsilo.datasets.io.text_files import read_text
 from fedsilo.datasets.tables.dataset import TableDataSet
 from fedsilo.datasets.tables.parsing import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
@@ -80,13 +79,14 @@ class Heart(TableDataSet):
         """Read the site's file, which must be the published one."""
         wanted = _FILES[site]
         path = self.files.find(places, [wanted.name]) / wanted.name
-        checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        content = path.read_bytes()
+        checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if checksum != wanted.md5:
             raise DataError(
                 f"{path} has MD5 {checksum}, not {wanted.md5}: it was altered or cut short; run "
                 "'fedsilo fetch heart --data-dir DIR'"
             )
-        return read_text(path), str(path)
+        return content.decode(), str(path)
 
 
 @dataclass(frozen=True)
