@@ -142,8 +142,8 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data = data_set(name)
         row = {"name": name, "kind": data.origin, "here": data.found(places)}
         row |= dict.fromkeys(("licence", "source", "size", "terms"), "")
-        if held := data.licence:
-            row |= {"licence": held.licence, "source": held.source}
-            row |= {"size": held.size_text(), "terms": held.terms}
+        if licence := data.licence:
+            row |= {"licence": licence.licence, "source": licence.source}
+            row |= {"size": licence.size_text(), "terms": licence.terms}
         rows.append(row)
     return rows

@@ -225,8 +225,8 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
     """
     named = [f"{called} is {shortened(name, 60, 40)}" for called, name in images if called != name]
     if named:
-        told = printable(describe(named))
-        logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), told)
+        names = printable(describe(named))
+        logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), names)
 
 
 def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:

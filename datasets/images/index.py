@@ -113,7 +113,7 @@ def check_copies(index: ImageIndex) -> None:
         try:
             content = hashlib.sha256((index.folder / name).read_bytes()).hexdigest()
         except OSError:
-            continue  # told when it is decoded
+            continue  # reported when it is decoded
         other, there = seen.setdefault(content, (row, part))
         if there != part:
             copies.append((other, row))

@@ -100,7 +100,7 @@ class Isic2019(ImageDataSet):
                 "the folder isic2019 of the data directory"
             )
         names = tuple(f"{image}.jpg" for image in rows)
-        whole = ImageIndex(
+        every = ImageIndex(
             where=f"isic2019, {site}",
             folder=_image_folder(folder),
             names=names,
@@ -108,7 +108,7 @@ class Isic2019(ImageDataSet):
             groups=tuple(lesions.get(image) or image for image in rows),
             safe_names=names,  # public names
         )
-        return take_share(whole, settings.sample_share)
+        return take_share(every, settings.sample_share)
 
 
 def _folder(places: Places) -> Path:

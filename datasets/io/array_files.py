@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tokenize
 import zipfile
 import zlib
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
-_MOST_BYTES = 2**30  # of a member, as unpacked
+_HEADER = 4096  # bytes, at most
 # What numpy lets through of damaged headers, of its own and of Python's tokenizer
 _DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, MemoryError),
@@ -42,6 +43,11 @@ class Wanted:
     most: int
     words: str
 
+    def most_bytes(self) -> int:
+        """Return the size of the largest one with its header."""
+        shapes = ([self.most if want is None else want for want in one] for one in self.shapes)
+        return max(map(math.prod, shapes)) * self.itemsize + _HEADER
+
     def fits(self, array: npt.NDArray[Any]) -> bool:
         """Return whether an array is one."""
         number = array.dtype.kind in self.kinds and array.dtype.itemsize <= self.itemsize
@@ -63,8 +69,10 @@ def read_arrays(path: Path, wanted: Mapping[str, Wanted]) -> dict[str, npt.NDArr
     """
     try:
         with zipfile.ZipFile(path) as archive:  # a small file may unpack to any size
-            if any(member.file_size > _MOST_BYTES for member in archive.infolist()):
-                raise DataError(f"{path} holds an array of more than {_MOST_BYTES} bytes")
+            sizes = {member.filename: member.file_size for member in archive.infolist()}
+        for name, what in wanted.items():
+            if sizes.get(f"{name}.npy", 0) > what.most_bytes():
+                raise DataError(f"{path}: {name} is larger than {what.words}")
         with np.load(path, allow_pickle=False) as arrays:
             for name in wanted:
                 if name not in arrays.files:

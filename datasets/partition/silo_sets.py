@@ -83,7 +83,7 @@ def open_silo_set(text: str) -> SiloSet:
     if not path.is_file():
         raise DataError(
             f"silo set '{text}' is neither '{GAIA}' nor a file: name a CSV file with the columns "
-            f"{', '.join(_EDGE + _VALUES)} by its whole path"
+            f"{', '.join(_EDGE + _VALUES)} by its full path"
         )
     return _read(path)
 

@@ -68,7 +68,7 @@ def read_dicom(path: Path, bits: int) -> Grey:
         return _read(path, bits)
     except (BrokenImageError, MemoryError):
         raise
-    except Exception:  # pydicom reads an element when it is asked for, and raises nearly anything
+    except Exception:  # pydicom reads an element on access, and raises nearly anything
         raise BrokenImageError("has a header that is damaged") from None
 
 

@@ -77,13 +77,13 @@ class _WithMasks(Endovascular):
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return all images of a source, some of which must have masks."""
-        whole = super().index(site, settings, places)
-        if not read_masks(whole).keys() & set(whole.names):
+        index = super().index(site, settings, places)
+        if not read_masks(index).keys() & set(index.names):
             raise DataError(
-                f"{whole.where}, column 'mask': no image in use has a mask, and segmentation "
+                f"{index.where}, column 'mask': no image in use has a mask, and segmentation "
                 "needs some: name the masks' files there"
             )
-        return whole
+        return index
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the masks' files too."""
@@ -173,8 +173,7 @@ def _mask_of(picture: Grey, path: Path) -> Mask:
         with opened_image(path, ("PNG",)) as image:
             if image.size != picture.shape[::-1]:  # before it is decoded
                 sizes = "{}x{} pixels, and its image {}x{}"
-                told = sizes.format(*image.size, *picture.shape[::-1])
-                raise BrokenImageError(f"has {told}")
+                raise BrokenImageError(f"has {sizes.format(*image.size, *picture.shape[::-1])}")
             values, bands = np.asarray(image), image.getbands()
     except BrokenImageError as error:
         raise BrokenImageError(f"has a mask that {error}") from None

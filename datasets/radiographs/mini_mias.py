@@ -87,7 +87,7 @@ class MiniMias(RadiographDataSet):
         listed = _listing(folder).items()
         rows = {image: row for image, row in listed if SITES[row.tissue] == site}
         names = tuple(rows)
-        whole = ImageIndex(
+        every = ImageIndex(
             where=f"mini-mias, {site}",
             folder=folder / "images",
             names=names,
@@ -95,7 +95,7 @@ class MiniMias(RadiographDataSet):
             groups=tuple(row.patient for row in rows.values()),
             safe_names=names,  # public names
         )
-        return take_share(whole, settings.sample_share)
+        return take_share(every, settings.sample_share)
 
     def reader(
         self, index: ImageIndex, size: int, settings: CommonSettings

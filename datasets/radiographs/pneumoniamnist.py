@@ -63,7 +63,7 @@ _MED_MNIST = PublicFiles(
 
 
 class PneumoniaMnist(DataSet):
-    """``pneumoniamnist``: a site needs the whole file."""
+    """``pneumoniamnist``: a site needs the complete file."""
 
     name = "pneumoniamnist"
     settings = frozenset(

@@ -2,7 +2,7 @@
 
 An image is 32x32 pixels, its red plane first, then green and blue. A record of the binary form is
 the label's byte, with CIFAR-100 the coarse one's before it, and the pixels. torchvision would load
-the pickles without a restriction, and only the whole set.
+the pickles without a restriction, and only the complete set.
 """
 
 from __future__ import annotations
@@ -184,10 +184,10 @@ def read_batch(path: Path) -> dict[bytes, Any]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        held = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
-        if not isinstance(held, dict):
+        batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
+        if not isinstance(batch, dict):
             raise TypeError("no dictionary")
-        return {_as_bytes(key): _as_array(value) for key, value in held.items()}
+        return {_as_bytes(key): _as_array(value) for key, value in batch.items()}
     except PermissionError as error:
         raise DataError(
             f"{path} {error}, which no batch of CIFAR does; nothing of it was run: download it "

@@ -38,9 +38,9 @@ def read_idx(path: Path) -> Bytes:
                 content += part
         if len(content) == length:
             return np.frombuffer(content, np.uint8).reshape(shape)
-        held = "more" if len(content) > length else f"{len(content)} bytes"
+        found = "more" if len(content) > length else f"{len(content)} bytes"
         raise DataError(
-            f"{path} holds {held} where its header {shape} says {length} bytes: download it again"
+            f"{path} holds {found} where its header {shape} says {length} bytes: download it again"
         )
     except (EOFError, zlib.error):
         raise DataError(f"{path} is cut short: download it again") from None

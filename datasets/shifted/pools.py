@@ -161,10 +161,10 @@ def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple
 
     Of a label with fewer tracks one does; its only track trains.
     """
-    held: list[int] = []
+    chosen: list[int] = []
     for label in np.unique(labels):
         own = list(dict.fromkeys(tracks[labels == label].tolist()))
         count = max(1, len(own) // _SHARE) if len(own) > 1 else 0
-        held += own[len(own) - count :]
-    validates = np.isin(tracks, held)
+        chosen += own[len(own) - count :]
+    validates = np.isin(tracks, chosen)
     return np.flatnonzero(~validates), np.flatnonzero(validates)

@@ -93,14 +93,14 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
     Raises:
         DataError: the data set is too small for so many silos of that size; says what would fit.
     """
-    silos, asked = settings.silos, (settings.silo_train_size, settings.silo_test_size)
+    silos, given = settings.silos, (settings.silo_train_size, settings.silo_test_size)
     have = len(pool.train_labels), len(pool.test_labels)
-    train = asked[0] or source.train_size or have[0] // silos
-    test = asked[1] or source.test_size or have[1] // silos
+    train = given[0] or source.train_size or have[0] // silos
+    test = given[1] or source.test_size or have[1] // silos
     if 0 < train < VALIDATION_SHARE:
-        # A size that is not asked for is what the pool has for so many silos
+        # A size that no setting names is what the pool has for so many silos
         raised = f"raise 'silo-train-size' to at least {VALIDATION_SHARE}"
-        advice = raised if asked[0] else "lower 'silos', or take more data"
+        advice = raised if given[0] else "lower 'silos', or take more data"
         raise DataError(f"a silo of {train} train images has no validation part: {advice}")
     shares = _Share("train", train, VALIDATION_SHARE, have[0]), _Share("test", test, 1, have[1])
     short = [one for one in shares if one.size < one.least or one.size * silos > one.have]

@@ -111,7 +111,7 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
         with safe_open(path, framework="numpy") as file:
             ours = "fedsilo" in (file.metadata() or {})
     except (SafetensorError, OSError, ValueError):
-        return  # no file of ours; whether it is one at all is told where it is read
+        return  # no file of ours; if it is none at all, its reader reports that
     if not ours:
         return
     try:
