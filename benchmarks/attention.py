@@ -31,7 +31,7 @@ from torch import Tensor
 from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.io.state_files import load_state
-from fedsilo.datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
+from fedsilo.datasets.synthetic.phantoms import DERMOSCOPY_PHANTOM
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.maths.attention_rollout import (

@@ -5,17 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.licence import Licence
 from fedsilo.datasets.io.locations import Places, find_places
-from fedsilo.datasets.partition.cuts import (
-    check_partition,
-    cut_document,
-    cut_keys,
-    cut_names,
-    is_cut,
-    load_cut,
-)
+from fedsilo.datasets.io.public_files import Licence
+from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -32,14 +25,14 @@ DATA_SETS = {
     "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
     "table": "fedsilo.datasets.tables.dataset:TABLE",
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
-    "dermoscopy-phantom": "fedsilo.datasets.synthetic.dermoscopy_phantom:DERMOSCOPY_PHANTOM",
+    "dermoscopy-phantom": "fedsilo.datasets.synthetic.phantoms:DERMOSCOPY_PHANTOM",
     "images": "fedsilo.datasets.images.manifests:IMAGES",
     "mammography": "fedsilo.datasets.radiographs.mammography:MAMMOGRAPHY",
     "mini-mias": "fedsilo.datasets.radiographs.mini_mias:MINI_MIAS",
     "pneumoniamnist": "fedsilo.datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
-    "mammography-phantom": "fedsilo.datasets.synthetic.mammography_phantom:MAMMOGRAPHY_PHANTOM",
+    "mammography-phantom": "fedsilo.datasets.synthetic.phantoms:MAMMOGRAPHY_PHANTOM",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
-    "angiogram-phantom": "fedsilo.datasets.synthetic.angiogram_phantom:ANGIOGRAM_PHANTOM",
+    "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
 }
 
 
@@ -53,11 +46,7 @@ def data_set(name: str) -> DataSet:
 
 
 def licences(name: str) -> Licence | None:
-    """Return on what terms a data set may be used; None: it is the user's own, or made up.
-
-    Raises:
-        SettingError: there is no such data set.
-    """
+    """Return the licence of a data set, or None if it is the user's own or made up."""
     return data_set(name).licence
 
 
@@ -68,8 +57,8 @@ def check_data_settings(settings: CommonSettings) -> None:
         SettingError: a key that only other data sets read is set, or the data set refuses a value.
     """
     chosen = data_set(settings.dataset)
-    check_partition(chosen, settings)
-    read = chosen.settings | cut_keys(settings.partition)
+    cuts.check_partition(chosen, settings)
+    read = chosen.settings | cuts.cut_keys(settings.partition)
     foreign = frozenset().union(*(data_set(name).settings for name in DATA_SETS)) - read
     values, usual = as_mapping(settings), defaults(CommonSettings)
     for key in sorted(foreign):
@@ -81,14 +70,14 @@ def check_data_settings(settings: CommonSettings) -> None:
 
 
 def silo_names(settings: CommonSettings) -> list[str]:
-    """Return the names of the silos, by partition; empty where only the sites know them."""
+    """Return the names of the silos, by partition, or none if only the sites know them."""
     chosen = data_set(settings.dataset)
-    return cut_names(settings) if is_cut(settings) else chosen.silo_names(settings)
+    return cuts.cut_names(settings) if cuts.is_cut(settings) else chosen.silo_names(settings)
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return how many silos there are, None where only the sites know."""
-    if data_set(settings.dataset).silos_by_files and not is_cut(settings):
+    """Return how many silos there are, or None if only the sites know."""
+    if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
     try:
         return len(silo_names(settings)) or None
@@ -111,28 +100,50 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     """
     places = places or find_places(settings.data_dir, settings.cache_dir)
     chosen = data_set(settings.dataset)
-    if is_cut(settings):
-        return load_cut(chosen, name, settings, places)
+    if cuts.is_cut(settings):
+        return cuts.load_cut(chosen, name, settings, places)
     return chosen.load(name, settings, places)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return how silos were cut (``cut_document``); None where they are the data set's own.
+    """Return how silos were cut (``cut_document``), or None if they are the data set's own.
 
     Raises:
         SettingError, DataError: as of ``load_silo``.
     """
-    if not is_cut(settings) or settings.partition == "unseen":  # of which nothing is drawn
+    if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
     places = find_places(settings.data_dir, settings.cache_dir)
-    return cut_document(data_set(settings.dataset), settings, places)
+    return cuts.cut_document(data_set(settings.dataset), settings, places)
 
 
 def image_reader(site: str, settings: CommonSettings) -> ImageReader:
-    """Return what makes of a new image's file what the images of a site became.
+    """Return the function that reads a new image's file as the images of a site were read.
 
     Raises:
         DataError: the data set is a table, or its declaration cannot be read.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
     return data_set(settings.dataset).image_reader(site, settings, places)
+
+
+def overview(data_dir: str) -> list[dict[str, str]]:
+    """Return a row for each data set.
+
+    Args:
+        data_dir: where to look for files; empty for $FEDSILO_DATA.
+
+    Returns:
+        Texts by ``name``, ``kind`` (public, own, made-up), ``licence``, ``source``, ``size``,
+        ``terms`` and ``here``, empty where there is nothing to say.
+    """
+    places, rows = find_places(data_dir, ""), []
+    for name in DATA_SETS:
+        data = data_set(name)
+        row = {"name": name, "kind": data.origin, "here": data.found(places)}
+        row |= dict.fromkeys(("licence", "source", "size", "terms"), "")
+        if licence := data.licence:
+            row |= {"licence": licence.licence, "source": licence.source}
+            row |= {"size": licence.size_text(), "terms": licence.terms}
+        rows.append(row)
+    return rows

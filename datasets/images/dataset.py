@@ -20,14 +20,16 @@ from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
     Fault,
+    Header,
     check_faults,
-    decode_files,
+    decode_each,
+    decode_image,
+    header_measures,
+    picture_header,
 )
-from fedsilo.datasets.images.headers import Header, header_measures, picture_header
-from fedsilo.datasets.images.index import ImageIndex, Rows, check_copies, in_public, joined
-from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.images.index import ImageIndex, check_copies, in_public, joined
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.silo.cache import cached_silo
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.row_splits import (
     SPLIT_KEYS,
@@ -36,7 +38,15 @@ from fedsilo.datasets.silo.row_splits import (
     cut_fold,
     split_rows,
 )
-from fedsilo.datasets.silo.silos import SPLITS, DataSet, ImageReader, Silo, Split, save_silo
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    save_silo,
+)
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
@@ -66,11 +76,7 @@ class ImageDataSet(DataSet):
 
     settings = frozenset(
         {
-            "image-size",
-            "colour-constancy",
-            "broken-images",
-            "sample-share",
-            "public-share",
+            *("image-size", "colour-constancy", "broken-images", "sample-share", "public-share"),
             *SPLIT_KEYS,
         }
     )
@@ -101,12 +107,16 @@ class ImageDataSet(DataSet):
         return 0.25
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return what decides the pixels, to know a cached silo by: size and time of each file."""
+        """Return what decides the pixels, for a cached silo's key: size and time of each file."""
         return [str(index.folder.resolve()), [_file_facts(index.folder / n) for n in index.names]]
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Return the images of ``index``."""
-        return decode_files(index.folder, index.names, size, settings.colour_constancy)
+        constancy = settings.colour_constancy
+        return decode_each(
+            *(index.names, (3, size, size), np.uint8),
+            lambda name: decode_image(index.folder / name, size, constancy),
+        )
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the decoding of one file as those of a silo are decoded."""
@@ -149,8 +159,16 @@ class ImageDataSet(DataSet):
         """List, split, decode and cache a site's images."""
         index = self.index(name, settings, places)
         own = index.take(np.flatnonzero(~in_public(index.groups, settings.public_share)))
+
+        def rows() -> RowSplit:
+            check_copies(own)
+            if own.parts:
+                return _given_split(own, settings)
+            share, seed = self.own_share(places), settings.fold_seed
+            return split_rows(own.labels, settings, share, seed, own.where, own.groups)
+
         making = _Making(self, own, name, settings, places)
-        return making.silo("silo", name, making.fill)
+        return making.silo("silo", f"{name}-silo", rows)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
         """Return the public part of all sites, which no silo holds.
@@ -169,8 +187,11 @@ class ImageDataSet(DataSet):
         public = joined(f"{self.name}, public part", parts)
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
+        every = np.arange(len(public))
         making = _Making(self, public, "public", settings, places)
-        return making.silo("public", "all", making.fill_public).train
+        return making.silo(
+            "public", "all-public", lambda: RowSplit(every, every[:0], every[:0])
+        ).train
 
 
 @dataclass(frozen=True)
@@ -183,92 +204,61 @@ class _Making:
     settings: CommonSettings
     places: Places
 
-    @property
-    def size(self) -> int:
-        return self.settings.image_size or self.data.own_size(self.places)
+    def silo(self, kind: str, folder: str, rows: Callable[[], RowSplit]) -> Silo:
+        """Return the silo, or the public part as one, from the cache or made now.
 
-    @property
-    def share(self) -> float:
-        return self.data.own_share(self.places)
+        Args:
+            kind: 'silo' or 'public'.
+            folder: the beginning of its folder's name.
+            rows: returns which images are in which part.
+        """
+        classes = self.data.classes(self.settings, self.places)
+        size = self.settings.image_size or self.data.own_size(self.places)
+        listed = [[name, sorted(labels)] for name, labels in classes.items()]
 
-    def silo(self, kind: str, prefix: str, fill: Callable[[Path], None]) -> Silo:
-        """Return the silo, or the public part as one, from the cache or made by ``fill``."""
-        folder = self.places.cache / f"{self.data.name}-silos"
-        classes = len(self.data.classes(self.settings, self.places))
-        return cached_silo(folder, f"{prefix}-{kind}", self._key_facts(kind), classes, fill)
+        def fill(target: Path) -> None:
+            parts, faults = self._decoded(rows(), size)
+            if kind == "silo" and len(parts["train"]) < 2:
+                raise DataError(
+                    f"{self.index.where}: {len(parts['train'])} training images are left "
+                    f"({faults} were left out as broken); at least 2 are needed: add images, or "
+                    "lower the test, validation or public share"
+                )
+            facts = {"name": self.name, "distribution": self.name, "classes": list(classes)}
+            schema = json_digest([listed, size])
+            save_silo(target, parts, {**facts, "dropped": faults, "schema": schema})
 
-    def _key_facts(self, kind: str) -> list[Any]:
-        """Return everything that decides the content."""
         values, index = as_mapping(self.settings), self.index
-        unread = frozenset(SPLIT_KEYS if kind == "public" else ())
-        chosen = {key: values[key] for key in sorted(self.data.settings - unread)}
-        rows = [index.names, index.labels.tolist(), index.groups, index.parts]
-        classes = _as_pairs(self.data.classes(self.settings, self.places))
-        made = [kind, self.size, self.share, classes, chosen, rows, self.data.content(index)]
-        return [_MAKER, self.data.name, self.name, *made]
+        read = self.data.settings - frozenset(SPLIT_KEYS if kind == "public" else ())
+        key = [
+            *(_MAKER, self.data.name, self.name, kind, size, self.data.own_share(self.places)),
+            *(listed, {key: values[key] for key in sorted(read)}),
+            [index.names, index.labels.tolist(), index.groups, index.parts],
+            self.data.content(index),
+        ]
+        silos = self.places.cache / f"{self.data.name}-silos"
+        return cached_silo(silos, folder, key, len(classes), fill)
 
-    def fill(self, folder: Path) -> None:
-        """Split the images, decode them and write the parts."""
-        check_copies(self.index)
-        split = self._rows()
-        rows = {part: getattr(split, part) for part in SPLITS}
-        parts, faults = self._decoded(rows)
-        if len(parts["train"]) < 2:
-            raise DataError(
-                f"{self.index.where}: {len(parts['train'])} training images are left "
-                f"({faults} were left out as broken); at least 2 are needed: add images, or lower "
-                "the test, validation or public share"
-            )
-        save_silo(folder, parts, self._facts(faults))
-
-    def fill_public(self, folder: Path) -> None:
-        """Decode all images and write them."""
-        everything = np.arange(len(self.index))
-        rows = {"train": everything, "val": everything[:0], "test": everything[:0]}
-        parts, faults = self._decoded(rows)
-        save_silo(folder, parts, self._facts(faults))
-
-    def _rows(self) -> RowSplit:
-        settings, index = self.settings, self.index
-        if index.parts:
-            return _given_split(index, settings)
-        seed = settings.fold_seed
-        return split_rows(index.labels, settings, self.share, seed, index.where, index.groups)
-
-    def _decoded(self, rows: Mapping[str, Rows]) -> tuple[dict[str, Split], int]:
+    def _decoded(self, rows: RowSplit, size: int) -> tuple[dict[str, Split], int]:
         """Return the decoded parts and the number of images left out."""
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
-        for part, chosen in rows.items():
-            index = self.index.take(chosen)
-            decoded = self.data.decode(index, self.size, self.settings)
+        for part in SPLITS:
+            index = self.index.take(getattr(rows, part))
+            decoded = self.data.decode(index, size, self.settings)
             faults += decoded.faults
             labels = torch.from_numpy(index.labels[decoded.kept])
             parts[part] = Split(torch.from_numpy(decoded.images), labels)
-        index = self.index.take(np.concatenate(list(rows.values())))
-        safe_names = dict(zip(index.names, index.safe_names, strict=True))
-        check_faults(faults, len(index), safe_names, self.settings.broken_images, index.where)
+        count = len(rows.train) + len(rows.val) + len(rows.test)
+        safe_names = dict(zip(self.index.names, self.index.safe_names, strict=True))
+        check_faults(faults, count, safe_names, self.settings.broken_images, self.index.where)
         return parts, len(faults)
-
-    def _facts(self, faults: int) -> dict[str, Any]:
-        classes = self.data.classes(self.settings, self.places)
-        return {
-            "name": self.name,
-            "distribution": self.name,
-            "classes": list(classes),
-            "dropped": faults,
-            "schema": json_digest([_as_pairs(classes), self.size]),
-        }
 
 
 def _lone(folder: Path, path: Path) -> ImageIndex:
-    """Return an index of one file, wherever it lies."""
+    """Return an index of one file anywhere."""
     name = str(path.resolve())
     return ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
-
-
-def _as_pairs(classes: Classes) -> list[Any]:
-    return [[name, sorted(labels)] for name, labels in classes.items()]
 
 
 def _file_facts(path: Path) -> list[int] | None:
@@ -289,9 +279,8 @@ def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:
                 "into 'train' in its column 'split'"
             )
         if folds:
-            train, places[kind] = cut_fold(
+            places["train"], places[kind] = cut_fold(
                 kind, places["train"], index.labels, settings, index.where, index.groups
             )
-            places["train"] = train
     test = places["test"] if settings.use_test else places["test"][:0]
     return RowSplit(places["train"], places["val"], test)

@@ -1,4 +1,4 @@
-"""Image files as arrays of one size, by Pillow; files that cannot be read are told together.
+"""Image files as arrays of one size, by Pillow; files that cannot be read are reported together.
 
 Colour constancy is shades of grey: the illuminant is the power mean of each channel (Finlayson and
 Trezzi 2004), and the image is divided by it, so that the illuminant becomes grey.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.datasets.silo.measures import Measure
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import printable, shortened
 
@@ -30,6 +31,11 @@ PICTURES = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
 MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 million
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
 _TOO_LARGE = f"has more than {MOST_PIXELS} pixels, by its header: save it smaller"
+ALL = "all"  # files are counted over all splits
+_WITH_HEADERS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "PPM")
+_SIDES = (64.0, 128.0, 256.0, 512.0, 768.0, 1024.0, 1536.0, 2048.0, 3072.0, 4096.0)
+_DEPTHS = (2.0, 9.0, 17.0, 25.0)
+_BITS = {"1": 1, "L": 8, "P": 8, "LA": 16, "RGB": 24, "YCbCr": 24, "RGBA": 32, "CMYK": 32}
 _GREY_POWER = 6
 _NAMED_FAULTS = 5
 
@@ -156,14 +162,6 @@ def shades_of_grey(pixels: Pixels) -> Pixels:
     return corrected
 
 
-def decode_files(folder: Path, names: Sequence[str], size: int, constancy: bool) -> Decoded:
-    """Decode the files ``names`` of ``folder`` as ``decode_image`` does."""
-    shape = (3, size, size)
-    return decode_each(
-        names, shape, np.uint8, lambda name: decode_image(folder / name, size, constancy)
-    )
-
-
 def decode_each(
     names: Sequence[str],
     shape: tuple[int, ...],
@@ -205,7 +203,7 @@ def check_faults(
         where: names the site in errors.
 
     Raises:
-        DataError: counts them and tells the first, with their reasons.
+        DataError: counts them and names the first, with their reasons.
     """
     if not faults or policy == "skip":
         return
@@ -216,24 +214,61 @@ def check_faults(
     more = len(faults) - _NAMED_FAULTS
     raise DataError(
         f"{where}: {len(faults)} of {images} images cannot be used: {named}"
-        f"{f'; and {more} more' if more > 0 else ''}: mend them, or set 'broken-images' to 'skip'"
+        f"{f'; and {more} more' if more > 0 else ''}: fix them, or set 'broken-images' to 'skip'"
     )
 
 
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
-    """Write into this machine's own log which files an error is about, where it does not name them.
+    """Write into this machine's own log which files an error is about, if it does not name them.
 
-    Args:
-        where: names the site.
-        images: what each image is called in the error, and its file.
+    ``images`` are pairs: an image's name in the error, and its file. ``where`` names the site.
     """
     named = [f"{called} is {shortened(name, 60, 40)}" for called, name in images if called != name]
     if named:
-        told = printable(describe(named))
-        logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), told)
+        names = printable(describe(named))
+        logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), names)
 
 
 def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:
     """Return the first of ``names`` as a text, and how many more there are."""
     more = len(names) - most
     return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Header:
+    """Pixels of a file's sides, and bits a pixel."""
+
+    width: int
+    height: int
+    bits: int
+
+
+def picture_header(path: Path) -> Header:
+    """Return what an image file says of itself; its pixels are not decoded.
+
+    Raises:
+        BrokenImageError: it is missing, or no image.
+    """
+    with opened_image(path, _WITH_HEADERS) as image:
+        bits = 16 if image.mode.startswith("I") else _BITS.get(image.mode, 0)
+        return Header(image.width, image.height, bits)
+
+
+def header_measures(paths: Iterable[Path], read: Callable[[Path], Header]) -> list[Measure]:
+    """Return width, height and depth of the files that can be read."""
+    headers: list[Header] = []
+    for path in paths:
+        try:
+            headers.append(read(path))
+        except BrokenImageError:
+            continue  # they are counted among those left out
+    named = {
+        "width": ([h.width for h in headers], _SIDES),
+        "height": ([h.height for h in headers], _SIDES),
+        "bits a pixel": ([h.bits for h in headers], _DEPTHS),
+    }
+    return [
+        Measure(name, {ALL: np.array(values, dtype=np.float64)}, edges)
+        for name, (values, edges) in named.items()
+    ]

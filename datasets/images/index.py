@@ -60,24 +60,20 @@ class ImageIndex:
 
 
 def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
-    """Return the images of several sites, which lie in one folder, as one index."""
+    """Return the images of several sites, which are in one folder, as one index."""
     folder = parts[0].folder if parts else Path()
     names = tuple(name for index in parts for name in index.names)
     groups = tuple(group for index in parts for group in index.groups)
     labels = np.concatenate([np.empty(0, np.int64), *(index.labels for index in parts)])
-    safe_names = tuple(name for index in parts for name in _names_apart(index))
-    return ImageIndex(where, folder, names, labels, groups, safe_names)
-
-
-def _names_apart(index: ImageIndex) -> tuple[str, ...]:
-    """Return what the images are called beside those of other sites, whose lines count anew."""
-    if index.safe_names == index.names:
-        return index.safe_names
-    return tuple(f"{name} of {index.where}" for name in index.safe_names)
+    safe_names = []
+    for index in parts:  # lines are counted from 1 in each site's manifest
+        apart = "" if index.safe_names == index.names else f" of {index.where}"
+        safe_names += [f"{name}{apart}" for name in index.safe_names]
+    return ImageIndex(where, folder, names, labels, groups, tuple(safe_names))
 
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
-    """Tell for each image whether its group is in the public part of that share."""
+    """Return for each image whether its group is in the public part of that share."""
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
 
@@ -108,7 +104,7 @@ def check_copies(index: ImageIndex) -> None:
     """Refuse a split given by the user that puts one file content into two parts.
 
     Raises:
-        DataError: tells the first such files.
+        DataError: names the first such files.
     """
     seen: dict[str, tuple[int, str]] = {}
     copies: list[tuple[int, int]] = []
@@ -117,17 +113,14 @@ def check_copies(index: ImageIndex) -> None:
         try:
             content = hashlib.sha256((index.folder / name).read_bytes()).hexdigest()
         except OSError:
-            continue  # told when it is decoded
+            continue  # reported when it is decoded
         other, there = seen.setdefault(content, (row, part))
         if there != part:
             copies.append((other, row))
     if copies:
-        log_names(
-            index.where, [(index.safe_names[r], index.names[r]) for pair in copies for r in pair]
-        )
-        pairs = [
-            " and ".join(f"{index.safe_names[r]} ({index.parts[r]})" for r in p) for p in copies
-        ]
+        called = index.safe_names
+        log_names(index.where, [(called[r], index.names[r]) for pair in copies for r in pair])
+        pairs = [" and ".join(f"{called[r]} ({index.parts[r]})" for r in p) for p in copies]
         raise DataError(
             f"{index.where}: files of equal content are in two parts: {describe(pairs)}: keep "
             "one of each, or put both into one part"

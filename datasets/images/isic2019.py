@@ -16,8 +16,8 @@ import numpy as np
 
 from fedsilo.datasets.images.dataset import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.licence import Licence
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.silo.silos import no_such_silo
 from fedsilo.models.contract.errors import DataError
@@ -69,20 +69,18 @@ class Isic2019(ImageDataSet):
         """Return the centres of which images are here."""
         folder = _folder(places)
         here = set(os.listdir(_image_folder(folder)))
-        listed = _listing(folder, *_stamps(folder, _LISTING, _AVAILABLE)).items()
+        listed = _listed(folder).items()
         centres = {centre for image, (_, centre) in listed if f"{image}.jpg" in here}
         return [name for centre, name in enumerate(CENTRES) if centre in centres]
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Name the centres that are left out; empty where there are no data at all."""
+        """Name the centres that are left out, unless there are no data at all."""
         try:
             here = self.silo_names(settings)
         except DataError:
             return []
-        absent = [name for name in CENTRES if name not in here]
-        if not absent:
-            return []
-        return [f"isic2019: no image of {', '.join(absent)} is here; left out"]
+        absent = ", ".join(name for name in CENTRES if name not in here)
+        return [f"isic2019: no image of {absent} is here; left out"] if absent else []
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return a centre's images that are listed, and available if that is listed too.
@@ -94,8 +92,7 @@ class Isic2019(ImageDataSet):
             raise no_such_silo(site, here)
         folder, centre = _folder(places), CENTRES.index(site)
         lesions = _lesions(folder, *_stamps(folder, *(name for name, _ in _LESIONS)))
-        listed = _listing(folder, *_stamps(folder, _LISTING, _AVAILABLE)).items()
-        rows = {image: target for image, (target, there) in listed if there == centre}
+        rows = {im: target for im, (target, there) in _listed(folder).items() if there == centre}
         if not any(image in lesions for image in rows):
             raise DataError(
                 f"isic2019, {site}: no table of lesions knows an image of this centre, and images "
@@ -103,7 +100,7 @@ class Isic2019(ImageDataSet):
                 "the folder isic2019 of the data directory"
             )
         names = tuple(f"{image}.jpg" for image in rows)
-        whole = ImageIndex(
+        every = ImageIndex(
             where=f"isic2019, {site}",
             folder=_image_folder(folder),
             names=names,
@@ -111,7 +108,7 @@ class Isic2019(ImageDataSet):
             groups=tuple(lesions.get(image) or image for image in rows),
             safe_names=names,  # public names
         )
-        return take_share(whole, settings.sample_share)
+        return take_share(every, settings.sample_share)
 
 
 def _folder(places: Places) -> Path:
@@ -133,9 +130,13 @@ def _stamps(folder: Path, *names: str) -> list[tuple[int, int] | None]:
     return [stat and (stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
+def _listed(folder: Path) -> dict[str, tuple[int, int]]:
+    return _listing(folder, *_stamps(folder, _LISTING, _AVAILABLE))
+
+
 @lru_cache(maxsize=4)
 def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
-    """Return target and centre of each image that is to be here, in file order."""
+    """Return target and centre of each image that should be here, in file order."""
     path = folder / _LISTING
     rows: dict[str, tuple[int, int]] = {}
     for number, row in read_rows(path, ("image", "target", "center")):
@@ -162,7 +163,7 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Return the lesion of each image that a table knows, empty where none names one.
+    """Return the lesion of each image in a table, or an empty string if none names one.
 
     The first table that names one decides.
     """

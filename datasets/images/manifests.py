@@ -24,26 +24,22 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 
-KEYS = ("sites", "classes", "image-size", "test-share")
-
 
 @dataclass(frozen=True)
 class Form:
-    """What a declaration may say, and what holds where it says nothing.
+    """A declaration's file name, and what holds for what it does not say.
 
     Attributes:
         file: its name in the data directory.
         image_size: pixels of a side.
         test_share: share of test images.
-        bits: bits of a pixel.
-        keys: what it may say.
+        bits: bits of a pixel, or None if they are 8 and cannot be declared.
     """
 
     file: str
     image_size: int
     test_share: float
-    bits: int = 8
-    keys: tuple[str, ...] = KEYS
+    bits: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,14 +74,14 @@ def read_declaration(path: Path, form: Form = IMAGES_FORM) -> Declaration:
     from fedsilo.datasets.images.declaration import DeepImagesModel, ImagesModel
     from fedsilo.datasets.silo.declared_silos import one_class_each, read_declared
 
-    declared = read_declared(path, DeepImagesModel if "bits" in form.keys else ImagesModel)
+    declared = read_declared(path, ImagesModel if form.bits is None else DeepImagesModel)
     own = declared.given()
     return Declaration(
         sites=declared.sites,
         classes=one_class_each(declared.classes),
         image_size=own.get("image_size", form.image_size),
         test_share=own.get("test_share", form.test_share),
-        bits=own.get("bits", form.bits),
+        bits=own.get("bits", form.bits or 8),
     )
 
 
@@ -102,7 +98,7 @@ class ManifestDataSet(ImageDataSet):
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the declared classes."""
-        return self.declaration(self._folder(places)).classes
+        return self._form_of(places).classes
 
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return the declared sites, in the file's order."""
@@ -110,50 +106,48 @@ class ManifestDataSet(ImageDataSet):
 
     def sites(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the declared sites, in the file's order."""
-        return list(self.declaration(self._folder(places)).sites)
+        return list(self._form_of(places).sites)
 
     def own_size(self, places: Places) -> int:
         """Return the declared size."""
-        return self.declaration(self._folder(places)).image_size
+        return self._form_of(places).image_size
 
     def own_share(self, places: Places) -> float:
         """Return the declared share."""
-        return self.declaration(self._folder(places)).test_share
+        return self._form_of(places).test_share
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Read the site's manifest."""
-        folder = self._folder(places)
+        folder = self.files_folder(places)
         declaration = self.declaration(folder)
         if site not in declaration.sites:
             raise no_such_silo(site, list(declaration.sites))
         manifest = _inside("", declaration.sites[site])
         if manifest is None:
             raise DataError(
-                f"{folder / self.form.file}: the manifest of site '{site}' lies outside the data "
+                f"{folder / self.form.file}: the manifest of site '{site}' is outside the data "
                 "directory"
             )
-        whole = _Manifest(
-            folder, manifest, declaration.classes, self.form.file, self.columns
-        ).read()
-        return take_share(whole, settings.sample_share)
+        reader = _Manifest(folder, manifest, declaration.classes, self.form.file, self.columns)
+        return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the manifest of a site that is here lists images for validation."""
-        folder = self._folder(places)
+        """Return whether the manifest of a site that is here lists images for validation."""
+        folder = self.files_folder(places)
         here = [s for s, f in self.declaration(folder).sites.items() if (folder / f).is_file()]
         return any("val" in self.index(site, settings, places).parts for site in here)
 
     def files_folder(self, places: Places) -> Path:
         """Return the data directory, where the declaration is."""
-        return self._folder(places)
+        needs = f"with {self.form.file}, the sites' manifests and their images"
+        return data_folder(places, self.name, needs)
 
     def declaration(self, folder: Path) -> Declaration:
         """Return the declaration in the data directory ``folder``."""
         return read_declaration(folder / self.form.file, self.form)
 
-    def _folder(self, places: Places) -> Path:
-        needs = f"with {self.form.file}, the sites' manifests and their images"
-        return data_folder(places, self.name, needs)
+    def _form_of(self, places: Places) -> Declaration:
+        return self.declaration(self.files_folder(places))
 
 
 class OwnImages(ManifestDataSet):
@@ -165,14 +159,14 @@ class OwnImages(ManifestDataSet):
 
 
 def _inside(folder: str, path: str) -> str | None:
-    """Return ``path``, relative to ``folder``, as one of the data directory; None: it leaves it."""
+    """Return ``path`` of ``folder`` as one of the data directory, or None if it leaves that."""
     joined = os.path.normpath(PurePosixPath(folder) / path)
     return None if PurePosixPath(joined).parts[:1] in {("..",), ("/",)} else joined
 
 
 @dataclass
 class _Manifest:
-    """The reading of one manifest; ``lines`` maps each image's file to its line."""
+    """Reads one manifest; ``lines`` maps each image's file to its line."""
 
     folder: Path
     file: str
@@ -186,6 +180,7 @@ class _Manifest:
         return str(self.folder / self.file)
 
     def read(self) -> ImageIndex:
+        """Return the images of all lines."""
         optional = ("split", "patient", *self.columns)
         rows = read_rows(self.folder / self.file, ("path", "label"), optional)
         labels = [self._class(number, row["label"]) for number, row in rows]
@@ -193,7 +188,6 @@ class _Manifest:
         for number, row in rows:
             name = self._file(number, row["path"])
             groups.append(f"patient {row['patient']}" if row.get("patient") else f"file {name}")
-        parts = self._parts([(number, row.get("split", "")) for number, row in rows])
         index = ImageIndex(
             where=self.where,
             folder=self.folder,
@@ -201,7 +195,7 @@ class _Manifest:
             labels=np.array(labels, dtype=np.int64),
             groups=tuple(groups),
             safe_names=tuple(f"the image of line {number}" for number in self.lines.values()),
-            parts=parts,
+            parts=self._parts([(number, row.get("split", "")) for number, row in rows]),
         )
         self._check_patients(index)
         return index
@@ -224,14 +218,14 @@ class _Manifest:
             raise DataError(f"{place}: this is no file's name")
         name = _inside(str(PurePosixPath(self.file).parent), path)
         if name is None:
-            raise DataError(f"{place}: the file lies outside the data directory; move it there")
+            raise DataError(f"{place}: the file is outside the data directory; move it there")
         if name in self.lines:
             raise DataError(f"{place}: the same file is in line {self.lines[name]}; keep one")
         self.lines[name] = number
         return name
 
     def _parts(self, given: list[tuple[int, str]]) -> tuple[str, ...]:
-        """Return the part of each image; all of them say one, or none."""
+        """Return the part of each image, or none if no line says one."""
         if not any(part for _, part in given):
             return ()
         for number, part in given:
@@ -243,7 +237,7 @@ class _Manifest:
         return tuple(part for _, part in given)
 
     def _check_patients(self, index: ImageIndex) -> None:
-        """Refuse patients whom the given split puts into two parts; lines stand for their names."""
+        """Refuse patients in two parts of the given split; errors name their lines, not them."""
         seen: dict[str, tuple[str, int]] = {}
         pairs: list[str] = []
         numbers = list(self.lines.values())

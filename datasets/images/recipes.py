@@ -44,11 +44,11 @@ class Recipe:
     """How a public data set becomes a manifest.
 
     Attributes:
-        source: where it is to be had.
+        source: where to get it.
         licence: as its source states it.
         dataset: the 'dataset' that reads the manifest.
         images: reads a folder.
-        classes: a usual choice for the declaration, class -> labels; empty: each label is one.
+        classes: a usual choice for the declaration, class -> labels; if empty, each label is one.
     """
 
     source: str
@@ -71,10 +71,10 @@ def write_manifest(name: str, folder: Path) -> Counter[str]:
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: name that into which '{name}' was unpacked")
     if (folder / MANIFEST).exists():
-        raise DataError(f"{folder / MANIFEST} is there already: remove it to have it made anew")
+        raise DataError(f"{folder / MANIFEST} is there already: remove it to write it again")
     images = sorted(RECIPES[name].images(folder), key=lambda image: image.path)
     if not images:
-        raise DataError(f"{folder} names no image: is it the whole of '{name}'?")
+        raise DataError(f"{folder} names no image: is it all of '{name}'?")
     rows = [
         [image.path.relative_to(folder).as_posix(), image.label, image.patient, image.split]
         for image in images
@@ -97,7 +97,7 @@ def _rows(
 
 
 def _inbreast(folder: Path) -> Iterator[Image]:
-    """INbreast (Moreira et al. 2012): the label is BI-RADS, the patient stands in the file's name.
+    """INbreast (Moreira et al. 2012): the label is BI-RADS, the patient is in the file's name.
 
     A file is ``AllDICOMs/<file name>_<patient>_MG_<side>_<view>_ANON.dcm``.
     """
@@ -121,13 +121,13 @@ def _cbis_ddsm(folder: Path) -> Iterator[Image]:
     wanted, found = ("patient_id", "image file path", "pathology"), dict[str, Image]()
     for table, part in tables:
         for where, row in _rows(table, wanted):
-            patient, told, pathology = (row[column] for column in wanted)
+            patient, file, pathology = (row[column] for column in wanted)
             if pathology not in _PATHOLOGY:
                 raise DataError(f"{where}: the pathology is none of {', '.join(_PATHOLOGY)}")
-            series = told.split("/")[0]
+            series = file.split("/")[0]
             other = found.get(series)
             if other and other.split != part:
-                raise DataError(f"{where}: its image stands in training and test part")
+                raise DataError(f"{where}: its image is in training and test part")
             worst = min([pathology, *([other.label] if other else [])], key=_PATHOLOGY.index)
             path = other.path if other else _series(folder, series, where)
             found[series] = Image(path, worst, patient, part)
@@ -135,7 +135,7 @@ def _cbis_ddsm(folder: Path) -> Iterator[Image]:
 
 
 def _series(folder: Path, name: str, where: str) -> Path:
-    """Return the one DICOM file of a series; downloaders name what lies between differently."""
+    """Return the one DICOM file of a series; downloaders name the folders between differently."""
     files = sorted((folder / name).rglob("*.dcm")) if name not in ("", ".", "..") else []
     if len(files) != 1:
         raise DataError(
@@ -153,22 +153,22 @@ def _ranzcr(folder: Path) -> Iterator[Image]:
     """
     table = folder / "train.csv"
     for where, row in _rows(table, ("StudyInstanceUID", "PatientID")):
-        told = {name: name.split(" - ")[0] for name in row if name.split(" - ")[0] in _LINES}
-        if set(told.values()) != set(_LINES):
+        kinds_of = {name: name.split(" - ")[0] for name in row if name.split(" - ")[0] in _LINES}
+        if set(kinds_of.values()) != set(_LINES):
             lines = ", ".join(_LINES)
             raise DataError(f"{table} lacks columns of {lines}: it is not the source's own")
         uid = row["StudyInstanceUID"]
         path = folder / "train" / f"{uid}.jpg"
         if not path.is_file():
             raise DataError(f"{where}: no file 'train/{uid}.jpg': bring it, or the rest")
-        kinds = {line.split(" Catheter")[0] for name, line in told.items() if row[name] == "1"}
+        kinds = {line.split(" Catheter")[0] for name, line in kinds_of.items() if row[name] == "1"}
         yield Image(path, "+".join(sorted(kinds)) or "none", row["PatientID"])
 
 
 RECIPES: Mapping[str, Recipe] = {
     "inbreast": Recipe(
         "https://doi.org/10.1016/j.acra.2011.09.014",
-        "to be asked for from its authors",
+        "on request from its authors",
         "mammography",
         _inbreast,
         {"not-malignant": ["1", "2", "3"], "malignant": ["4a", "4b", "4c", "5", "6"]},

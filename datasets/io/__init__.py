@@ -1,4 +1,4 @@
-"""Bytes at rest: files that are whole or absent, downloads with checksums.
+"""Bytes at rest: files that are complete or absent, downloads with checksums.
 
 Knows no data set.
 """

@@ -1,6 +1,6 @@
-"""Files and folders that are whole or absent: written under a temporary name, then renamed.
+"""Files and folders that are complete or absent: written under a temporary name, then renamed.
 
-What a killed process left half-written is taken over, or removed, by the next that writes there.
+The next process that writes there takes over, or removes, what a killed one left half-written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
@@ -23,24 +22,15 @@ def write_atomically(
 ) -> None:
     """Write ``content`` to ``path`` so that no reader ever sees a part of it.
 
-    ``lasting``: it is on the disk when this returns, and outlasts a power cut.
+    Two processes that write the same path do so one after the other. If ``lasting``, the file is on
+    the disk when this returns and survives a power cut.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with becoming(path, mode, lasting=lasting) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-
-
-@contextmanager
-def becoming(path: Path, mode: int = 0o644, *, lasting: bool = True) -> Iterator[BinaryIO]:
-    """Yield an empty file that becomes ``path`` when its block ends without an error.
-
-    Two that write the same path do so one after the other.
-    """
-    temporary, handle = _held(path)
+    temporary, handle = _part_of(path)
     with os.fdopen(handle, "wb") as file:
         try:
             file.truncate()
-            yield file
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             if lasting:
                 os.fsync(handle)
@@ -51,7 +41,7 @@ def becoming(path: Path, mode: int = 0o644, *, lasting: bool = True) -> Iterator
             raise
 
 
-def _held(path: Path) -> tuple[Path, int]:
+def _part_of(path: Path) -> tuple[Path, int]:
     """Open the unfinished file of ``path`` for this process alone."""
     temporary = path.with_name(f".{path.name}.part")
     while True:
@@ -64,7 +54,7 @@ def _held(path: Path) -> tuple[Path, int]:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # it was another's, who has finished meanwhile, or nobody can hold it
+        os.close(handle)  # another process had it and has finished, or no file can be locked here
         if not locked:
             temporary.unlink(missing_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -72,14 +62,14 @@ def _held(path: Path) -> tuple[Path, int]:
 
 
 def _is_at(path: Path, handle: int) -> bool:
-    """Tell whether an open file is still the one of that name."""
+    """Return whether an open file is still the one of that name."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(handle), path.stat())
     return False
 
 
 def _locked(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file or folder; return whether it could be."""
+    """Lock an open file or folder; return whether that was possible."""
     try:
         fcntl.flock(handle, operation)
     except OSError as error:
@@ -91,13 +81,13 @@ def _locked(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder ``.<name>.part-...`` in ``folder``, which goes at the end of its block.
+    """Yield a new folder ``.<name>.part-...`` in ``folder``, removed at the end of the block.
 
-    Those of its name that a killed process left go first.
+    Those of the same name that killed processes left are removed first.
     """
     prefix = f".{name}.part-"
     with _opened(folder) as parent, ExitStack() as held:
-        _locked(parent)  # nobody takes a folder for left that is not locked yet
+        _locked(parent)  # else another process could remove the new folder before it is locked
         for left in [path for path in folder.iterdir() if path.name.startswith(prefix)]:
             _remove_left(left)
         made = held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=prefix))
@@ -108,7 +98,7 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder that no living process holds."""
+    """Remove a scratch folder that no living process has locked."""
     with suppress(FileNotFoundError, NotADirectoryError), _opened(scratch) as handle:
         if _locked(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -126,10 +116,7 @@ def _opened(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder, then move it to ``target``.
 
-    Args:
-        target: where it is to be.
-        fill: writes into a folder.
-        replace: whether a folder that is there goes; else it, a rival's copy, is kept.
+    A folder that is there already is replaced if ``replace``, else kept: another process made it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, target.name) as scratch:
@@ -137,11 +124,11 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
         work.mkdir()
         fill(work)
         if replace:
-            with suppress(FileNotFoundError):  # a rival moved it
+            with suppress(FileNotFoundError):  # another process moved it
                 target.rename(scratch / "before")
         try:
             work.rename(target)
         except OSError:
-            # Another process was faster; both built the same content from the same key.
+            # Another process was faster; both built the same content from the same key
             if not target.is_dir():
                 raise

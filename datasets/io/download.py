@@ -1,47 +1,78 @@
-"""Download a data set's files from its public source, each checked before it gets its name."""
+"""Downloads of public files by pooch, each checked before it gets its name, and their archives."""
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
+import gzip
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 
-from fedsilo.datasets.io.archives import is_unpacked, unpack
-from fedsilo.datasets.io.atomic_files import becoming
-from fedsilo.datasets.io.digests import md5_of_file
-from fedsilo.datasets.io.locations import PublicFiles, RemoteFile
+from fedsilo.datasets.io.atomic_files import scratch_folder
+from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
 from fedsilo.models.contract.errors import DataError
 
-_PART = 2**20  # bytes
+_TIMEOUT = 60  # seconds without a byte
+_MOST_BYTES = 2**32  # of an archive's files: 8 times GTSRB
+_DAMAGES = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error),
+    *(EOFError, RuntimeError, ValueError),  # what their modules raise besides
+)
 
 
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
-    """Bring the files of ``source`` into ``data_dir``; yield a line about each, and the licence.
+    """Download the files of ``source`` into ``data_dir``; yield a line on licence and each file.
 
     Args:
-        source: what to bring; its files' MD5 are the publisher's.
+        source: the files.
         data_dir: the data directory; the source's own folder is made in it.
-        base_url: another place with the same file names.
+        base_url: another place with the same file names, or an empty string.
 
     Raises:
         DataError: a download failed, a checksum differs, or an archive cannot be unpacked.
     """
+    from pooch import file_hash
+
+    url = base_url or source.url
     if source.files:
-        sizes = [file.size for file in source.files]
-        size = f", {sum(sizes):,} bytes" if all(sizes) else ""
-        yield f"{source.name} from {base_url or source.url}{size}; licence: {source.licence}"
+        size = f", {source.size():,} bytes" if source.size() else ""
+        yield f"{source.name} from {url}{size}; licence: {source.licence}"
     for file in source.files:
         target = data_dir / source.folder / file.name
-        if target.is_file() and md5_of_file(target) == file.md5:
+        if target.is_file() and file_hash(str(target), "md5") == file.md5:
             yield f"{target}: there already, checksum right"
         else:
-            written = _download(base_url or source.url, file, target)
-            yield f"{target}: {written:,} bytes, checksum right"
+            _download(url, file, target)
+            yield f"{target}: {target.stat().st_size:,} bytes, checksum right"
         if file.unpacked is not None:
             yield _unpacked(target, data_dir / file.unpacked)
+
+
+def _download(base_url: str, file: RemoteFile, target: Path) -> None:
+    """Download a file to ``target``, which appears only when it is complete and checked."""
+    from pooch import HTTPDownloader, file_hash
+
+    url = f"{base_url.rstrip('/')}/{file.name}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(target.parent, file.name) as work:
+        fresh = work / file.name
+        try:
+            HTTPDownloader(timeout=_TIMEOUT)(url, str(fresh), None)
+        except (OSError, ValueError) as error:  # those of requests are OSErrors
+            raise DataError(
+                f"{url} cannot be downloaded ({type(error).__name__}: {error}): check the network "
+                "or name another --base-url"
+            ) from None
+        checksum = file_hash(str(fresh), "md5")
+        if checksum != file.md5:
+            raise DataError(
+                f"{file.name} from {base_url} has MD5 {checksum}, not {file.md5}: nothing was "
+                "written; try again or name another --base-url"
+            )
+        fresh.replace(target)
 
 
 def _unpacked(archive: Path, folder: Path) -> str:
@@ -50,33 +81,82 @@ def _unpacked(archive: Path, folder: Path) -> str:
     return f"{archive}: {unpack(archive, folder):,} files unpacked into {folder}"
 
 
-def _download(base_url: str, file: RemoteFile, target: Path) -> int:
-    """Bring a file to ``target``, whole or not at all; return its bytes."""
-    url = f"{base_url.rstrip('/')}/{file.name}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with becoming(target) as written:
-        checksum = _copied(url, written)
-        if checksum != file.md5:
-            raise DataError(
-                f"{file.name} from {base_url} has MD5 {checksum}, not {file.md5}: nothing was "
-                "written; try again or name another --base-url"
-            )
-        return written.tell()
+def unpack(archive: Path, folder: Path) -> int:
+    """Put the files of a zip or tar archive into ``folder``; return how many there are.
 
+    All are unpacked beside it before the first gets its name; a file of that name is replaced.
 
-def _copied(url: str, written: BinaryIO) -> str:
-    """Write what ``url`` holds, part by part, and return its MD5."""
-    digest = hashlib.md5(usedforsecurity=False)
+    Raises:
+        DataError: the archive is damaged, holds a link or a path outside, or cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with urllib.request.urlopen(url, timeout=60) as reply:
-            while part := reply.read(_PART):
-                digest.update(part)
-                written.write(part)
-            if reply.length:  # read by parts, a connection that broke off is no error by itself
-                raise http.client.IncompleteRead(b"", reply.length)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
+        with scratch_folder(folder, "unpacked") as work, _opened(archive) as (opened, sizes):
+            if isinstance(opened, tarfile.TarFile):
+                opened.extractall(work, filter="data")
+            else:
+                opened.extractall(work)
+            for name in sizes:
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (work / name).replace(target)
+            return len(sizes)
+    except OSError as error:
+        raise DataError(f"{archive} cannot be unpacked into {folder}: {error.strerror}") from None
+
+
+def is_unpacked(archive: Path, folder: Path) -> bool:
+    """Return whether all files of an archive are in ``folder``, by name and size.
+
+    Raises:
+        DataError: the archive is damaged, or holds a link or a path outside.
+    """
+    with _opened(archive) as (_, sizes):
+        found = ((folder / name, size) for name, size in sizes.items())
+        return all(path.is_file() and path.stat().st_size == size for path, size in found)
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
+    """Open an archive of plain files; yield it and each file's size by name.
+
+    Raises:
+        DataError: it is damaged, also where that is noticed in the block, or holds anything else.
+    """
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                entries = [(e.filename, e.file_size, _is_plain(e)) for e in zipped.infolist()]
+                yield zipped, _checked(entries, archive)
+        else:
+            with tarfile.open(archive) as tar:
+                members = (member for member in tar.getmembers() if not member.isdir())
+                yield tar, _checked(((m.name, m.size, m.isreg()) for m in members), archive)
+    except _DAMAGES as error:
         raise DataError(
-            f"{url} cannot be downloaded ({reason}): check the network or name another --base-url"
+            f"{archive} is cut short or no archive ({type(error).__name__}): remove it and "
+            "download it again"
         ) from None
-    return digest.hexdigest()
+
+
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where a system without modes made it
+    return entry.is_dir() or kind in (0, stat.S_IFREG)
+
+
+def _checked(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
+    """Return the size of each file, or refuse the archive by a ``DataError``."""
+    sizes = {}
+    for name, size, plain in entries:
+        path = PurePosixPath(name)
+        outside = path.is_absolute() or ".." in path.parts or "\\" in name
+        if outside or not plain:
+            what = "a path outside its folder" if outside else "a link or a device"
+            raise DataError(
+                f"{archive} holds {what}, {name[:80]!r}: nothing was unpacked; remove the archive"
+            )
+        if not name.endswith("/"):
+            sizes[name] = size
+    if sum(sizes.values()) > _MOST_BYTES:
+        raise DataError(f"{archive} holds more than {_MOST_BYTES} bytes: nothing was unpacked")
+    return sizes

@@ -1,12 +1,10 @@
-"""Where things lie: the data directory with its public files, the cache, weights in both."""
+"""Where files are: the data directory, the cache, and weights in both."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fedsilo.models.contract.errors import DataError
 
@@ -15,7 +13,7 @@ BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writ
 
 @dataclass(frozen=True)
 class Places:
-    """Where data files lie (``data``, may be unnamed) and where decoded ones go (``cache``)."""
+    """The folder of data files (None if it is not named) and that of derived ones."""
 
     data: Path | None
     cache: Path
@@ -29,15 +27,12 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 
 
 def data_folder(places: Places, name: str, needs: str) -> Path:
-    """Return the data directory.
+    """Return the data directory, or raise a ``DataError`` if none is named.
 
     Args:
         places: the two folders.
         name: the data set's name, for the error.
         needs: what the data directory must hold, for the error.
-
-    Raises:
-        DataError: none is named.
     """
     if places.data is None:
         raise DataError(
@@ -47,7 +42,7 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """Return where a file of weights may lie: in the cache, then in the data directory.
+    """Return where a file of weights may be: in the cache, then in the data directory.
 
     Args:
         named: its name, or a path; an absolute one is the only place.
@@ -56,77 +51,3 @@ def weight_paths(named: str, places: Places) -> list[Path]:
     given = Path(named).expanduser()
     folders = [places.cache / BACKBONES] + ([places.data] if places.data else [])
     return [given] if given.is_absolute() else [folder / given for folder in folders]
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a public source, with the checksum that its publisher gives.
-
-    ``size`` is its bytes, 0 where they are not known. An archive is ``unpacked`` into that folder
-    of the data directory ("" is itself); of other files it is None.
-    """
-
-    name: str
-    md5: str
-    size: int = 0
-    unpacked: str | None = None
-
-
-class PublicFiles(Protocol):
-    """Files of a public source: their folder in the data directory, and where they come from."""
-
-    @property
-    def name(self) -> str:
-        """The data set's name."""
-        ...
-
-    @property
-    def folder(self) -> str:
-        """The folder of the files in the data directory."""
-        ...
-
-    @property
-    def url(self) -> str:
-        """The public source, ending in '/'."""
-        ...
-
-    @property
-    def licence(self) -> str:
-        """The licence, as the source states it or as it is known."""
-        ...
-
-    @property
-    def terms(self) -> str:
-        """What a user must agree to before they are brought; empty: nothing."""
-        ...
-
-    @property
-    def files(self) -> tuple[RemoteFile, ...]:
-        """The files."""
-        ...
-
-
-def fetch_advice(source: PublicFiles) -> str:
-    """Return how to get the files of ``source``, for errors."""
-    return f"run 'fedsilo fetch {source.name} --data-dir DIR' (public source: {source.url})"
-
-
-def find_files(source: PublicFiles, places: Places, names: Iterable[str] | None = None) -> Path:
-    """Return the folder of the source's files, of which ``names`` (all) must be there.
-
-    Raises:
-        DataError: a file is missing; names it, the folder looked in and the public source.
-    """
-    if not source.files:
-        return Path()
-    advice = fetch_advice(source)
-    if places.data is None:
-        raise DataError(
-            f"data set '{source.name}' needs files, and no data directory is named: set "
-            f"'data-dir' or $FEDSILO_DATA, or {advice}"
-        )
-    folder = places.data / source.folder
-    for name in names or [file.name for file in source.files]:
-        if not (folder / name).is_file():
-            raise DataError(f"{name} is missing in {folder}: {advice}")
-    return folder

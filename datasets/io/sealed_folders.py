@@ -1,9 +1,9 @@
-"""Folders of derived files under a seal: what was altered is made anew, and never used.
+"""Folders of derived files under a seal: altered ones are made again and never used.
 
-The seal holds a SHA-256 of each file, and the folder's name, so that another folder's files do not
-pass for its own. It is written when the folder is made and held against the files at each opening.
-Of a large folder the files are read whole only if one of them changed since they last were: a stamp
-says size, times and inode of each. A disk that loses bits by itself changes none of those.
+The seal holds a SHA-256 of each file, and the folder's name, so that another folder's files are not
+taken for its own. It is written when the folder is made and compared at each opening. Files are
+hashed again only if one changed since the last comparison, by size, times and inode; a disk that
+loses bits by itself changes none of those.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ SEAL = "seal.json"
 STAMP = "checked.json"
 
 _ATTEMPTS = 10
-_LARGE = 64 * 2**20  # bytes of a folder; less is hashed in a tenth of a second
 _SETTLED = 2 * 10**9  # ns: files changed within a tick of the clock have the same times
 
 Read = TypeVar("Read")
 Stamps = dict[str, list[int]]
 
 
-def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Return what ``read`` makes of a sealed folder; ``fill`` makes it first where there is none.
+def json_digest(facts: Any) -> str:
+    """Return a SHA-256 of JSON-serialisable ``facts``, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    The folder's time of change is set: it is its last use, by which a cache is kept to its bound.
+
+def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
+    """Return what ``read`` makes of a sealed folder; ``fill`` writes its files if there is none.
+
+    Opening sets the folder's time, by which a cache knows what was not used for longest.
 
     Raises:
-        DataError: the folder was altered and cannot be made anew, or what the two raise.
+        DataError: the folder was altered and cannot be made again, or what the two raise.
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
@@ -48,26 +52,21 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
         try:
             return read(target)
         except DataError:
-            # Else another process removed it for the bound's sake, and a third may have made it
+            # Else another process removed it to keep the cache small, and a third may have made it
             if opened is not None and _inode(target) == opened:
                 raise
     raise DataError(f"the cached data in {target} are removed as soon as they are made")
 
 
 def _inode(folder: Path) -> int | None:
-    """Return what tells a folder from another of its name; None: there is none."""
+    """Return what distinguishes a folder from another of its name, or None if there is none."""
     with suppress(OSError):
         return folder.stat().st_ino
     return None
 
 
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make sure that ``target`` is there and holds what ``fill`` wrote into it when it was made.
-
-    An altered folder is made anew, with a line in this machine's own log: it only holds what comes
-    out of data that are there. One without a seal (of an earlier version) is made anew too; were it
-    taken, a lost seal would be a way round.
-    """
+    """Make the folder if it is not there, was altered or has no seal."""
 
     def make(work: Path) -> None:
         fill(work)
@@ -77,44 +76,42 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
         build_folder(target, make)
     elif reason := fault(target):
         log = logging.getLogger("flwr")
-        log.warning("fedsilo: the cached data in %s %s: they are made anew", target, reason)
+        log.warning("fedsilo: the cached data in %s %s: they are made again", target, reason)
         try:
             build_folder(target, make, replace=True)
         except (DataError, OSError) as error:
             raise DataError(
-                f"the cached data in {target} {reason} and cannot be made anew ({error}): remove "
-                "that folder, and see to the data that it is made from"
+                f"the cached data in {target} {reason} and cannot be made again ({error}): remove "
+                "that folder, and check the data that it is made from"
             ) from None
 
 
 def seal(folder: Path, name: str) -> None:
-    """Write the seal of a folder's files, which is to be called ``name``."""
+    """Write the seal of a folder's files; the folder is about to be called ``name``."""
     files = {file: _sha256(folder / file) for file in sorted(_files(folder))}
     write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
 
 
-def fault(folder: Path) -> str:
-    """Say what is wrong with a sealed folder ('have no seal'); empty: it is as it was made."""
+def fault(folder: Path) -> str | None:
+    """Return what is wrong with a sealed folder ('have no seal'), or None if it is unaltered."""
     try:
         sealed = _sealed_files(folder)
         if sealed.keys() != _files(folder):
             return "lack files of their seal, or hold others"
         stamps = _stamps(folder, [*sealed, SEAL])
-        if _is_large(stamps) and _stamp(folder) == stamps:
-            return ""
+        if _last_stamps(folder) == stamps:
+            return None
         began = time.time_ns()
         if any(_sha256(folder / name) != digest for name, digest in sealed.items()):
             return "were altered"
-        if _is_large(stamps) and all(
-            max(facts[1:3]) < began - _SETTLED for facts in stamps.values()
-        ):
+        if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
             with suppress(OSError):  # a cache that is mounted read-only
                 write_atomically(folder / STAMP, json.dumps(stamps), 0o600)
     except FileNotFoundError:
         return "have no seal"
     except (OSError, ValueError):
         return "cannot be read, or their seal is damaged"
-    return ""
+    return None
 
 
 def _sealed_files(folder: Path) -> dict[str, str]:
@@ -129,7 +126,7 @@ def _sealed_files(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path) -> set[str]:
-    """Return the names of a folder's own files; hidden ones are being written, or were."""
+    """Return the names of a folder's own files; hidden ones are unfinished."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     return names - {SEAL, STAMP}
 
@@ -139,15 +136,11 @@ def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
     return {n: [f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino] for n, f in facts.items()}
 
 
-def _stamp(folder: Path) -> Any:
-    """Return the stamps of the last check; None: there was none."""
+def _last_stamps(folder: Path) -> Any:
+    """Return the stamps of the last comparison, or None if there was none."""
     with suppress(OSError, ValueError):
         return json.loads((folder / STAMP).read_text())
     return None
-
-
-def _is_large(stamps: Stamps) -> bool:
-    return sum(facts[0] for facts in stamps.values()) > _LARGE
 
 
 def _sha256(path: Path) -> str:

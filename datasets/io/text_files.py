@@ -29,30 +29,29 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} is no UTF-8 text ({error.reason}): save it as UTF-8") from None
 
 
-def file_fault(path: Path, most: int = _MOST_BYTES) -> str:
-    """Say why a path cannot be read as a whole, a pipe or a gigabyte; empty: it can, or is missing.
+def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
+    """Return why a path must not be read as a whole (a pipe, a gigabyte), or None.
 
-    Raises nothing: who reads it tells of what is missing or forbidden.
+    It is None too for a missing or forbidden file, which the reading reports.
     """
     try:
         found = path.stat()
     except (OSError, ValueError):
-        return ""
+        return None
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         return "is no file"
-    return f"has {found.st_size} bytes, more than {most}" if found.st_size > most else ""
+    return f"has {found.st_size} bytes, more than {most}" if found.st_size > most else None
 
 
 def same_text(token: str) -> str:
     """Return a value's text in one form: '4.0' and '4' are the same level."""
     text = token.strip()
-    if "_" in text:  # which Python would take for a separator of digits
-        return text
     try:
         number = float(text)
     except ValueError:
         return text
-    if abs(number) >= 2**53:  # beyond that floats merge neighbours
+    # Python takes '_' for a separator of digits, and beyond 2^53 floats merge neighbours
+    if "_" in text or abs(number) >= 2**53:
         return text
     return str(int(number)) if number.is_integer() else repr(number)
 
@@ -63,7 +62,7 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
     Args:
         text: the file's content.
         where: names the file in errors.
-        delimiter: what stands between two values.
+        delimiter: separates values.
 
     Raises:
         DataError: it is no CSV; with the line.
@@ -86,8 +85,8 @@ def read_rows(
     Args:
         path: the file.
         needed: columns that it must have.
-        optional: columns that it may have besides; None: any.
-        delimiter: what stands between two values.
+        optional: columns that it may have besides; None for any.
+        delimiter: separates values.
 
     Raises:
         DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.

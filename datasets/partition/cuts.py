@@ -1,7 +1,11 @@
 """Partitions other than a data set's own: any number of silos cut from all of its samples.
 
-``unseen``, ``dirichlet`` and ``labels`` are of labelled images; the latter two also of tables. What
-a cut has dealt out is decided by 'fold-seed' and by no run's seed.
+``dirichlet`` and ``labels`` share out the samples of each label at random, by 'fold-seed'.
+``unseen`` (FedEFM, section on unseen data) cuts images so that a share of each silo's labels is at
+no other silo: at 1 the silos' label sets are disjoint, at 0 identical. A silo trains on its labels;
+its validation and test images are of *all* labels, since the method is to recognise what only
+others have seen. No sample is at two silos, each stays in the part (training, validation, test)
+where the data set has it, and the run's seed decides nothing.
 """
 
 from __future__ import annotations
@@ -11,29 +15,29 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.partition.label_sets import Rows
+from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.datasets.partition.label_sets import LabelCut, Rows, label_sets
 from fedsilo.datasets.partition.label_skew import dealt, dirichlet_shares, label_shares
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
-from fedsilo.datasets.partition.unseen import UNSEEN, check_unseen, load_unseen, unseen_names
-from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE
-from fedsilo.datasets.silo.cache import cached_silo
-from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, no_such_silo, save_silo
+from fedsilo.datasets.partition.silo_sets import open_silo_set
+from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE, ShiftedImages
+from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, cached_silo, no_such_silo, save_silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 
 _KEYS = frozenset(keys_with(CommonSettings, "silo"))
-DIRICHLET, LABELS = "dirichlet", "labels"
+UNSEEN, DIRICHLET, LABELS = "unseen", "dirichlet", "labels"
 _OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
 _FEWEST = 2  # training samples: batch norm has no spread of one
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
 
 
 def is_cut(settings: CommonSettings) -> bool:
-    """Tell whether silos are cut anew, and not those of the data set."""
+    """Return whether silos are cut from all samples, and not those of the data set."""
     return settings.partition != "own"
 
 
@@ -45,10 +49,11 @@ def cut_keys(partition: str) -> frozenset[str]:
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
-    """Refuse a partition that cannot be, before anything is read.
+    """Refuse an impossible partition before anything is read.
 
     Raises:
-        SettingError: a setting is of another partition, or as ``check_unseen`` says.
+        SettingError: a setting is of another partition, 'unseen' is impossible with the data set's
+            labels or a table, or 'silos' contradicts 'silo-set'.
         DataError: the silo set cannot be read.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
@@ -58,28 +63,66 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
                 f"setting '{key}' means nothing without partition '{partition}': remove it, or set "
                 f"'partition' to '{partition}'"
             )
-    if settings.partition == UNSEEN:
-        check_unseen(data, settings)
-    elif is_cut(settings):
-        unseen_names(settings)
+    if not is_cut(settings):
+        return
+    _refuse_table(data, settings)
+    silos = len(cut_names(settings))
+    classes = _known_classes(data, settings) if settings.partition == UNSEEN else None
+    if classes is not None:
+        label_sets(classes, silos, settings.unseen)
+
+
+def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
+    if data.is_table and settings.partition == UNSEEN:
+        raise SettingError(
+            f"data set '{data.name}' is a table, and partition 'unseen' cuts images by label: "
+            "choose another data set, or set 'partition' to 'own'"
+        )
+
+
+def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
+    """Return the number of labels, or None if only the data say it."""
+    if isinstance(data, ShiftedImages):
+        return data.source.classes
+    if not isinstance(data, ImageDataSet):
+        return None
+    try:
+        return len(data.classes(settings, find_places(settings.data_dir, settings.cache_dir)))
+    except DataError:  # the server of a deployment has no data
+        return None
 
 
 def cut_names(settings: CommonSettings) -> list[str]:
-    """Return the silos' names; errors of ``unseen_names``."""
-    return unseen_names(settings)
+    """Return the silo set's names if one is set, else silo-1, silo-2, ..., all of one length.
+
+    Raises:
+        SettingError: 'silos' is neither its default nor the number of silos in the set.
+        DataError: the silo set cannot be read.
+    """
+    if not settings.silo_set:
+        digits = len(str(settings.silos))
+        return [f"silo-{number:0{digits}}" for number in range(1, settings.silos + 1)]
+    names = list(open_silo_set(settings.silo_set).names)
+    if settings.silos not in (CommonSettings().silos, len(names)):
+        raise SettingError(
+            f"setting 'silos' is {settings.silos}, and silo set '{settings.silo_set}' has "
+            f"{len(names)} silos: remove it"
+        )
+    return names
 
 
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
     """Return the silo ``name`` of all data of ``data``, from the cache or cut now.
 
     Raises:
-        SettingError: the partition is impossible with its labels.
+        SettingError: the partition is impossible with its labels, or with a table.
         DataError: there is no such silo, data are missing or unusable, or too few.
     """
-    if settings.partition == UNSEEN:
-        return load_unseen(data, name, settings, places)
+    _refuse_table(data, settings)
     names = cut_names(settings)
     if name not in names:
+        if settings.silo_set:  # its file's cells are not quoted
+            raise DataError(f"there is no silo '{name}' in the silo set of {len(names)} silos")
         raise no_such_silo(name, names)
     pool = open_cut_pool(data, settings, places)
     rows = _rows(data, pool, settings, names)[names.index(name)]
@@ -94,14 +137,13 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
 
 
 def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dict[str, Any]:
-    """Return what decided a cut, whose rows of the pool went to which silo, and their SHA-256.
+    """Return the settings of a cut, each silo's rows of the pool, and their SHA-256.
 
     Raises:
         SettingError, DataError: as of ``load_cut``.
     """
     names = cut_names(settings)
-    pool = open_cut_pool(data, settings, places)
-    rows = _rows(data, pool, settings, names)
+    rows = _rows(data, open_cut_pool(data, settings, places), settings, names)
     silos = {
         name: {part: own[part].tolist() for part in SPLITS}
         for name, own in zip(names, rows, strict=True)
@@ -115,38 +157,47 @@ def _rows(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
     """Return each silo's rows; those of part 'val' are training rows if the pool has no other."""
-    draw = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
+    if settings.partition == UNSEEN:
+        sets = label_sets(pool.classes, len(names), settings.unseen)
+        cut = LabelCut(pool.labels, sets, names, pool.classes, f"{data.name}, partition 'unseen'")
+        test_size = settings.silo_test_size or pool.test_size if settings.use_test else 0
+        return cut.rows(settings.silo_train_size or pool.train_size, test_size)
+    return _shared_rows(data, pool, settings, names)
+
+
+def _shared_rows(
+    data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
+) -> list[dict[str, Rows]]:
+    """Share out the rows of each label at random."""
+    rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
     if settings.partition == DIRICHLET:
-        shares = dirichlet_shares(pool.classes, len(names), settings.concentration, draw)
+        shares = dirichlet_shares(pool.classes, len(names), settings.concentration, rng)
     else:
-        shares = label_shares(pool.classes, len(names), settings.labels_per_silo, draw)
-    cut = dealt(pool.labels, shares, draw)
+        shares = label_shares(pool.classes, len(names), settings.labels_per_silo, rng)
+    cut = dealt(pool.labels, shares, rng)
     test_size = settings.silo_test_size if settings.use_test else 0
     for own in cut:
-        own["train"] = _some(own["train"], settings.silo_train_size, draw)
-        own["test"] = _some(own["test"], test_size, draw) if settings.use_test else own["test"][:0]
+        own["train"] = _some(own["train"], settings.silo_train_size, rng)
+        own["test"] = _some(own["test"], test_size, rng) if settings.use_test else own["test"][:0]
         if not len(pool.labels["val"]):
-            held_out = _some(own["train"], len(own["train"]) // VALIDATION_SHARE or -1, draw)
+            held_out = _some(own["train"], len(own["train"]) // VALIDATION_SHARE or -1, rng)
             own["val"], own["train"] = held_out, np.setdiff1d(own["train"], held_out)
     short = [name for name, own in zip(names, cut, strict=True) if len(own["train"]) < _FEWEST]
     if short:
+        advice = "lower 'silos', or set another 'fold-seed'"
+        if 0 < settings.silo_train_size < _FEWEST:
+            advice = f"raise 'silo-train-size' to at least {_FEWEST}"
+        elif settings.partition == DIRICHLET:
+            advice = f"raise 'concentration', {advice}"
         raise DataError(
             f"{data.name}, partition '{settings.partition}' leaves {len(short)} of {len(names)} "
-            f"silos without {_FEWEST} training samples, '{short[0]}' first: {_mend(settings)}"
+            f"silos without {_FEWEST} training samples, '{short[0]}' first: {advice}"
         )
     return cut
 
 
-def _mend(settings: CommonSettings) -> str:
-    if 0 < settings.silo_train_size < _FEWEST:
-        return f"raise 'silo-train-size' to at least {_FEWEST}"
-    if settings.partition == DIRICHLET:
-        return "raise 'concentration', lower 'silos', or set another 'fold-seed'"
-    return "lower 'silos', or set another 'fold-seed'"
-
-
-def _some(rows: Rows, count: int, draw: np.random.Generator) -> Rows:
+def _some(rows: Rows, count: int, rng: np.random.Generator) -> Rows:
     """Return ``count`` of ``rows`` at random, ascending; all for 0, none for less."""
     if count < 0:
         return rows[:0]
-    return rows if not count or count >= len(rows) else np.sort(draw.permutation(rows)[:count])
+    return rows if not count or count >= len(rows) else np.sort(rng.permutation(rows)[:count])

@@ -2,7 +2,7 @@
 
 A silo's share of unseen labels is |labels that it alone holds| / |labels that it holds| (FedEFM,
 section on unseen data). Of K labels S are shared, each by at least two of N silos; the others are
-private, spread as evenly as can be. Nothing is drawn: labels and rows are dealt out in order.
+private, spread as evenly as can be. Nothing is random: labels and rows are dealt out in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedsilo.models.contract.errors import DataError, SettingError
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]
 
-TOLERANCE = 0.05  # how far a silo's share may be from the one asked for
+TOLERANCE = 0.05  # how far a silo's share may be from the one wanted
 _NEAR = TOLERANCE + 1e-9
 
 
@@ -87,9 +87,9 @@ def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 def _impossible(classes: int, silos: int, share: float) -> str:
     """Say which shares near ``share`` all silos can have."""
-    whole = set(_common_shares(classes, silos))
-    below = max((one for one in whole if one < share), default=None)
-    above = min((one for one in whole if one > share), default=None)
+    possible = set(_common_shares(classes, silos))
+    below = max((one for one in possible if one < share), default=None)
+    above = min((one for one in possible if one > share), default=None)
     nearest = " and ".join(f"{float(near):.3g}" for near in (below, above) if near is not None)
     return (
         f"setting 'unseen' is {share:g}, which is impossible with so few labels: the data set has "
@@ -212,13 +212,13 @@ class LabelCut:
         share = 0 if self._has("val") else size // VALIDATION_SHARE
         validation = level(share, [count // (2 * silos) for count in have])
         left = [count - silos * v for count, v in zip(have, validation, strict=True)]
-        whole = math.lcm(*(len(held) for held in self.sets))
-        asked = [0] * self.classes
+        common = math.lcm(*(len(held) for held in self.sets))
+        demand = [0] * self.classes
         for held in self.sets:
             for label in held:
-                asked[label] += whole // len(held)
+                demand[label] += common // len(held)
         limits = [
-            [left[label] * (whole // len(held)) // asked[label] for label in held]
+            [left[label] * (common // len(held)) // demand[label] for label in held]
             for held in self.sets
         ]
         return validation, [level(size - share, own) for own in limits]
@@ -239,19 +239,19 @@ class LabelCut:
         return size if self._has("val") else size - size // VALIDATION_SHARE
 
     def _fits(self, size: int, validation: list[int], trained: list[list[int]]) -> bool:
-        whole = self._has("val") or sum(validation) == size // VALIDATION_SHARE
-        return whole and all(sum(parts) == self._need(size) for parts in trained)
+        complete = self._has("val") or sum(validation) == size // VALIDATION_SHARE
+        return complete and all(sum(parts) == self._need(size) for parts in trained)
 
-    def _checked(self, size: int, asked: bool) -> tuple[list[int], list[list[int]]]:
+    def _checked(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
         """Return ``_sizes``, each label trained on where it is held.
 
-        Where no size is ``asked`` for it is the largest, and a larger one is no way out.
+        Without a ``given`` size it is the largest, and raising it is no advice.
         """
         fewer = "lower 'silos', or choose another 'partition'"
         if not self._has("val") and size < VALIDATION_SHARE:
             raise DataError(
                 f"{self.where}: a silo of {size} training images has no validation part, a tenth: "
-                + (f"raise 'silo-train-size' to at least {VALIDATION_SHARE}" if asked else fewer)
+                + (f"raise 'silo-train-size' to at least {VALIDATION_SHARE}" if given else fewer)
             )
         validation, trained = self._sizes(size)
         for name, held, parts in zip(self.names, self.sets, trained, strict=True):
@@ -264,7 +264,7 @@ class LabelCut:
                     f"{self._counts('train')[none]}: "
                     + (
                         f"raise 'silo-train-size' to at least {least}"
-                        if asked and least > size
+                        if given and least > size
                         else fewer
                     )
                 )

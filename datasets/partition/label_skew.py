@@ -1,8 +1,8 @@
-"""How many of a label's samples each silo gets: by a Dirichlet draw, or by few labels a silo.
+"""How many of a label's samples each silo gets: by a Dirichlet sample, or by few labels a silo.
 
 Equations:
   (Dirichlet) Hsu, Qi and Brown 2019, as Li et al. 2022 have it: of each label the silos' shares are
-    one draw from a symmetric Dirichlet -> dirichlet_shares
+    one sample of a symmetric Dirichlet -> dirichlet_shares
   (labels) Li et al. 2022, #C = k: each silo holds k labels, whose samples its holders share evenly
     -> label_shares
 
@@ -23,14 +23,14 @@ Shares = npt.NDArray[np.float64]
 
 
 def dirichlet_shares(
-    classes: int, silos: int, concentration: float, draw: np.random.Generator
+    classes: int, silos: int, concentration: float, rng: np.random.Generator
 ) -> Shares:
     """Return (classes, silos) shares of each label, 1 in all."""
-    shares = draw.dirichlet(np.full(silos, concentration), classes)
+    shares = rng.dirichlet(np.full(silos, concentration), classes)
     return np.nan_to_num(shares)  # a concentration near 0 leaves nothing to divide by
 
 
-def label_shares(classes: int, silos: int, held: int, draw: np.random.Generator) -> Shares:
+def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) -> Shares:
     """Return (classes, silos) shares of each label among its silos, each of which holds ``held``.
 
     Labels are dealt out in turn, so that holders of two labels differ by one silo at most.
@@ -43,7 +43,7 @@ def label_shares(classes: int, silos: int, held: int, draw: np.random.Generator)
             f"setting 'labels-per-silo' is {held}, and {silos} silos share {classes} labels: it "
             f"must be {-(-classes // silos)} to {classes}"
         )
-    order, holds = draw.permutation(classes), np.zeros((classes, silos))
+    order, holds = rng.permutation(classes), np.zeros((classes, silos))
     for silo in range(silos):
         holds[order[np.arange(silo * held, (silo + 1) * held) % classes], silo] = 1
     shares: Shares = holds / holds.sum(axis=1, keepdims=True)
@@ -51,7 +51,7 @@ def label_shares(classes: int, silos: int, held: int, draw: np.random.Generator)
 
 
 def dealt(
-    labels: Mapping[str, Labels], shares: Shares, draw: np.random.Generator
+    labels: Mapping[str, Labels], shares: Shares, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
     """Return each silo's rows of the parts, ascending: of each label its share, at random."""
     silos = shares.shape[1]
@@ -59,7 +59,7 @@ def dealt(
     for part, of_part in labels.items():
         own: list[list[Rows]] = [[] for _ in range(silos)]
         for label, of_label in enumerate(shares):
-            rows = draw.permutation(np.flatnonzero(of_part == label))
+            rows = rng.permutation(np.flatnonzero(of_part == label))
             edges = np.rint(np.cumsum(of_label) * len(rows)).astype(int)
             for silo, piece in enumerate(np.split(rows, edges[:-1])):
                 own[silo].append(piece)

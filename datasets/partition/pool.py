@@ -18,9 +18,8 @@ from torch import Tensor
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.partition.label_sets import Labels, Rows
-from fedsilo.datasets.shifted.pools import open_pool
+from fedsilo.datasets.shifted.pools import hold_out_tracks, open_pool
 from fedsilo.datasets.shifted.shifted import ShiftedImages, scaled, shift
-from fedsilo.datasets.shifted.tracks import hold_out_tracks
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
 

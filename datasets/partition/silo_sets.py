@@ -47,7 +47,7 @@ _REGIONS = {
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two silos, the same both ways; None: the run's default."""
+    """A link between two silos, the same both ways; a value of None is the run's default."""
 
     latency_ms: float | None = None
     gbps: float | None = None
@@ -66,7 +66,7 @@ class SiloSet:
     links: Mapping[tuple[str, str], Link]
 
     def link(self, one: str, other: str) -> Link | None:
-        """Return the link between two silos, named in either order; None: there is none."""
+        """Return the link between two silos, named in either order, or None."""
         return self.links.get((one, other)) or self.links.get((other, one))
 
 
@@ -83,7 +83,7 @@ def open_silo_set(text: str) -> SiloSet:
     if not path.is_file():
         raise DataError(
             f"silo set '{text}' is neither '{GAIA}' nor a file: name a CSV file with the columns "
-            f"{', '.join(_EDGE + _VALUES)} by its whole path"
+            f"{', '.join(_EDGE + _VALUES)} by its full path"
         )
     return _read(path)
 
@@ -114,16 +114,15 @@ def _read(path: Path) -> SiloSet:
     for number, row in read_rows(path, _EDGE, _VALUES):
         where = f"{path}, line {number}"
         ends = [row[column] for column in _EDGE]
-        if any(
-            map(site_name_fault, ends)
-        ):  # said in words: a cell is never quoted, whose file it be
+        if any(map(site_name_fault, ends)):  # a cell is never quoted
             raise DataError(
                 f"{where}: a silo's name is no plain name of letters, digits, '.', '_' and '-', or "
                 "is 'all', which stands for the mean over sites"
             )
         for name in ends:
             names.setdefault(name, len(names))
-        pair = min(ends, key=names.__getitem__), max(ends, key=names.__getitem__)
+        first, second = sorted(ends, key=names.__getitem__)
+        pair = first, second
         if pair[0] == pair[1]:
             raise DataError(f"{where}: an edge joins a silo with itself: remove it")
         if pair in links:

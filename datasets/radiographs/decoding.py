@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _FORMATS = ("PNG", "TIFF")
 _DEPTHS = {"L": 8, "I;16": 16, "I;16B": 16, "I;16L": 16, "I": 16}  # Pillow's modes of grey
-_EMPTY = 1 / 256  # of the span from darkest to brightest: air above which something lies
+_EMPTY = 1 / 256  # of the span from darkest to brightest: what is darker is air
 _LEVELS = 65535  # of 16 bits
 _INT16_ZERO = 32768
 _PHOTOMETRIC = 262  # TIFF's tag that says whether 0 is white

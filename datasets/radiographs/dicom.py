@@ -7,6 +7,7 @@ the patient's data.
 from __future__ import annotations
 
 import math
+import struct
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.decoding import BrokenImageError, check_pixels
-from fedsilo.datasets.images.headers import Header, picture_header
-from fedsilo.datasets.radiographs.codestreams import declared_shape
+from fedsilo.datasets.images.decoding import BrokenImageError, Header, check_pixels, picture_header
 from fedsilo.datasets.radiographs.decoding import check_depth, read_grey
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
 
@@ -28,18 +27,24 @@ _GREY = ("MONOCHROME1", "MONOCHROME2")  # of the first 0 is white
 _DAMAGED = "has pixel data that are cut short or damaged"
 _OTHER_SIZE = "has pixel data of another size than its header says"
 _SURPLUS = "The decoded RLE segment contains"  # more than the header says, which pydicom cuts off
+# Of compressed pictures: JPEG and JPEG-LS (ITU T.81, T.87), JPEG 2000 and HTJ2K (ITU T.800)
+_JPEG, _JPEG_2000 = b"\xff\xd8", b"\xff\x4f\xff\x51"
+_BOXED = b"\0\0\0\x0cjP  "  # JPEG 2000 as a file of its own, which DICOM does not mean to hold
+_FRAME_STARTS = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
+_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD8)}
+_ENDS = {0xD9, 0xDA}  # of the image, of the header
 _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentation")
 
 
 def is_dicom(path: Path) -> bool:
-    """Tell whether a file is DICOM, by its name's ending or by its content."""
+    """Return whether a file is DICOM, by its name's ending or by its content."""
     if path.suffix.lower() == ".dcm":
         return True
     try:
         with path.open("rb") as file:
             return file.read(_PREAMBLE + len(_MAGIC))[_PREAMBLE:] == _MAGIC
     except OSError:
-        return False  # told when it is decoded
+        return False  # reported when it is decoded
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
@@ -63,7 +68,7 @@ def read_dicom(path: Path, bits: int) -> Grey:
         return _read(path, bits)
     except (BrokenImageError, MemoryError):
         raise
-    except Exception:  # pydicom reads an element when it is asked for, and raises nearly anything
+    except Exception:  # pydicom reads an element on access, and raises nearly anything
         raise BrokenImageError("has a header that is damaged") from None
 
 
@@ -194,6 +199,38 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
         frame = next(generate_frames(content, number_of_frames=1))
         if declared_shape(frame) != shape:
             raise BrokenImageError(_OTHER_SIZE)
+
+
+def declared_shape(content: bytes) -> tuple[int, int] | None:
+    """Return (height, width) from a compressed picture's first bytes, or None if they lack it."""
+    try:
+        if content.startswith(_JPEG):
+            return _of_jpeg(content)
+        start = content.find(_JPEG_2000) if content.startswith(_BOXED) else 0
+        if start >= 0 and content.startswith(_JPEG_2000, start):
+            right, bottom, left, top = struct.unpack_from(">4I", content, start + 8)
+            return bottom - top, right - left
+    except (struct.error, IndexError):  # it is cut short
+        pass
+    return None
+
+
+def _of_jpeg(content: bytes) -> tuple[int, int] | None:
+    place = len(_JPEG)
+    while content[place] == 0xFF:
+        marker = content[place + 1]
+        if marker in _ENDS:
+            return None
+        if marker in _FRAME_STARTS:
+            height, width = struct.unpack_from(">2H", content, place + 5)
+            return height, width
+        if marker == 0xFF:  # of two such bytes the first only fills
+            place += 1
+        elif marker in _WITHOUT_LENGTH:
+            place += 2
+        else:
+            place += 2 + struct.unpack_from(">H", content, place + 2)[0]
+    return None
 
 
 def _displayed(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:

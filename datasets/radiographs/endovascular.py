@@ -17,13 +17,13 @@ import numpy.typing as npt
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
+    Header,
     Pixels,
     decode_each,
     opened_image,
 )
-from fedsilo.datasets.images.headers import Header
 from fedsilo.datasets.images.index import ImageIndex
-from fedsilo.datasets.images.manifests import KEYS, Form, ManifestDataSet
+from fedsilo.datasets.images.manifests import Form, ManifestDataSet
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.radiographs.decoding import read_grey, resize
@@ -44,7 +44,7 @@ class Endovascular(ManifestDataSet, MaskedDataSet):
     name = "endovascular"
     origin = "own"
     settings = ManifestDataSet.settings - {"colour-constancy"}
-    form = Form("endovascular.yaml", 224, 0.25, bits=8, keys=(*KEYS, "bits"))
+    form = Form("endovascular.yaml", 224, 0.25, bits=8)
     columns: ClassVar[tuple[str, ...]] = ("mask",)
 
     def header(self, path: Path) -> Header:
@@ -77,13 +77,13 @@ class _WithMasks(Endovascular):
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return all images of a source, some of which must have masks."""
-        whole = super().index(site, settings, places)
-        if not read_masks(whole).keys() & set(whole.names):
+        index = super().index(site, settings, places)
+        if not read_masks(index).keys() & set(index.names):
             raise DataError(
-                f"{whole.where}, column 'mask': no image in use has a mask, and segmentation "
+                f"{index.where}, column 'mask': no image in use has a mask, and segmentation "
                 "needs some: name the masks' files there"
             )
-        return whole
+        return index
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the masks' files too."""
@@ -110,7 +110,7 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
     """Return each image's mask, both as files in the index's folder; some may have none.
 
     Raises:
-        DataError: the manifest, ``index.where``, cannot be read, or a mask lies outside the folder.
+        DataError: the manifest, ``index.where``, cannot be read, or a mask is outside the folder.
     """
     manifest = Path(index.where)
     rows = read_rows(manifest, ("path", "label"))
@@ -124,7 +124,7 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
         )
         if "\0" in mask or mask.split(os.sep)[0] == os.pardir:
             raise DataError(
-                f"{index.where}, line {number}, column 'mask': the file lies outside the data "
+                f"{index.where}, line {number}, column 'mask': the file is outside the data "
                 "directory, or this is no file's name; move it there"
             )
         masks[image] = mask
@@ -173,8 +173,7 @@ def _mask_of(picture: Grey, path: Path) -> Mask:
         with opened_image(path, ("PNG",)) as image:
             if image.size != picture.shape[::-1]:  # before it is decoded
                 sizes = "{}x{} pixels, and its image {}x{}"
-                told = sizes.format(*image.size, *picture.shape[::-1])
-                raise BrokenImageError(f"has {told}")
+                raise BrokenImageError(f"has {sizes.format(*image.size, *picture.shape[::-1])}")
             values, bands = np.asarray(image), image.getbands()
     except BrokenImageError as error:
         raise BrokenImageError(f"has a mask that {error}") from None

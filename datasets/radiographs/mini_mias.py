@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from fedsilo.datasets.images.dataset import Classes
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.licence import Licence
 from fedsilo.datasets.io.locations import Places, data_folder
+from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.datasets.radiographs.dataset import RadiographDataSet
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey
 from fedsilo.datasets.radiographs.dicom import read_radiograph
+from fedsilo.datasets.radiographs.mammography import RadiographDataSet
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
 from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
 from fedsilo.models.contract.errors import DataError
@@ -87,7 +87,7 @@ class MiniMias(RadiographDataSet):
         listed = _listing(folder).items()
         rows = {image: row for image, row in listed if SITES[row.tissue] == site}
         names = tuple(rows)
-        whole = ImageIndex(
+        every = ImageIndex(
             where=f"mini-mias, {site}",
             folder=folder / "images",
             names=names,
@@ -95,7 +95,7 @@ class MiniMias(RadiographDataSet):
             groups=tuple(row.patient for row in rows.values()),
             safe_names=names,  # public names
         )
-        return take_share(whole, settings.sample_share)
+        return take_share(every, settings.sample_share)
 
     def reader(
         self, index: ImageIndex, size: int, settings: CommonSettings

@@ -6,7 +6,6 @@ sites class by class, and each site renders its images by its vendor's profile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,20 @@ import torch
 
 from fedsilo.datasets.images.dataset import check_image_size
 from fedsilo.datasets.io.array_files import Wanted, read_arrays
-from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
-from fedsilo.datasets.radiographs.dataset import HEADLINE
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.radiographs.decoding import as_int16, resize
 from fedsilo.datasets.radiographs.dicom import read_radiograph
+from fedsilo.datasets.radiographs.mammography import HEADLINE
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
-from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.silos import (
     SPLITS,
     DataSet,
     ImageReader,
     Silo,
     Split,
+    cached_silo,
     no_such_silo,
     save_silo,
 )
@@ -41,6 +41,7 @@ CLASSES = ("normal", "pneumonia")
 
 _PROFILES = {"vendor-a": SHOULDERED, "vendor-b": SIGMOID, "vendor-c": STEEP}
 _FILE = RemoteFile("pneumoniamnist.npz", "28209eda62fecd6e6a2d98b1501bb15f")
+_ADVICE = "run 'fedsilo fetch pneumoniamnist --data-dir DIR'"
 _SIDE = 28  # pixels
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
 _MOST = 60_000  # images of a part, ten times what there are
@@ -52,31 +53,24 @@ _ARRAYS = {
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
-@dataclass(frozen=True)
-class _MedMnistFiles:
-    """The public file, as MedMNIST publishes it."""
-
-    name: str = "pneumoniamnist"
-    folder: str = "pneumoniamnist"
-    url: str = "https://zenodo.org/records/10519652/files/"
-    licence: str = "CC BY 4.0"
-    terms: str = ""
-    files: tuple[RemoteFile, ...] = (_FILE,)
+_MED_MNIST = PublicFiles(
+    name="pneumoniamnist",
+    folder="pneumoniamnist",
+    url="https://zenodo.org/records/10519652/files/",
+    licence="CC BY 4.0",
+    files=(_FILE,),
+)
 
 
 class PneumoniaMnist(DataSet):
-    """``pneumoniamnist``: a site needs the whole file."""
+    """``pneumoniamnist``: a site needs the complete file."""
 
     name = "pneumoniamnist"
     settings = frozenset(
         {"image-size", "fold-seed", "use-test", "sample-share", "intensity-profiles"}
     )
     headline = HEADLINE
-
-    @property
-    def files(self) -> PublicFiles:
-        """The one file."""
-        return _MedMnistFiles()
+    files = _MED_MNIST
 
     def silo_names(self, settings: CommonSettings) -> list[str]:
         """Return the three vendors."""
@@ -104,62 +98,43 @@ class PneumoniaMnist(DataSet):
         """Cut the silo from the file, once."""
         if name not in _PROFILES:
             raise no_such_silo(name, list(_PROFILES))
-        path = find_files(self.files, places) / _FILE.name
+        path = self.files.find(places) / _FILE.name
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]
-        folder, making = places.cache / "pneumoniamnist-silos", _Making(path, name, settings)
-        return cached_silo(folder, name, facts, len(CLASSES), making.fill)
+        size = settings.image_size or _SIDE
+
+        def fill(folder: Path) -> None:
+            parts = {}
+            for part, (images, labels) in read_parts(path).items():
+                rows = _rows(name, part, labels, settings)
+                made = np.empty((len(rows), 1, size, size), dtype=np.int16)
+                for place, row in enumerate(rows):
+                    picture = resize(images[row] / np.float32(255), size, size)
+                    if settings.intensity_profiles:
+                        key = derive_seed(0, "vendor-noise", name, part, int(row))
+                        picture = _PROFILES[name].render(picture, np.random.default_rng(key))
+                    made[place, 0] = as_int16(picture)
+                parts[part] = Split(torch.from_numpy(made), torch.from_numpy(labels[rows]))
+            facts = {"name": name, "distribution": name, "classes": CLASSES}
+            save_silo(folder, parts, {**facts, "schema": json_digest([CLASSES, size])})
+
+        folder = places.cache / "pneumoniamnist-silos"
+        return cached_silo(folder, name, facts, len(CLASSES), fill)
 
 
-@dataclass(frozen=True)
-class _Making:
-    """The making of one silo's folder."""
-
-    path: Path
-    name: str
-    settings: CommonSettings
-
-    @property
-    def size(self) -> int:
-        return self.settings.image_size or _SIDE
-
-    def fill(self, folder: Path) -> None:
-        parts = {part: self._split(part, *pool) for part, pool in read_parts(self.path).items()}
-        facts = {
-            "name": self.name,
-            "distribution": self.name,
-            "classes": CLASSES,
-            "schema": json_digest([CLASSES, self.size]),
-        }
-        save_silo(folder, parts, facts)
-
-    def _split(self, part: str, images: npt.NDArray[np.uint8], labels: npt.NDArray[Any]) -> Split:
-        rows = self._rows(part, labels)
-        if part == "test" and not self.settings.use_test:
-            rows = rows[:0]
-        made = np.empty((len(rows), 1, self.size, self.size), dtype=np.int16)
-        for place, row in enumerate(rows):
-            made[place, 0] = self._image(part, int(row), images[row])
-        return Split(torch.from_numpy(made), torch.from_numpy(labels[rows]))
-
-    def _rows(self, part: str, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the site's images of a part: of each class every third, in random order."""
-        site = list(_PROFILES).index(self.name)
-        dealt = []
-        for label in range(len(CLASSES)):
-            key = derive_seed(self.settings.fold_seed, "pneumoniamnist", part, label)
-            shuffled = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
-            own = shuffled[site :: len(_PROFILES)]
-            dealt.append(own[: max(1, round(self.settings.sample_share * len(own)))])
-        return np.sort(np.concatenate(dealt))
-
-    def _image(self, part: str, row: int, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
-        picture = resize(pixels / np.float32(255), self.size, self.size)
-        if self.settings.intensity_profiles:
-            rng = np.random.default_rng(derive_seed(0, "vendor-noise", self.name, part, row))
-            picture = _PROFILES[self.name].render(picture, rng)
-        return as_int16(picture)
+def _rows(
+    site: str, part: str, labels: npt.NDArray[np.int64], settings: CommonSettings
+) -> npt.NDArray[np.int64]:
+    """Return a site's images of a part: of each class every third, in random order."""
+    dealt = []
+    for label in range(len(CLASSES)):
+        key = derive_seed(settings.fold_seed, "pneumoniamnist", part, label)
+        shuffled = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
+        own = shuffled[list(_PROFILES).index(site) :: len(_PROFILES)]
+        dealt.append(own[: max(1, round(settings.sample_share * len(own)))])
+    rows = np.sort(np.concatenate(dealt))
+    return rows[:0] if part == "test" and not settings.use_test else rows
 
 
 def read_parts(path: Path) -> dict[str, Labelled]:
@@ -172,34 +147,26 @@ def read_parts(path: Path) -> dict[str, Labelled]:
     try:
         arrays = read_arrays(path, wanted)
     except DataError as error:
-        raise DataError(f"{error}; {_advice()}") from None
-    return {
-        part: _labelled(path, part, arrays[f"{part}_images"], arrays[f"{part}_labels"])
-        for part in SPLITS
-    }
+        raise DataError(f"{error}; {_ADVICE}") from None
+    return {part: _labelled(path, part, arrays) for part in SPLITS}
 
 
-def _labelled(
-    path: Path, part: str, images: npt.NDArray[Any], labels: npt.NDArray[Any]
-) -> Labelled:
+def _labelled(path: Path, part: str, arrays: dict[str, npt.NDArray[Any]]) -> Labelled:
     """Check a part's arrays; each site needs an image of each class."""
+    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
     if len(labels) != len(images):
         raise DataError(
             f"{path}: {part}_labels is {labels.dtype} {labels.shape}, and must be a whole number "
-            f"for each of {len(images)} images; {_advice()}"
+            f"for each of {len(images)} images; {_ADVICE}"
         )
     flat = labels.reshape(-1).astype(np.int64)
     counts = [int((flat == label).sum()) for label in range(len(CLASSES))]
     if sum(counts) < len(flat) or min(counts) < len(_PROFILES):
         raise DataError(
             f"{path}: {part}_labels must be 0 or 1, each at least {len(_PROFILES)} times: there "
-            f"are {counts} of {len(flat)}; {_advice()}"
+            f"are {counts} of {len(flat)}; {_ADVICE}"
         )
     return images, flat
-
-
-def _advice() -> str:
-    return "run 'fedsilo fetch pneumoniamnist --data-dir DIR'"
 
 
 PNEUMONIAMNIST = PneumoniaMnist()

@@ -40,7 +40,7 @@ class Profile:
 
 
 def _blurred(picture: Grey, share: float) -> Grey:
-    """Return rows mixed with their neighbours; beyond the edge lies a copy of the edge."""
+    """Return rows mixed with their neighbours; beyond the edge is a copy of the edge."""
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]
     mixed: Grey = picture + np.float32(share) * (above + below - 2 * picture)

@@ -1,11 +1,14 @@
 """CIFAR-10 and CIFAR-100 (cs.toronto.edu/~kriz/cifar.html): binary batches, or python's pickles.
 
 An image is 32x32 pixels, its red plane first, then green and blue. A record of the binary form is
-the label's byte, with CIFAR-100 the coarse one's before it, and the pixels.
+the label's byte, with CIFAR-100 the coarse one's before it, and the pixels. torchvision would load
+the pickles without a restriction, and only the complete set.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.shifted.pickles import read_batch
+from fedsilo.datasets.shifted.idx import refuse_out_of_range
 from fedsilo.datasets.shifted.pools import Facts, Pool, facts_of
 from fedsilo.models.contract.errors import DataError
 
@@ -22,11 +25,12 @@ Labels = npt.NDArray[np.int64]
 
 _SIDE = 32  # pixels
 _PIXELS = 3 * _SIDE * _SIDE  # bytes of an image
+_MOST_BYTES = 2**30  # 6 times CIFAR-100's training file
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a set, without the ending '.bin' that the binary form's have.
+    """The files of a set, without the ending '.bin' of the binary form's names.
 
     Attributes:
         name: the data set.
@@ -51,7 +55,7 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, b"fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """Return facts of the batches in ``folder``, of one form; none if none trains."""
+    """Return facts of the batches of one form in ``folder``, none if there is no training batch."""
     for ending in (".bin", ""):
         train = facts_of(folder, [f"{name}{ending}" for name in layout.train])
         if train:
@@ -75,14 +79,19 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
             f"--data-dir {folder.parent}'"
         )
     read = _read_binary if ending else _read_python
-    parts = {name: read(layout, folder / name) for name in names}
+    parts = {}
+    for name in names:
+        pixels, labels = read(layout, folder / name)
+        refuse_out_of_range(labels, layout.classes, folder / name)
+        # Three planes become one image in colour
+        parts[name] = pixels.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), labels
     tested = parts.pop(test)
-    images, labels = zip(*parts.values(), strict=True)
-    return Pool(np.concatenate(images), np.concatenate(labels), *tested)
+    images, targets = zip(*parts.values(), strict=True)
+    return Pool(np.concatenate(images), np.concatenate(targets), *tested)
 
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Return images (n, 32, 32, 3) and labels (n,) of a binary batch."""
+    """Return rows of pixels (n, 3072) and labels (n,) of a binary batch."""
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -94,14 +103,12 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
             f"{size} bytes each: it is cut short or of another set; download it again"
         )
     records = content.reshape(-1, size)
-    labels = records[:, layout.label_bytes - 1].astype(np.int64)
-    return _in_colour(records[:, layout.label_bytes :]), _in_range(labels, layout, path)
+    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].astype(np.int64)
 
 
 def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     """Return the same of a python batch."""
-    batch = read_batch(path)
-    key = layout.label_key
+    batch, key = read_batch(path), layout.label_key
     if key not in batch or b"data" not in batch:
         raise DataError(
             f"{path} has no '{key.decode()}' or no 'data': it is no python batch of "
@@ -113,27 +120,102 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
             f"{path}: its images are no rows of {_PIXELS} bytes, 32x32 pixels in colour (grey ones "
             "have 1024): download it again"
         )
-    if len(pixels) == 0 or not _are_numbers(labels) or len(labels) != len(pixels):
+    numbers = isinstance(labels, list) and all(type(n) is int and abs(n) < 2**31 for n in labels)
+    if len(pixels) == 0 or not numbers or len(labels) != len(pixels):
         raise DataError(f"{path} has no label for each of {len(pixels)} images: download it again")
-    return _in_colour(pixels), _in_range(np.array(labels, np.int64), layout, path)
+    return pixels, np.array(labels, np.int64)
 
 
-def _are_numbers(labels: Any) -> bool:
-    return isinstance(labels, list) and all(
-        type(label) is int and abs(label) < 2**31 for label in labels
-    )
+class _Noted:
+    """What a batch asks to be built, noted down and not built; each name has a class of its own."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = ()
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-def _in_colour(pixels: Images) -> Images:
-    """Return (n, 32, 32, 3) of rows of three planes."""
-    return pixels.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
+class _Array(_Noted):
+    """A numpy array; its state is version, shape, dtype, whether columns come first, bytes."""
 
 
-def _in_range(labels: Labels, layout: Layout, path: Path) -> Labels:
-    wrong = np.flatnonzero((labels < 0) | (labels >= layout.classes))
-    if len(wrong):
+class _Type(_Noted):
+    """A numpy dtype."""
+
+
+class _Encoded(_Noted):
+    """Bytes as Python 3 writes them by protocol 2: a text and its encoding."""
+
+
+_KNOWN = {
+    "numpy.core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy.ndarray": _Noted,
+    "numpy.dtype": _Type,
+    "_codecs.encode": _Encoded,
+}
+
+
+# Python's own class, since a few altered bytes make the C one take gigabytes for its memo
+class _BatchUnpickler(pickle._Unpickler):
+    """Imports nothing and calls nothing that a file names."""
+
+    def find_class(self, module: str, name: str) -> type[_Noted]:
+        named = f"{module}.{name}"
+        if named not in _KNOWN:
+            raise PermissionError(f"wants to run {named[:80]!r}")
+        return _KNOWN[named]
+
+
+def read_batch(path: Path) -> dict[bytes, Any]:
+    """Return a python batch: its lists of labels and names, and its images as uint8 array.
+
+    Keys and texts are bytes, as Python 2 wrote them. No code in the file is run.
+
+    Raises:
+        DataError: the file cannot be read, is cut short, no such pickle, or wants to run code.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(f"{path} is larger than any batch of CIFAR: download it again")
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
+        if not isinstance(batch, dict):
+            raise TypeError("no dictionary")
+        return {_as_bytes(key): _as_array(value) for key, value in batch.items()}
+    except PermissionError as error:
         raise DataError(
-            f"{path}: label {labels[wrong[0]]} of image {wrong[0]} is out of range "
-            f"0..{layout.classes - 1}: the file is damaged or of another set; download it again"
-        )
-    return labels
+            f"{path} {error}, which no batch of CIFAR does; nothing of it was run: download it "
+            "again from its public source"
+        ) from None
+    except Exception as error:  # a damaged pickle fails in any way
+        raise DataError(
+            f"{path} is cut short or no python batch of CIFAR ({type(error).__name__}): download "
+            "it again"
+        ) from None
+
+
+def _as_bytes(text: Any) -> bytes:
+    """Return a text of Python 2 or 3 as bytes."""
+    if isinstance(text, _Encoded):
+        return str(text.arguments[0]).encode("latin-1")
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
+def _as_array(value: Any) -> Any:
+    """Return the array of bytes that was noted down, or any other value as it is."""
+    if not isinstance(value, _Noted):
+        return value
+    if not isinstance(value, _Array):
+        raise TypeError("an object that is no array")
+    _, shape, dtype, by_column, pixels = tuple(value.state)
+    if not isinstance(dtype, _Type) or dtype.arguments[0] not in ("u1", b"u1", "|u1", b"|u1"):
+        raise TypeError("an array of other than bytes")
+    if by_column or not isinstance(pixels, bytes | _Encoded):
+        raise TypeError("an array whose columns come first, or without bytes")
+    return np.frombuffer(_as_bytes(pixels), np.uint8).reshape(shape)

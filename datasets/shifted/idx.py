@@ -1,4 +1,7 @@
-"""The IDX format of MNIST and its relatives (yann.lecun.com/exdb/mnist), gzipped."""
+"""The IDX format of MNIST and its relatives (yann.lecun.com/exdb/mnist), gzipped.
+
+torchvision reads these files only unpacked, in a folder layout of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,47 +18,44 @@ from fedsilo.models.contract.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 
-_UNSIGNED_BYTE = 8
 _MOST_BYTES = 2**26  # MNIST's training images are 47 million
 _PART = 2**22  # bytes
 
 
 def read_idx(path: Path) -> Bytes:
-    """Return the unsigned bytes of an IDX file, shaped as its header says.
-
-    Of what follows the header no more is unpacked than it says, so that no small file takes all
-    memory.
+    """Return the unsigned bytes of an IDX file in the shape of its header.
 
     Raises:
-        DataError: the file is not gzip, is cut short, holds more than its header says, or is no IDX
-            file of unsigned bytes.
+        DataError: the file is not gzip, is cut short, is longer than its header says, or is not an
+            IDX file of unsigned bytes.
     """
     try:
         with gzip.open(path) as file:
             shape = _shape(file, path)
-            content, whole = _read(file, math.prod(shape))
+            length, content = math.prod(shape), bytearray()
+            # In parts and no further than a byte too many: a small file may unpack to any size
+            while len(content) <= length and (part := file.read(min(length + 1, _PART))):
+                content += part
+        if len(content) == length:
+            return np.frombuffer(content, np.uint8).reshape(shape)
+        found = "more" if len(content) > length else f"{len(content)} bytes"
+        raise DataError(
+            f"{path} holds {found} where its header {shape} says {length} bytes: download it again"
+        )
     except (EOFError, zlib.error):
         raise DataError(f"{path} is cut short: download it again") from None
     except gzip.BadGzipFile:
         raise DataError(f"{path} is damaged or no gzip file: download it again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    if not whole:
-        held = "more" if len(content) == math.prod(shape) else f"{len(content)} bytes"
-        raise DataError(
-            f"{path} holds {held} where its header {shape} says {math.prod(shape)} bytes: download "
-            "it again"
-        )
-    try:
-        return content.reshape(shape)
     except ValueError:  # a zero length beside lengths that no array can have
         raise DataError(f"{path} is no IDX file: its header says {shape}") from None
 
 
 def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
-    """Read the header and return the shape that it says."""
+    """Read the header and return the shape in it."""
     start = file.read(4)
-    if len(start) < 4 or start[:2] != b"\0\0" or start[2] != _UNSIGNED_BYTE:
+    if start[:3] != b"\0\0\x08" or len(start) < 4:
         raise DataError(f"{path} is no IDX file of unsigned bytes")
     dimensions = start[3]
     lengths = file.read(4 * dimensions)
@@ -65,18 +65,6 @@ def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     if math.prod(shape) > _MOST_BYTES:
         raise DataError(f"{path} is no IDX file that can be used: its header says {shape}")
     return shape
-
-
-def _read(file: gzip.GzipFile, length: int) -> tuple[Bytes, bool]:
-    """Return up to ``length`` bytes, and whether the file holds so many and no more.
-
-    It is read in parts, so that memory is taken for what there is only.
-    """
-    content = bytearray()
-    while len(content) < length and (part := file.read(min(length - len(content), _PART))):
-        content += part
-    whole = len(content) == length and not file.read(1)
-    return np.frombuffer(content, np.uint8), whole
 
 
 def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Bytes, Bytes]:
@@ -91,10 +79,15 @@ def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Byte
             f"{images.name} {pixels.shape} and {labels.name} {targets.shape} in {images.parent} "
             "are no images with one label each"
         )
-    wrong = np.flatnonzero(targets >= classes)
+    refuse_out_of_range(targets, classes, labels)
+    return pixels, targets
+
+
+def refuse_out_of_range(labels: npt.NDArray[np.integer], classes: int, path: Path) -> None:
+    """Refuse a file with a label below 0 or above the last class, by a ``DataError``."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise DataError(
-            f"{labels}: label {targets[wrong[0]]} of image {wrong[0]} is out of range "
-            f"0..{classes - 1}"
+            f"{path}: label {labels[wrong[0]]} of image {wrong[0]} is out of range "
+            f"0..{classes - 1}: the file is damaged or of another set; download it again"
         )
-    return pixels, targets

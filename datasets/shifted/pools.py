@@ -1,25 +1,27 @@
-"""Pools of public images that silos are cut from, decoded once into memory-mapped arrays."""
+"""Pools of public images, decoded once into memory-mapped arrays, and cuts between their tracks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.digests import json_digest
-from fedsilo.datasets.io.locations import Places, RemoteFile, fetch_advice, find_files
-from fedsilo.datasets.io.sealed_folders import open_sealed
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import PublicFiles
+from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
 Facts = list[list[Any]]  # of files: name, size and time of change of each
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _TRACKS = "train_tracks"
+_SHARE = 10  # of a label's tracks one validates
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,20 @@ class Pool:
     train_tracks: npt.NDArray[Any] | None = None
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data set: where it lies, how it is decoded, and how the UEFL notes cut it.
+@dataclass(frozen=True, kw_only=True)
+class Source(PublicFiles):
+    """A data set: its files, how they are decoded, and how the UEFL notes cut the pool.
 
-    ``mean`` and ``std`` standardise pixels (0..1 scale) by the published figures of the whole
-    training set, a channel each. A silo size of 0 shares the pool out equally. Where a part of the
-    files will do, ``listed`` returns facts of those that are in a folder; ``forms`` are folders
-    that may hold the same in another form.
+    Attributes:
+        classes: number of labels.
+        mean, std: published figures of the training set's pixels on the 0..1 scale, a channel each.
+        decode: returns the pool in a folder.
+        train_size, test_size: images of a silo; 0: the pool is shared out equally.
+        noise: whether distribution D3 has noise.
+        forms: folders that may hold the same images in another form.
+        listed: returns facts of the files in a folder, if a part of the files is enough.
     """
 
-    name: str
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -55,13 +60,8 @@ class Source:
     train_size: int = 0
     test_size: int = 0
     noise: bool = True
-    folder: str = ""
     forms: tuple[str, ...] = ()
     listed: Callable[[Path], Facts] | None = None
-    url: str = ""
-    licence: str = ""
-    terms: str = ""
-    files: tuple[RemoteFile, ...] = field(default=())
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
@@ -79,20 +79,15 @@ def locate(source: Source, places: Places) -> tuple[Path, Facts]:
         DataError: no data directory is named, or files are missing; with the public source.
     """
     if source.listed is None:
-        folder = find_files(source, places)
+        folder = source.find(places)
         return folder, facts_of(folder, [file.name for file in source.files])
-    if places.data is None:
-        raise DataError(
-            f"data set '{source.name}' needs files, and no data directory is named: set "
-            f"'data-dir' or $FEDSILO_DATA, or {fetch_advice(source)}"
-        )
-    folders = [places.data / name for name in (source.folder, *source.forms)]
+    folders = [source.data_dir(places) / name for name in (source.folder, *source.forms)]
     found = {folder: source.listed(folder) for folder in folders}
     folder = max(folders, key=lambda one: len(found[one]))  # the first of equals
     if not found[folder]:
         raise DataError(
             f"no training files of '{source.name}' in {' or '.join(map(str, folders))}: "
-            f"{fetch_advice(source)}"
+            f"{source.advice()}"
         )
     return folder, found[folder]
 
@@ -120,8 +115,56 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
             return Pool(*(np.load(found / f"{name}.npy", mmap_mode="r") for name in names))
         except (OSError, ValueError, EOFError) as error:
             raise DataError(
-                f"the decoded data in {found} are damaged ({error}): remove that folder, it is "
-                "made again"
+                f"the decoded data in {found} are damaged ({error}): remove that folder "
+                "to have it made again"
             ) from None
 
     return open_sealed(target, fill, read), key
+
+
+def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
+    """Return training and validation rows, ascending, frames of one track on one side.
+
+    Frames of a track show one object within a second: a model that has trained on one knows the
+    others. Tracks validate from the end on, as long as no more than ``validation`` images do; if
+    already the shortest has more, it alone.
+
+    Args:
+        tracks: (n,) the track of each image.
+        validation: how many images are to validate.
+        where: names the silo in errors.
+
+    Raises:
+        DataError: all images are of one track.
+    """
+    numbers, counts = np.unique(tracks, return_counts=True)
+    if len(numbers) < 2:
+        raise DataError(
+            f"{where}: all {len(tracks)} training images are frames of one track, and none is left "
+            "to validate: raise 'silo-train-size'"
+        )
+    size = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    chosen: set[int] = set()
+    left = validation
+    for track in dict.fromkeys(reversed(tracks.tolist())):
+        if size[track] <= left:
+            chosen.add(track)
+            left -= size[track]
+    if not chosen:
+        chosen = {int(numbers[counts.argmin()])}
+    validates = np.isin(tracks, list(chosen))
+    return np.flatnonzero(~validates), np.flatnonzero(validates)
+
+
+def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
+    """Return training and validation rows, ascending: a tenth of each label's tracks validates.
+
+    Of a label with fewer tracks one does; its only track trains.
+    """
+    chosen: list[int] = []
+    for label in np.unique(labels):
+        own = list(dict.fromkeys(tracks[labels == label].tolist()))
+        count = max(1, len(own) // _SHARE) if len(own) > 1 else 0
+        chosen += own[len(own) - count :]
+    validates = np.isin(tracks, chosen)
+    return np.flatnonzero(~validates), np.flatnonzero(validates)

@@ -19,14 +19,20 @@ import torch
 from torch import Tensor
 
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
-from fedsilo.datasets.io.licence import Licence
-from fedsilo.datasets.io.locations import Places, PublicFiles
-from fedsilo.datasets.shifted.pools import Pool, Source, locate, open_pool
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import Licence, PublicFiles
+from fedsilo.datasets.shifted.pools import Pool, Source, cut_by_track, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
-from fedsilo.datasets.shifted.tracks import cut_by_track
-from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.measures import Measure, picture_measures
-from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, no_such_silo, save_silo
+from fedsilo.datasets.silo.silos import (
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    no_such_silo,
+    save_silo,
+)
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings
@@ -68,65 +74,53 @@ def _letters(index: int) -> str:
 
 @dataclass(frozen=True)
 class _Share:
-    """What a silo is to have of a part: its size, the least that does, and what the pool has."""
+    """A silo's images of a part: their number, the least that does, and what the pool has."""
 
     part: str
     size: int
     least: int
     have: int
 
-    def fits(self, silos: int) -> bool:
-        """Tell whether the pool has enough for so many silos."""
-        return self.size >= self.least and self.size * silos <= self.have
+    @property
+    def need(self) -> int:
+        """The images of a silo that can be used."""
+        return max(self.size, self.least)
 
 
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
-    """Return training and test images a silo.
+    """Return training and test images of a silo.
 
     Raises:
         DataError: the data set is too small for so many silos of that size; says what would fit.
     """
-    shares = [
-        _Share(part, asked or usual or have // settings.silos, least, have)
-        for part, asked, usual, least, have in (
-            (
-                "train",
-                settings.silo_train_size,
-                source.train_size,
-                VALIDATION_SHARE,
-                len(pool.train_labels),
-            ),
-            ("test", settings.silo_test_size, source.test_size, 1, len(pool.test_labels)),
-        )
-    ]
-    for share in shares:
-        if 0 < share.size < share.least:
-            raise DataError(
-                f"a silo of {share.size} {share.part} images has no validation part: "
-                # A size that is not asked for is what the pool has for so many silos
-                + (
-                    f"raise 'silo-train-size' to at least {share.least}"
-                    if settings.silo_train_size
-                    else "lower 'silos', or take more data"
-                )
-            )
-    if short := [share for share in shares if not share.fits(settings.silos)]:
-        raise DataError(_too_few(source.name, settings.silos, short))
-    return shares[0].size, shares[1].size
+    silos, given = settings.silos, (settings.silo_train_size, settings.silo_test_size)
+    have = len(pool.train_labels), len(pool.test_labels)
+    train = given[0] or source.train_size or have[0] // silos
+    test = given[1] or source.test_size or have[1] // silos
+    if 0 < train < VALIDATION_SHARE:
+        # A size that no setting names is what the pool has for so many silos
+        raised = f"raise 'silo-train-size' to at least {VALIDATION_SHARE}"
+        advice = raised if given[0] else "lower 'silos', or take more data"
+        raise DataError(f"a silo of {train} train images has no validation part: {advice}")
+    shares = _Share("train", train, VALIDATION_SHARE, have[0]), _Share("test", test, 1, have[1])
+    short = [one for one in shares if one.size < one.least or one.size * silos > one.have]
+    if short:
+        raise DataError(_too_few(source.name, silos, short))
+    return train, test
 
 
 def _too_few(name: str, silos: int, short: list[_Share]) -> str:
     """Say what the silos need, what there is, and which settings fit."""
     need = [
-        f"{silos} silos of {max(one.size, one.least)} {one.part} images need "
-        f"{silos * max(one.size, one.least)}, and '{name}' has {one.have}"
+        f"{silos} silos of {one.need} {one.part} images need {silos * one.need}, and '{name}' has "
+        f"{one.have}"
         for one in short
     ]
     fitting = []
     if all(one.have // silos >= one.least for one in short):
         sizes = [f"'silo-{one.part}-size' {one.have // silos}" for one in short]
         fitting.append(f"{' and '.join(sizes)} for {silos} silos")
-    if fewer := min(one.have // max(one.size, one.least) for one in short):
+    if fewer := min(one.have // one.need for one in short):
         fitting.append(f"'silos' {fewer} of that size")
     fits = f"what fits is {', or '.join(fitting)}" if fitting else "lower 'silos' or take more data"
     return f"{'; '.join(need)}: {fits}"
@@ -161,24 +155,24 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
 def scaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
     """Return ``pixels`` (n, channels, height, width; 0..255) as ``settings.pixel_scale`` asks."""
-    figures = _figures(source, settings)
-    return pixels if figures is None else (pixels / 255 - figures[0]) / figures[1]
-
-
-def _figures(source: Source, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-    """Return mean and std (channels, 1, 1) of a source's pixels; None: they stay as they are."""
     if settings.pixel_scale == "raw":
-        return None
-    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
-    return mean, std
+        return pixels
+    mean, std = _mean_and_std(source)
+    return (pixels / 255 - mean) / std
 
 
 def unscaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Return what ``scaled`` made from 0 to 1; noise may go beyond."""
+    """Return the result of ``scaled`` on the 0..1 scale; noise may go beyond."""
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
-    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
+    mean, std = _mean_and_std(source)
     return pixels.double() * std + mean
+
+
+def _mean_and_std(source: Source) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (channels, 1, 1) of a source's pixels."""
+    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
+    return mean, std
 
 
 @dataclass(frozen=True)
@@ -239,7 +233,7 @@ class ShiftedImages(DataSet):
 
     def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
         """Return the source's, unless 'pixel-scale' is raw."""
-        return _figures(self.source, settings)
+        return None if settings.pixel_scale == "raw" else _mean_and_std(self.source)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return how bright the images are, whatever scale they are on."""
@@ -254,18 +248,42 @@ class ShiftedImages(DataSet):
         pool, pool_key = open_pool(self.source, places)
         sizes = silo_sizes(self.source, pool, settings)
         index = names.index(name)
-        facts = [
-            _MAKER,
-            pool_key,
-            index,
-            name,
-            sizes,
-            distributions(settings.silos)[index],
-            settings.pixel_scale,
-        ]
-        folder = places.cache / f"{self.source.name}-{pool_key}-silos"
-        making = _Making(self.source, pool, name, index, sizes, settings)
-        return cached_silo(folder, name, facts, self.source.classes, making.fill)
+        distribution = distributions(settings.silos)[index]
+        facts = [_MAKER, pool_key, index, name, sizes, distribution, settings.pixel_scale]
+
+        def fill(target: Path) -> None:
+            train, val = _training_rows(
+                pool, index * sizes[0], sizes[0], f"{self.name}, silo {name}"
+            )
+            test = slice(index * sizes[1], (index + 1) * sizes[1])
+            parts = {
+                "train": (pool.train_images[train], pool.train_labels[train]),
+                "val": (pool.train_images[val], pool.train_labels[val]),
+                "test": (pool.test_images[test], pool.test_labels[test]),
+            }
+            splits = {}
+            for part, (images, labels) in parts.items():
+                key = f"{self.name}/{name}/{part}"
+                shifted = shift(images, distribution, self.source.noise, key)
+                inputs = scaled(shifted, self.source, settings)
+                splits[part] = Split(inputs, torch.from_numpy(np.array(labels, dtype=np.int64)))
+            save_silo(target, splits, {"name": name, "distribution": distribution})
+
+        folder = places.cache / f"{self.name}-{pool_key}-silos"
+        return cached_silo(folder, name, facts, self.source.classes, fill)
+
+
+def _training_rows(
+    pool: Pool, first: int, size: int, where: str
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the rows of the pool, ``size`` from ``first`` on, that train and that validate."""
+    validation = size // VALIDATION_SHARE
+    if pool.train_tracks is None:
+        train, val = np.split(np.arange(size), [size - validation])
+    else:
+        own = np.asarray(pool.train_tracks[first : first + size])
+        train, val = cut_by_track(own, validation, where)
+    return first + train, first + val
 
 
 def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -282,49 +300,6 @@ def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
         if picture.size != (form[1], form[0]):
             picture = picture.resize((form[1], form[0]), Resampling.BILINEAR)
         return np.asarray(picture)
-
-
-@dataclass(frozen=True)
-class _Making:
-    """The making of one silo's folder."""
-
-    source: Source
-    pool: Pool
-    name: str
-    index: int
-    sizes: tuple[int, int]
-    settings: CommonSettings
-
-    def fill(self, folder: Path) -> None:
-        pool, test_size = self.pool, self.sizes[1]
-        train, val = self._training_rows()
-        test = slice(self.index * test_size, (self.index + 1) * test_size)
-        parts = {
-            "train": self._split(pool.train_images[train], pool.train_labels[train], "train"),
-            "val": self._split(pool.train_images[val], pool.train_labels[val], "val"),
-            "test": self._split(pool.test_images[test], pool.test_labels[test], "test"),
-        }
-        save_silo(folder, parts, {"name": self.name, "distribution": self._distribution()})
-
-    def _training_rows(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the rows of the pool that train and that validate."""
-        size, tracks = self.sizes[0], self.pool.train_tracks
-        first, validation = self.index * size, size // VALIDATION_SHARE
-        if tracks is None:
-            train, val = np.split(np.arange(size), [size - validation])
-        else:
-            own = np.asarray(tracks[first : first + size])
-            train, val = cut_by_track(own, validation, f"{self.source.name}, silo {self.name}")
-        return first + train, first + val
-
-    def _distribution(self) -> str:
-        return distributions(self.settings.silos)[self.index]
-
-    def _split(self, images: npt.NDArray[Any], labels: npt.NDArray[Any], part: str) -> Split:
-        key = f"{self.source.name}/{self.name}/{part}"
-        shifted = shift(images, self._distribution(), self.source.noise, key)
-        inputs = scaled(shifted, self.source, self.settings)
-        return Split(inputs, torch.from_numpy(np.array(labels, dtype=np.int64)))
 
 
 DIGITS, MNIST, FMNIST, CIFAR10, CIFAR100, GTSRB = (

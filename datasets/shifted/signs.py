@@ -1,7 +1,7 @@
 """The German traffic signs (GTSRB, benchmark.ini.rub.de): the official folders with their CSVs.
 
 A training folder per class holds its images and ``GT-000xx.csv``; an image's name is its track's
-number, then the frame's. The test images' classes stand in ``GT-final_test.csv``. Images are of 15
+number, then the frame's. The test images' classes are in ``GT-final_test.csv``. Images are of 15
 to 250 pixels; the whole image becomes 32x32 (bilinear), whatever its shape, as the UEFL notes say.
 """
 
@@ -44,7 +44,7 @@ class _Sign:
 def list_signs(folder: Path) -> Facts:
     """Return facts of the CSVs and of the folders of images; none if none trains.
 
-    A folder's time of change tells of images that came or went, not of one that was written over.
+    A folder's time of change shows images added or removed, not one that was overwritten.
     """
     classes = [str(_TRAIN / name) for name in _class_names() if (folder / _TRAIN / name).is_dir()]
     if not classes:

@@ -1,4 +1,4 @@
-"""The public images by name: where they lie, how they are decoded, how the UEFL notes cut them.
+"""The public images by name: where they are, how they are decoded, how the UEFL notes cut them.
 
 ``digits`` ships with scikit-learn (1,797 real handwritten digits, UCI); the others are files of
 the data directory, laid out as their public sources lay them out.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fedsilo.datasets.io.locations import RemoteFile
-from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
+from fedsilo.datasets.io.public_files import RemoteFile
+from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, Layout, decode_batches, list_batches
 from fedsilo.datasets.shifted.idx import read_labelled_images
 from fedsilo.datasets.shifted.pools import Pool, Source
 from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
@@ -31,11 +32,11 @@ def _decode_digits(_: Path) -> Pool:
 
 
 def _decode_idx(folder: Path) -> Pool:
-    train = read_labelled_images(
-        folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz", 10
-    )
-    test = read_labelled_images(
-        folder / "t10k-images-idx3-ubyte.gz", folder / "t10k-labels-idx1-ubyte.gz", 10
+    train, test = (
+        read_labelled_images(
+            folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz", 10
+        )
+        for part in ("train", "t10k")
     )
     if train[0].shape[1:] != test[0].shape[1:]:
         raise DataError(
@@ -57,42 +58,48 @@ _FASHION_FILES = (
     RemoteFile("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", 4_422_102),
     RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", 5_148),
 )
-_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
-_CIFAR_LICENCE = "none is stated; cite Krizhevsky 2009"
-_CIFAR_TERMS = "no licence is stated; the source asks to cite Krizhevsky 2009"
-_CIFAR10_FILE = RemoteFile(
-    "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, unpacked=""
-)
-_CIFAR100_FILE = RemoteFile(
-    "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, unpacked=""
-)
 # The archive that torchvision takes, GTSRB-Training_fixed.zip, is the smaller one of a preliminary
 # round: 26,640 images
 _GTSRB_FILES = (
     RemoteFile(
-        "GTSRB_Final_Training_Images.zip",
-        "f33fd80ac59bff73c82d25ab499e03a3",
-        276_294_756,
-        unpacked="",
+        *("GTSRB_Final_Training_Images.zip", "f33fd80ac59bff73c82d25ab499e03a3", 276_294_756, "")
     ),
     RemoteFile(
-        "GTSRB_Final_Test_Images.zip", "c7e4e6327067d32654124b0fe9e82185", 88_978_620, unpacked=""
+        *("GTSRB_Final_Test_Images.zip", "c7e4e6327067d32654124b0fe9e82185", 88_978_620, "")
     ),
     RemoteFile(
-        "GTSRB_Final_Test_GT.zip",
-        "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
-        99_620,
+        *("GTSRB_Final_Test_GT.zip", "fe31e9c9270bbcd7b84b7f21a9d9d9e5", 99_620),
         unpacked="GTSRB/Final_Test",
     ),
 )
 
+
+def _cifar(layout: Layout, md5: str, size: int, folders: tuple[str, str], **figures: Any) -> Source:
+    """Return CIFAR-10 or CIFAR-100; ``folders`` are those of the binary and of the python form."""
+    archive = RemoteFile(f"{layout.name[:5]}-{layout.classes}-binary.tar.gz", md5, size, "")
+    return Source(
+        layout.name,
+        folders[0],
+        url="https://www.cs.toronto.edu/~kriz/",
+        licence="none is stated; cite Krizhevsky 2009",
+        terms="no licence is stated; the source asks to cite Krizhevsky 2009",
+        files=(archive,),
+        classes=layout.classes,
+        decode=partial(decode_batches, layout),
+        listed=partial(list_batches, layout),
+        forms=folders[1:],
+        test_size=500,
+        **figures,
+    )
+
+
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        Source("digits", 10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
+        Source("digits", classes=10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
         Source(
             "mnist",
-            10,
+            classes=10,
             mean=(0.1307,),
             std=(0.3081,),
             decode=_decode_idx,
@@ -106,7 +113,7 @@ SOURCES: dict[str, Source] = {
         ),
         Source(
             "fmnist",
-            10,
+            classes=10,
             mean=(0.2860,),
             std=(0.3530,),
             decode=_decode_idx,
@@ -117,41 +124,23 @@ SOURCES: dict[str, Source] = {
             url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             licence="MIT",
         ),
-        Source(
-            "cifar10",
-            10,
+        _cifar(
+            *(CIFAR10, "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),
+            ("cifar-10-batches-bin", "cifar-10-batches-py"),
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2616),
-            decode=partial(decode_batches, CIFAR10),
             train_size=2000,
-            test_size=500,
-            folder="cifar-10-batches-bin",
-            forms=("cifar-10-batches-py",),
-            listed=partial(list_batches, CIFAR10),
-            files=(_CIFAR10_FILE,),
-            url=_CIFAR_URL,
-            licence=_CIFAR_LICENCE,
-            terms=_CIFAR_TERMS,
         ),
-        Source(
-            "cifar100",
-            100,
+        _cifar(
+            *(CIFAR100, "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),
+            ("cifar-100-binary", "cifar-100-python"),
             mean=(0.5071, 0.4865, 0.4409),
             std=(0.2673, 0.2564, 0.2762),
-            decode=partial(decode_batches, CIFAR100),
             train_size=4000,
-            test_size=500,
-            folder="cifar-100-binary",
-            forms=("cifar-100-python",),
-            listed=partial(list_batches, CIFAR100),
-            files=(_CIFAR100_FILE,),
-            url=_CIFAR_URL,
-            licence=_CIFAR_LICENCE,
-            terms=_CIFAR_TERMS,
         ),
         Source(
             "gtsrb",
-            SIGNS,
+            classes=SIGNS,
             mean=(0.3403, 0.3121, 0.3214),
             std=(0.2724, 0.2608, 0.2669),
             decode=decode_signs,

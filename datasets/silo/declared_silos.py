@@ -1,6 +1,6 @@
 """What the declarations of silos share: sites and classes by name, and how such a file is read.
 
-A fault is told with the file and the key, and never with a value. Imported when a file is read.
+Errors name the file and the key, and never a value. Imported when a file is read.
 """
 
 from __future__ import annotations

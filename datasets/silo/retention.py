@@ -1,7 +1,7 @@
-"""The bound of a cache's size: folders that were not opened for longest go first.
+"""The bound of a cache's size: folders that were not opened for longest are removed first.
 
-Only folders of derived data are counted and removed (silos, decoded sources), never weights that
-lie in the same cache. They are safe to remove: a reader that finds none makes its own.
+Only folders of derived data (silos, decoded sources) are counted and removed, never weights in the
+same cache. A reader that finds none makes its own.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ _DEPTHS = ("*", "*/*")  # a decoded source; a silo in its data set's folder
 # is touched, whatever folder is given
 _KEYED = re.compile(r"[^.].*-[0-9a-f]{16}")
 _BEGUN = re.compile(r"\..*-[0-9a-f]{16}\.\w{8}")
-_FACTS = "silo.json"  # of a silo that an earlier version made, without a seal
-_ABANDONED = 24 * 3600.0  # seconds after which what was being made, or removed, no longer is
+_ABANDONED = 24 * 3600.0  # seconds after which a folder is no longer being made or removed
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was removed, oldest first, and the bytes of all folders that are left."""
+    """The removed folders, oldest first, and the bytes of all that are left."""
 
     removed: tuple[Path, ...]
     left_bytes: int
 
 
 def prune_cache(folder: Path, keep_bytes: int, in_use: Collection[Path] = ()) -> Pruned:
-    """Remove folders from a cache, the longest unopened first, until it keeps to its bound.
+    """Remove folders from a cache, the longest unopened first, until it is within its bound.
 
-    Other processes may open, make and remove folders meanwhile. A folder first gets another name,
-    so that nobody opens half of it; one that is open stays readable until it is closed.
+    Other processes may open, make and remove folders meanwhile. A folder is renamed first, so that
+    nobody opens half of it; one that is open stays readable until it is closed.
 
     Args:
         folder: the cache directory.
-        keep_bytes: what all folders of derived data may take together.
-        in_use: folders that stay (``Silo.folder``), though the bound be passed.
+        keep_bytes: the bound of all folders of derived data together.
+        in_use: folders that stay (``Silo.folder``), even above the bound.
     """
-    _remove_abandoned(folder)
-    found = {path: (_last_use(path), _bytes(path)) for path in _derived(folder)}
+    for path in _found(folder):
+        begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        if begun and time.time() - max(map(_changed, [path, *_below(path)])) > _ABANDONED:
+            shutil.rmtree(path, ignore_errors=True)
+    derived = [path for path in _found(folder) if _is_derived(path, folder)]
+    found = {path: (_changed(path), _bytes(path)) for path in derived}
     spared = {path.resolve() for path in in_use}
     left = sum(size for _, size in found.values())
     removed = []
@@ -59,28 +62,24 @@ def prune_cache(folder: Path, keep_bytes: int, in_use: Collection[Path] = ()) ->
     return Pruned(tuple(removed), left)
 
 
-def _derived(folder: Path) -> Iterator[Path]:
-    """Yield the folders of derived data, none through a link."""
+def _found(folder: Path) -> Iterator[Path]:
+    """Yield the folders of both depths; one that vanishes may hide others until the next time."""
     for depth in _DEPTHS:
-        for path in _found(folder, depth):
-            linked = path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
-            made = any((path / name).is_file() for name in (SEAL, _FACTS))
-            if made and not linked and _KEYED.fullmatch(path.name):
-                yield path
+        with suppress(FileNotFoundError):
+            yield from list(folder.glob(depth))
 
 
-def _found(folder: Path, depth: str) -> list[Path]:
-    """Return what matches; what vanishes meanwhile may hide others until the next time."""
-    with suppress(FileNotFoundError):
-        return list(folder.glob(depth))
-    return []
+def _is_derived(path: Path, folder: Path) -> bool:
+    """Return whether a folder holds derived data and is not reached through a link."""
+    linked = path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
+    return bool(_KEYED.fullmatch(path.name)) and (path / SEAL).is_file() and not linked
 
 
-def _last_use(path: Path) -> int:
-    """Return when a folder was last opened, in ns: each opening sets its time."""
+def _changed(path: Path) -> float:
+    """Return when a file or folder last changed, in seconds; each opening sets a folder's time."""
     with suppress(OSError):
-        return path.stat().st_mtime_ns
-    return 0
+        return path.stat().st_mtime_ns / 1e9
+    return 0.0
 
 
 def _bytes(path: Path) -> int:
@@ -92,14 +91,14 @@ def _bytes(path: Path) -> int:
 
 
 def _below(path: Path) -> list[Path]:
-    """Return what lies below a folder; nothing if it vanishes while it is looked through."""
+    """Return what is below a folder, or nothing if it vanishes meanwhile."""
     with suppress(OSError):
         return list(path.rglob("*"))
     return []
 
 
 def _remove(path: Path) -> bool:
-    """Remove a folder; tell whether it is gone, also if a rival was faster."""
+    """Remove a folder; return whether it is gone, also if another process was faster."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.rename(aside)
@@ -109,18 +108,3 @@ def _remove(path: Path) -> bool:
         return False
     shutil.rmtree(aside, ignore_errors=True)
     return True
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what processes that were killed had begun to make or to remove."""
-    for depth in _DEPTHS:
-        for path in _found(folder, depth):
-            begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-            if begun and _age(path) > _ABANDONED:
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _age(path: Path) -> float:
-    """Return the seconds since something in a folder last changed."""
-    newest = max(map(_last_use, [path, *_below(path)]))
-    return time.time() - newest / 1e9

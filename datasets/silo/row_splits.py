@@ -1,6 +1,6 @@
 """Splitting a site's rows into training, validation and test rows, by scikit-learn.
 
-``folds`` 0 for the test rows is the data set's own split, by default that of FLamby's
+Without test folds the split is the data set's own, by default that of FLamby's
 Fed-Heart-Disease: a fixed share, stratified only if every class has more than two rows. Rows of
 one group (images of a lesion, of a patient) stay together where groups are given.
 """
@@ -36,7 +36,7 @@ class RowSplit:
 
 
 def check_folds(settings: CommonSettings) -> None:
-    """Refuse folds that are not there, by a ``SettingError``."""
+    """Refuse a fold that does not exist, by a ``SettingError``."""
     for kind in ("test", "val"):
         folds = getattr(settings, f"{kind}_folds")
         fold = getattr(settings, f"{kind}_fold")
@@ -62,26 +62,24 @@ def split_rows(
     Args:
         labels: (n,) class of each row.
         settings: how many folds, and which of them is left out.
-        share: share of test rows where there are no test folds; 0: none.
+        share: share of test rows where there are no test folds; 0 for none.
         seed: random state of that split.
         where: names the site in errors.
-        groups: (n,) group of each row; no group is in two parts. None: each row is its own.
+        groups: (n,) group of each row; no group is in two parts. By default each row is its own.
 
     Raises:
         DataError: there are too few rows or groups for it.
     """
     rows = np.arange(len(labels))
-    ids = None if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
+    folds = _Folds(labels, _numbered(groups), settings, where)
     if settings.test_folds:
-        rest, test = _without_fold("test", rows, labels, ids, settings, where)
-    elif ids is None:
+        rest, test = folds.cut("test", rows)
+    elif folds.groups is None:
         rest, test = shared_out(labels, share, seed, where)
     else:
-        rest, test = shared_groups(labels, ids, share, seed, where)
-    rest, val = _without_fold("val", rest, labels, ids, settings, where)
-    if not settings.use_test:
-        test = test[:0]
-    return RowSplit(np.sort(rest), np.sort(val), np.sort(test))
+        rest, test = shared_groups(labels, folds.groups, share, seed, where)
+    rest, val = folds.cut("val", rest)
+    return RowSplit(np.sort(rest), np.sort(val), np.sort(test if settings.use_test else test[:0]))
 
 
 def cut_fold(
@@ -100,25 +98,13 @@ def cut_fold(
     Raises:
         DataError: there are too few rows or groups for it.
     """
-    ids = np.unique(np.array(groups), return_inverse=True)[1]
-    rest, out = _without_fold(kind, rows, labels, ids, settings, where)
+    rest, out = _Folds(labels, _numbered(groups), settings, where).cut(kind, rows)
     return np.sort(rest), np.sort(out)
 
 
-def _without_fold(
-    kind: str,
-    rows: Indices,
-    labels: Indices,
-    ids: Indices | None,
-    settings: CommonSettings,
-    where: str,
-) -> tuple[Indices, Indices]:
-    folds = settings.val_folds if kind == "val" else settings.test_folds
-    chosen = settings.val_fold if kind == "val" else settings.test_fold
-    if not folds:
-        return rows, rows[:0]
-    key = derive_seed(settings.fold_seed, f"{kind}-folds") % 2**32
-    return _fold(rows, labels, ids, folds, chosen, key, where)
+def _numbered(groups: Sequence[str] | None) -> Indices | None:
+    """Return the number of each row's group, from 0 without gaps."""
+    return None if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
 
 
 def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
@@ -151,14 +137,14 @@ def shared_groups(
 ) -> tuple[Indices, Indices]:
     """Return training and test rows, about ``share`` of all rows and of each class the latter.
 
-    Groups are drawn in random order; one becomes test data if that brings the classes' test rows
-    nearer to their shares (chi-square distance). A second pass also counts how near all test rows
-    are, since of a rare class the share may be less than a row. Each part gets at least a group.
+    Groups come in random order; one becomes test data if that brings the classes' test rows nearer
+    to their shares (chi-square distance). A second pass also counts how near all test rows are,
+    since of a rare class the share may be less than a row. Each part gets at least a group.
 
     Args:
         labels: (n,) class of each row.
         groups: (n,) number of each row's group, from 0 without gaps.
-        share: share of test rows; 0: none.
+        share: share of test rows; 0 for none.
         seed: seed of the order.
         where: names the site in errors.
 
@@ -174,13 +160,13 @@ def shared_groups(
             f"{where}: {len(rows)} samples of {len(counts)} group (patient or lesion) cannot be "
             f"split with a test share of {share:g}: add samples of others"
         )
-    whole = counts.sum(axis=0)
-    lacking, taken = share * whole, np.zeros(len(counts), dtype=bool)
+    total = counts.sum(axis=0)
+    lacking, taken = share * total, np.zeros(len(counts), dtype=bool)
     order = np.random.default_rng(derive_seed(seed, "test-groups")).permutation(len(counts))
     for counted in (slice(-1), slice(None)):  # the classes; the classes and all
         for group in order[~taken[order]]:
             after = lacking - counts[group]
-            nearer = ((after**2 - lacking**2) / whole)[counted].sum() < 0
+            nearer = ((after**2 - lacking**2) / total)[counted].sum() < 0
             if nearer and taken.sum() < len(counts) - 1:
                 lacking, taken[group] = after, True
     if not taken.any():
@@ -197,40 +183,44 @@ def _group_counts(labels: Indices, groups: Indices) -> Indices:
     return counts
 
 
-def _fold(
-    rows: Indices,
-    labels: Indices,
-    groups: Indices | None,
-    folds: int,
-    chosen: int,
-    key: int,
-    where: str,
-) -> tuple[Indices, Indices]:
-    """Return the rows without a fold, and those of it; parts of ``rows`` in both cases."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+@dataclass(frozen=True)
+class _Folds:
+    """Labels (n,), numbers of groups (n,) or None, the folds' settings, the site for errors."""
 
-    own_groups = None if groups is None else groups[rows]
-    _check_enough(labels[rows], own_groups, folds, where)
-    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    with warnings.catch_warnings():
-        # A class with fewer rows than folds is then missing in some of them
-        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        splitter = kind(folds, shuffle=True, random_state=key)
-        rest, out = list(splitter.split(rows, labels[rows], own_groups))[chosen]
-    return rows[rest], rows[out]
+    labels: Indices
+    groups: Indices | None
+    settings: CommonSettings
+    where: str
 
+    def cut(self, kind: str, rows: Indices) -> tuple[Indices, Indices]:
+        """Return ``rows`` without the fold that 'val-fold' or 'test-fold' names, and the fold."""
+        from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
-    """Refuse more folds than there are rows, rows of a class, or groups."""
-    if len(labels) < folds:
-        raise DataError(f"{where}: {len(labels)} rows cannot be cut into {folds} folds: take fewer")
-    if (np.unique(labels, return_counts=True)[1] < folds).all():
-        raise DataError(
-            f"{where}: no class has as many as {folds} rows, so {folds} folds cannot be "
-            "stratified: take fewer"
-        )
-    if groups is not None and len(np.unique(groups)) < folds:
-        raise DataError(
-            f"{where}: rows of {len(np.unique(groups))} groups (patients or lesions) cannot be cut "
-            f"into {folds} folds: take fewer"
-        )
+        folds, chosen = (getattr(self.settings, f"{kind}_{key}") for key in ("folds", "fold"))
+        if not folds:
+            return rows, rows[:0]
+        labels, groups = self.labels[rows], None if self.groups is None else self.groups[rows]
+        self._check_enough(labels, groups, folds)
+        splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
+        key = derive_seed(self.settings.fold_seed, f"{kind}-folds") % 2**32
+        with warnings.catch_warnings():
+            # A class with fewer rows than folds is then missing in some of them
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            cuts = splitter(folds, shuffle=True, random_state=key).split(rows, labels, groups)
+            rest, out = list(cuts)[chosen]
+        return rows[rest], rows[out]
+
+    def _check_enough(self, labels: Indices, groups: Indices | None, folds: int) -> None:
+        """Refuse more folds than there are rows, rows of a class, or groups."""
+        count = len(labels) if groups is None else len(np.unique(groups))
+        if len(labels) < folds:
+            reason = f"{len(labels)} rows cannot be cut into {folds} folds"
+        elif (np.unique(labels, return_counts=True)[1] < folds).all():
+            reason = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
+        elif count < folds:
+            reason = (
+                f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
+            )
+        else:
+            return
+        raise DataError(f"{self.where}: {reason}: take fewer")

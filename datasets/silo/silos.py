@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.licence import Licence, Origin, licence_of
-from fedsilo.datasets.io.locations import Places, PublicFiles
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import Licence, Origin, PublicFiles, licence_of
+from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.feature_statistics import FeatureStatistics
@@ -25,6 +26,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 
 SPLITS = ("train", "val", "test")
+_KEY_LENGTH = 16  # hexadecimal digits
 
 ImageReader = Callable[[Path], npt.NDArray[Any]]
 
@@ -62,7 +64,7 @@ class Silo:
         declared: figures to standardise by that the data's schema gives.
         schema: a digest of a table's schema, or of images' classes and size, which all sites of a
             run must share.
-        folder: where it lies in the cache, if it does.
+        folder: where it is in the cache, if it is.
         figures: what its features were standardised by, once they were.
     """
 
@@ -122,16 +124,16 @@ class DataSet(ABC):
 
     @property
     def files(self) -> PublicFiles | None:
-        """The public files that it needs; None: it needs none, or the user's own."""
+        """The public files that it needs, or None if it needs none or the user's own."""
         return None
 
     @property
     def licence(self) -> Licence | None:
-        """On what terms it may be used; None: it is the user's own, made up, or has no files."""
+        """Its licence, or None if it is the user's own, made up or has no files."""
         return licence_of(self.files) if self.files else None
 
     def found(self, places: Places) -> str:
-        """Say what of it lies in the data directory; empty: nothing."""
+        """Return what of it is in the data directory, in words, or an empty string."""
         if self.origin == "made-up":
             return "made when first used"
         if places.data is None:
@@ -151,7 +153,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings) -> list[str]:
-        """Return the names of its silos, by partition; empty where only the sites know.
+        """Return the names of its silos, by partition, or none if only the sites know.
 
         Raises:
             DataError: what names them cannot be read.
@@ -166,12 +168,11 @@ class DataSet(ABC):
         """
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return what makes of a new image's file what the site's own images became.
+        """Return the function that reads a new image's file as the site's own images were read.
 
         It returns (channels, height, width) as ``Split``'s inputs have it, and raises a
-        ``BrokenImageError`` for a file that cannot be read. Where a data set puts a look of their
-        own on a site's images (a rotation, a vendor's tone curve), new ones get it too; none of
-        any site with the site "".
+        ``BrokenImageError`` for a file that cannot be read. A site's own rotation or tone curve is
+        applied to new images too, unless the site is "".
 
         Raises:
             DataError: the data set is no images, or its declaration cannot be read.
@@ -179,19 +180,19 @@ class DataSet(ABC):
         raise DataError(f"data set '{self.name}' is a table: give rows of one by --table")
 
     def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return mean and std, (channels, 1, 1) each, that an image of 0..1 is standardised by.
+        """Return mean and std (channels, 1, 1) that standardise an image of 0..1.
 
-        None: a silo holds pixels as they were read, and networks scale them.
+        It is None if a silo holds pixels as they were read, and networks scale them.
         """
         return None
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return what a survey counts of the silo's samples; of images how bright they are."""
+        """Return the histograms of the silo's samples; for images, how bright they are."""
         inputs = {name: split.inputs for name, split in silo.splits().items()}
         return picture_measures(inputs, unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return what a survey counts of the silo's files, as they lie there; maybe nothing."""
+        """Return the histograms of the silo's files as they are, maybe none."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
@@ -199,14 +200,14 @@ class DataSet(ABC):
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the files say which samples are for validation, so that none are cut."""
+        """Return whether the files name validation samples, so that none are cut."""
         return False
 
     def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
-        """Refuse settings that cannot be, by a ``SettingError``."""
+        """Refuse impossible settings, by a ``SettingError``."""
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Return what a user must be told of the data on this machine, a sentence each."""
+        """Return what a user must know of the data on this machine, a sentence each."""
         return []
 
 
@@ -214,13 +215,13 @@ def fingerprint(split: Split) -> str:
     """Return a SHA-256 of a split's bytes."""
     digest = hashlib.sha256()
     for tensor in (split.inputs, split.labels):
-        # Hashed as it lies, without a copy: it may be large
+        # Without a copy, since it may be large
         digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1).data)
     return digest.hexdigest()
 
 
 def no_such_silo(name: str, names: Sequence[str]) -> DataError:
-    """Build the error for a silo that is not there."""
+    """Return the error for a silo that does not exist."""
     return DataError(f"there is no silo '{name}': {len(names)} silos are {', '.join(names)}")
 
 
@@ -237,6 +238,29 @@ def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any
     write_atomically(folder / "silo.json", json.dumps({**facts, "fingerprints": fingerprints}))
 
 
+def cached_silo(
+    folder: Path,
+    name: str,
+    facts: Sequence[Any],
+    classes: int,
+    fill: Callable[[Path], None],
+) -> Silo:
+    """Return a silo from the cache; it is made first if it is not there or was altered.
+
+    Args:
+        folder: the cache's folder of the data set's silos.
+        name: the beginning of the silo's own folder's name, before its key.
+        facts: all that decides the content, JSON-serialisable: their digest is the key.
+        classes: number of classes.
+        fill: writes the silo into a new folder by ``save_silo``.
+
+    Raises:
+        DataError: the cached files were altered and cannot be made again, or what ``fill`` raises.
+    """
+    target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
+    return open_sealed(target, fill, lambda found: open_silo(found, classes))
+
+
 def open_silo(folder: Path, classes: int) -> Silo:
     """Return the silo that ``save_silo`` wrote, memory-mapped.
 
@@ -248,25 +272,25 @@ def open_silo(folder: Path, classes: int) -> Silo:
         splits = {name: _open_split(folder, name) for name in SPLITS}
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
-            f"the cached silo {folder} is damaged ({error}): remove that folder, it is made again"
+            f"the cached silo {folder} is damaged ({error}): remove that folder to have it made "
+            "again"
         ) from None
     declared = facts.get("declared")
+    mean_and_std = {key: np.array(values) for key, values in (declared or {}).items()}
     return Silo(
         name=facts["name"],
         distribution=facts["distribution"],
         task=Task(tuple(splits["train"].inputs.shape[1:]), classes),
+        train=splits["train"],
+        val=splits["val"],
+        test=splits["test"],
         fingerprints=facts["fingerprints"],
         features=tuple(facts.get("features", ())),
         classes=tuple(facts.get("classes", ())),
         dropped=facts.get("dropped", 0),
+        declared=FeatureStatistics(**mean_and_std) if declared else None,
         schema=facts.get("schema", ""),
         folder=folder,
-        declared=FeatureStatistics(**{k: np.array(v) for k, v in declared.items()})
-        if declared
-        else None,
-        train=splits["train"],
-        val=splits["val"],
-        test=splits["test"],
     )
 
 

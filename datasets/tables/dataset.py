@@ -7,16 +7,23 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.io.text_files import read_text
-from fedsilo.datasets.silo.cache import cached_silo
-from fedsilo.datasets.silo.measures import LeftOutRows, Measure
+from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
-from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split, no_such_silo, save_silo
-from fedsilo.datasets.tables.columns import column_measures
-from fedsilo.datasets.tables.parsing import TableSchema, left_out_rows, parse_table
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    DataSet,
+    Silo,
+    Split,
+    cached_silo,
+    no_such_silo,
+    save_silo,
+)
+from fedsilo.datasets.tables.parsing import Column, Table, TableSchema, left_out_rows, parse_table
 from fedsilo.datasets.tables.schema_file import read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
@@ -67,52 +74,70 @@ class TableDataSet(DataSet):
         text, where = self.text_of(name, schema, places)
         cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
         facts = [_MAKER, self.name, name, dataclasses.asdict(schema), cut, text]
-        folder = places.cache / f"{self.name}-silos"
-        making = _Making(text, schema, name, settings, where)
-        return cached_silo(folder, name, facts, len(schema.classes), making.fill)
+
+        def fill(folder: Path) -> None:
+            table = parse_table(text, schema, where)
+            parts = _split(table, schema, settings, where)
+            save_silo(folder, parts, _facts(name, schema, table.dropped))
+
+        return cached_silo(
+            places.cache / f"{self.name}-silos", name, facts, len(schema.classes), fill
+        )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Making:
-    """The making of one site's folder."""
+def _split(
+    table: Table, schema: TableSchema, settings: CommonSettings, where: str
+) -> dict[str, Split]:
+    """Return a table's parts."""
+    rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, where)
+    if len(rows.train) < 2:
+        raise DataError(
+            f"{where}: {len(rows.train)} training rows are left ({table.dropped} rows were dropped "
+            "for missing values); at least 2 are needed: add rows, or set the schema's 'policy' to "
+            "'impute'"
+        )
+    chosen = {part: getattr(rows, part) for part in SPLITS}
+    return {
+        part: Split(torch.from_numpy(table.rows[own]), torch.from_numpy(table.labels[own]))
+        for part, own in chosen.items()
+    }
 
-    text: str
-    schema: TableSchema
-    name: str
-    settings: CommonSettings
-    where: str
 
-    def fill(self, folder: Path) -> None:
-        """Read the table, split it and write its parts."""
-        table = parse_table(self.text, self.schema, self.where)
-        share, seed = self.schema.test_share, self.schema.split_seed
-        split = split_rows(table.labels, self.settings, share, seed, self.where)
-        if len(split.train) < 2:
-            raise DataError(
-                f"{self.where}: {len(split.train)} training rows are left "
-                f"({table.dropped} rows were dropped for missing values); at least 2 are "
-                "needed: add rows, or set the schema's 'policy' to 'impute'"
-            )
-        parts = {
-            part: Split(
-                torch.from_numpy(table.rows[getattr(split, part)]),
-                torch.from_numpy(table.labels[getattr(split, part)]),
-            )
-            for part in SPLITS
-        }
-        save_silo(folder, parts, self._facts(table.dropped))
+def _facts(name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
+    declared = schema.declared()
+    return {
+        "name": name,
+        "distribution": name,
+        "features": schema.features(),
+        "classes": list(schema.classes),
+        "dropped": dropped,
+        "schema": schema.digest(),
+        "declared": declared and {"mean": declared.mean.tolist(), "std": declared.std.tolist()},
+    }
 
-    def _facts(self, dropped: int) -> dict[str, Any]:
-        declared = self.schema.declared()
-        return {
-            "name": self.name,
-            "distribution": self.name,
-            "features": self.schema.features(),
-            "classes": list(self.schema.classes),
-            "dropped": dropped,
-            "schema": self.schema.digest(),
-            "declared": declared and {"mean": declared.mean.tolist(), "std": declared.std.tolist()},
-        }
+
+def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
+    """Return the columns of a silo that are read, in the schema's order."""
+    inputs = {
+        split: np.asarray(rows.inputs.numpy(), dtype=np.float64)
+        for split, rows in silo.splits().items()
+    }
+    places = {name: place for place, name in enumerate(schema.features())}
+    measures, may_lack = [], schema.policy != "drop"
+    for column in schema.columns:
+        if column.kind == "numeric":
+            values = {split: rows[:, places[column.name]] for split, rows in inputs.items()}
+            measures.append(Measure(column.name, values, column.survey_edges(), may_lack=may_lack))
+        elif column.kind == "categorical":
+            named = [places[f"{column.name}={level}"] for level in column.levels[1:]]
+            levels = {split: _levels(rows[:, named], column) for split, rows in inputs.items()}
+            measures.append(Measure(column.name, levels, levels=column.levels, may_lack=may_lack))
+    return measures
+
+
+def _levels(one_hot: Values, column: Column) -> Values:
+    """Return the place of each row's level, (n,): the first has no feature of its own."""
+    return one_hot @ np.arange(1, len(column.levels), dtype=np.float64)
 
 
 class OwnTables(TableDataSet):

@@ -7,14 +7,14 @@ same sizes, features and label rates, and no patient in it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedsilo.datasets.io.digests import md5_of
-from fedsilo.datasets.io.locations import Places, PublicFiles, RemoteFile, find_files
-from fedsilo.datasets.io.text_files import read_text
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
 from fedsilo.datasets.tables.dataset import TableDataSet
 from fedsilo.datasets.tables.parsing import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
@@ -56,27 +56,20 @@ _SCHEMA = TableSchema(
 )
 
 
-@dataclass(frozen=True)
-class _HeartFiles:
-    """The public files, as UCI names them."""
-
-    name: str = "heart"
-    folder: str = "heart_disease"
-    url: str = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
-    licence: str = "CC BY 4.0"
-    terms: str = ""
-    files: tuple[RemoteFile, ...] = tuple(_FILES.values())
+_UCI = PublicFiles(
+    name="heart",
+    folder="heart_disease",
+    url="https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",
+    licence="CC BY 4.0",
+    files=tuple(_FILES.values()),
+)
 
 
 class Heart(TableDataSet):
     """``heart``: the four files; a site needs only its own."""
 
     name = "heart"
-
-    @property
-    def files(self) -> PublicFiles:
-        """The four files."""
-        return _HeartFiles()
+    files = _UCI
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""
@@ -85,14 +78,15 @@ class Heart(TableDataSet):
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Read the site's file, which must be the published one."""
         wanted = _FILES[site]
-        path = find_files(self.files, places, [wanted.name]) / wanted.name
-        checksum = md5_of(path.read_bytes())
+        path = self.files.find(places, [wanted.name]) / wanted.name
+        content = path.read_bytes()
+        checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if checksum != wanted.md5:
             raise DataError(
                 f"{path} has MD5 {checksum}, not {wanted.md5}: it was altered or cut short; run "
                 "'fedsilo fetch heart --data-dir DIR'"
             )
-        return read_text(path), str(path)
+        return content.decode(), str(path)
 
 
 @dataclass(frozen=True)

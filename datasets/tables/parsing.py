@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.digests import json_digest
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.text_files import csv_lines, same_text
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.models.contract.errors import DataError
@@ -23,15 +24,13 @@ from fedsilo.models.contract.one_line import one_line
 
 _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 
-KINDS = ("numeric", "categorical", "ignored")
-
 
 @dataclass(frozen=True)
 class Column:
-    """A column: ``kind`` of ``KINDS``; ``levels`` of a categorical one, in order.
+    """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one.
 
-    ``mean`` and ``std`` are what a numeric column is standardised by where figures are declared.
-    ``edges`` are those of its histogram in a survey; where there are none they follow from both.
+    ``mean`` and ``std`` standardise a numeric column, if they are declared. ``edges`` are those of
+    its histogram in a survey; without them they follow from mean and standard deviation.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Column:
     edges: tuple[float, ...] = ()
 
     def survey_edges(self) -> tuple[float, ...]:
-        """Return the edges of its histogram; empty: nothing says where they could be."""
+        """Return the edges of its histogram, or none if nothing declares them."""
         if self.edges or self.mean is None or self.std is None:
             return self.edges
         return tuple(self.mean + step * self.std for step in range(-3, 4))
@@ -59,7 +58,7 @@ class TableSchema:
         missing: texts that mark a missing value.
         policy: ``drop`` rows with a missing value, or ``impute`` it by the pooled mean.
         header: whether the first line names the columns.
-        delimiter: what stands between two values.
+        delimiter: separates values.
     """
 
     columns: tuple[Column, ...]
@@ -75,13 +74,9 @@ class TableSchema:
 
     def features(self) -> tuple[str, ...]:
         """Return the features' names: numeric columns, then ``column=level`` of the others."""
-        names: list[str] = []
-        for column in self.columns:
-            if column.kind == "numeric":
-                names.append(column.name)
-        for column in self.columns:
-            names += [f"{column.name}={level}" for level in column.levels[1:]]
-        return tuple(names)
+        numbers = [column.name for column in self.columns if column.kind == "numeric"]
+        levels = [f"{one.name}={level}" for one in self.columns for level in one.levels[1:]]
+        return (*numbers, *levels)
 
     def digest(self) -> str:
         """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
@@ -93,11 +88,11 @@ class TableSchema:
         return json_digest(facts)
 
     def lacks(self, token: str) -> bool:
-        """Tell whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
+        """Return whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
         return same_text(token) in {same_text(mark) for mark in self.missing}
 
     def declared(self) -> FeatureStatistics | None:
-        """Return the declared figures, None if a numeric column has none.
+        """Return declared mean and standard deviation, or None if a numeric column has none.
 
         One-hot features are shifted by an equal share of each level, which a missing one gets.
         """
@@ -129,29 +124,25 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
 
     Args:
         text: the file's content.
-        schema: what it must look like.
+        schema: the expected columns.
         where: names the file in errors.
 
     Raises:
         DataError: a column too few or too many, a text in a numeric column, a level or label that
             the schema does not know; with line and column.
     """
-    lines = csv_lines(text, where, schema.delimiter)
-    names = [*(column.name for column in schema.columns), schema.label]
-    if schema.header:
-        names = _header(lines[0][1] if lines else [], names, where)
-        lines = lines[1:]
-    reader = _RowReader(schema, names, where)
-    rows = [reader.read(number, line) for number, line in lines]
-    whole = [row for row in rows if row is not None]
-    kept = [row for row in whole if schema.policy == "impute" or not any(map(math.isnan, row[1]))]
-    features = np.array([row[1] for row in kept], dtype=np.float32)
-    # Without a row numpy cannot know how many features there are, hence reshape
-    return Table(
-        features.reshape(len(kept), len(schema.features())),
-        np.array([row[0] for row in kept], dtype=np.int64),
-        len(rows) - len(kept),
-    )
+    reader, lines = _opened(text, schema, where)
+    rows: list[list[float]] = []
+    labels: list[int] = []
+    for number, line in lines:
+        tokens = reader.tokens(number, line)
+        if schema.lacks(tokens[schema.label]):
+            continue
+        features, label = reader.features(number, tokens), reader.label(number, tokens)
+        if schema.policy == "impute" or not any(map(math.isnan, features)):
+            rows.append(features)
+            labels.append(label)
+    return Table(_matrix(rows, schema), np.array(labels, dtype=np.int64), len(lines) - len(rows))
 
 
 @dataclass(frozen=True)
@@ -175,17 +166,15 @@ def parse_new_rows(text: str, schema: TableSchema, where: str) -> NewRows:
 
     Args:
         text: the file's content.
-        schema: what it must look like but for the label.
+        schema: the expected columns, of which the label may be absent.
         where: names the file in errors.
 
     Raises:
         DataError: as ``parse_table``'s, or there is no row.
     """
-    lines = csv_lines(text, where, schema.delimiter)
-    names, lines = _names_of_new(lines, schema, where)
+    reader, lines = _opened(text, schema, where, label_needed=False)
     if not lines:
         raise DataError(f"{where} has no rows: give at least one")
-    reader = _RowReader(schema, names, where)
     kept: dict[int, list[float]] = {}
     lacking: dict[int, tuple[str, ...]] = {}
     for number, line in lines:
@@ -195,47 +184,50 @@ def parse_new_rows(text: str, schema: TableSchema, where: str) -> NewRows:
             lacking[number] = missing
         else:
             kept[number] = features
-    rows = np.array(list(kept.values()), np.float32).reshape(len(kept), len(schema.features()))
-    return NewRows(tuple(kept), rows, lacking)
-
-
-def _names_of_new(
-    lines: list[tuple[int, list[str]]], schema: TableSchema, where: str
-) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the columns' names in the file's order, and the lines of rows."""
-    known = [column.name for column in schema.columns]
-    first = lines[0][1] if lines else []
-    if schema.header:
-        labelled = schema.label in {name.strip() for name in first}
-        return _header(first, [*known, *([schema.label] if labelled else [])], where), lines[1:]
-    return [*known, *([schema.label] if len(first) == len(known) + 1 else [])], lines
+    return NewRows(tuple(kept), _matrix(list(kept.values()), schema), lacking)
 
 
 def left_out_rows(text: str, schema: TableSchema, where: str) -> LeftOutRows:
-    """Return the rows of a CSV text that ``parse_table`` drops, and in which columns they lack one.
+    """Return how many rows of a CSV text ``parse_table`` drops, and which columns lack a value.
 
     Raises:
         DataError: as ``parse_table`` does.
     """
-    lines = csv_lines(text, where, schema.delimiter)
-    names = [*(column.name for column in schema.columns), schema.label]
-    if schema.header:
-        names = _header(lines[0][1] if lines else [], names, where)
-        lines = lines[1:]
-    used = {column.name for column in schema.columns if column.kind != "ignored"}
-    missing = dict.fromkeys([name for name in names if name in {*used, schema.label}], 0)
+    reader, lines = _opened(text, schema, where)
+    used = {column.name for column in schema.columns if column.kind != "ignored"} | {schema.label}
+    missing = {name: 0 for name in reader.names if name in used}
     count = 0
-    for _, line in lines:
-        tokens = dict(zip(names, line, strict=False))
-        lacking = [name for name in missing if schema.lacks(tokens.get(name, "").strip())]
+    for number, line in lines:
+        tokens = reader.tokens(number, line)
+        lacking = [name for name in missing if schema.lacks(tokens[name])]
         if schema.label in lacking or (lacking and schema.policy == "drop"):
             count += 1
             missing |= {name: missing[name] + 1 for name in lacking}
     return LeftOutRows(count, missing)
 
 
-def _header(line: list[str], wanted: list[str], where: str) -> list[str]:
-    names = [name.strip() for name in line]
+def _matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
+    """Return (n, features), also of no rows."""
+    return np.array(rows, dtype=np.float32).reshape(len(rows), len(schema.features()))
+
+
+def _opened(
+    text: str, schema: TableSchema, where: str, label_needed: bool = True
+) -> tuple[_RowReader, list[tuple[int, list[str]]]]:
+    """Return a reader of the columns in the file's order, and the lines of rows."""
+    lines = csv_lines(text, where, schema.delimiter)
+    names = [column.name for column in schema.columns]
+    first = [name.strip() for name in lines[0][1]] if lines else []
+    labelled = schema.label in first if schema.header else len(first) == len(names) + 1
+    if label_needed or labelled:
+        names.append(schema.label)
+    if schema.header:
+        _check_header(first, names, where)
+        names, lines = first, lines[1:]
+    return _RowReader(schema, names, where), lines
+
+
+def _check_header(names: list[str], wanted: list[str], where: str) -> None:
     # Surplus names are only counted: without a header they would be a patient's values
     missing, surplus = sorted(set(wanted) - set(names)), len(set(names) - set(wanted))
     if missing or surplus or len(names) != len(set(names)):
@@ -245,23 +237,15 @@ def _header(line: list[str], wanted: list[str], where: str) -> list[str]:
             f"{'' if len(names) == len(set(names)) else ', a name stands twice'}; correct the "
             "file, declare surplus columns as 'ignored', or set the schema's 'header' to false"
         )
-    return names
 
 
 @dataclass(frozen=True)
 class _RowReader:
+    """Reads lines whose columns are ``names``; its errors are of line and column."""
+
     schema: TableSchema
     names: list[str]
     where: str
-
-    def read(self, number: int, line: list[str]) -> tuple[int, list[float]] | None:
-        """Return label and features of a line; None if it has no label."""
-        tokens = self.tokens(number, line)
-        label = tokens[self.schema.label]
-        if self.schema.lacks(label):
-            return None
-        features = self.features(number, tokens)
-        return self._class(label, number), features
 
     def tokens(self, number: int, line: list[str]) -> dict[str, str]:
         """Return the values of a line by column."""
@@ -273,7 +257,7 @@ class _RowReader:
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
 
     def missing(self, tokens: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the columns that lack a value which a feature needs."""
+        """Return the columns of features that lack a value."""
         used = (column.name for column in self.schema.columns if column.kind != "ignored")
         return tuple(name for name in used if self.schema.lacks(tokens[name]))
 
@@ -314,15 +298,16 @@ class _RowReader:
             )
         return [float(level == other) for other in column.levels[1:]]
 
-    def _class(self, token: str, number: int) -> int:
-        text = same_text(token)
-        for index, values in enumerate(self.schema.classes.values()):
+    def label(self, number: int, tokens: Mapping[str, str]) -> int:
+        """Return the class of a line."""
+        classes = list(self.schema.classes.values())
+        text = same_text(tokens[self.schema.label])
+        for index, values in enumerate(classes):
             if text in values:
                 return index
-        known = [value for values in self.schema.classes.values() for value in values]
         raise DataError(
             f"{self.where}, line {number}, column '{self.schema.label}': this label is none "
-            f"of {_listed(known)}; correct it, or declare it under 'classes'"
+            f"of {_listed(chain(*classes))}; correct it, or declare it under 'classes'"
         )
 
 

@@ -1,6 +1,6 @@
 """A table's schema in YAML, as models. Imported when a file is read.
 
-A fault is told with the file and the key, and never with a value.
+Errors name the file and the key, and never a value.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return what tells given weights apart: all sites of a run must have the same.
+    """Return what distinguishes given weights; all sites of a run must have the same.
 
     It is empty where the network starts from the seed.
     """
@@ -111,7 +111,7 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
         with safe_open(path, framework="numpy") as file:
             ours = "fedsilo" in (file.metadata() or {})
     except (SafetensorError, OSError, ValueError):
-        return  # no file of ours; whether it is one at all is told where it is read
+        return  # no file of ours; if it is none at all, its reader reports that
     if not ours:
         return
     try:

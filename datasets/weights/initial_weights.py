@@ -1,7 +1,7 @@
 """What a run's exchanged weights start from, beside the seed: a run's model, a ViT's, or VGG16's.
 
 A file of exchanged arrays, as a run writes ``model.safetensors``, must fit the network array by
-array, unless only its encoder is asked for, which classes of another data set leave as it is; so
+array, unless only its encoder is wanted, which classes of another data set leave as it is; so
 must the features of VGG16 with batch norm. Of another ViT's weights (CLIP, SAM, LVM-Med) all arrays
 of the blocks are needed; of the rest what fits is taken, resampled where timm can, and what does
 not stays as the seed has it.
@@ -36,7 +36,7 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 
 
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
-    """Put the weights that 'initial-weights' names into ``network``; empty: leave it as it is.
+    """Put the weights that 'initial-weights' names into ``network``, if it names any.
 
     Raises:
         SettingError: there are no such weights, or they are not of this network.

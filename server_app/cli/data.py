@@ -48,7 +48,7 @@ def _fetch(
     ] = False,
 ) -> None:
     from fedsilo.datasets.io.download import fetch
-    from fedsilo.datasets.io.licence import refuse_unaccepted
+    from fedsilo.datasets.io.public_files import refuse_unaccepted
     from fedsilo.datasets.registry import data_set, licences
 
     files, licence = data_set(dataset).files, licences(dataset)
@@ -71,7 +71,7 @@ def _datasets(
 ) -> None:
     from rich.table import Table
 
-    from fedsilo.datasets.overview import overview
+    from fedsilo.datasets.registry import overview
     from fedsilo.server_app.run.progress_bars import make_console
 
     rows = overview(str(data_dir or ""))

@@ -162,7 +162,9 @@ def complete(**forms: Form) -> Form:
 
 def site(content: Any) -> str:
     """Take a site's name, which names folders and columns."""
-    return site_name_fault(content) if isinstance(content, str) else "a site's name is no text"
+    if not isinstance(content, str):
+        return "a site's name is no text"
+    return site_name_fault(content) or ""
 
 
 def _silos(content: Any) -> str:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedsilo.datasets.io import download
-from fedsilo.datasets.io.licence import Licence, refuse_unaccepted
-from fedsilo.datasets.overview import overview
-from fedsilo.datasets.registry import DATA_SETS, data_set, licences
+from fedsilo.datasets.io.public_files import Licence, refuse_unaccepted
+from fedsilo.datasets.registry import DATA_SETS, data_set, licences, overview
 from fedsilo.models.contract.errors import DataError
 from fedsilo.server_app.cli.main import main
 
@@ -67,7 +66,7 @@ def test_fetch_says_the_terms_and_brings_nothing_without_agreement(
     said = capsys.readouterr()
     assert "terms: for research" in said.out
     assert "brought" not in said.out
-    assert "nothing was brought; repeat with --accept-licence if you agree" in said.err
+    assert "nothing was downloaded; repeat with --accept-licence if you agree" in said.err
     assert main(["fetch", "gtsrb", "--data-dir", str(tmp_path), "--accept-licence"]) == 0
     assert capsys.readouterr().out.endswith("brought\n")
     assert main(["fetch", "mnist", "--data-dir", str(tmp_path)]) == 0, "no terms, no question"

@@ -12,7 +12,7 @@ import pytest
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.radiographs.masks import MaskedSilo
-from fedsilo.datasets.synthetic import angiogram_phantom
+from fedsilo.datasets.synthetic import phantoms
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.cli.main import main
@@ -138,7 +138,7 @@ def test_a_run_of_another_size_fits_once_the_size_is_left_at_its(
     assert not _finetuned(command, *finetune)
 
 
-class _Uneven(angiogram_phantom.AngiogramPhantom):
+class _Uneven(phantoms.AngiogramPhantom):
     """Sites of which each has a size of its own, unless the settings give one for all."""
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
@@ -149,7 +149,7 @@ class _Uneven(angiogram_phantom.AngiogramPhantom):
 def test_images_of_different_sizes_are_pooled_once_a_size_is_set(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(angiogram_phantom, "ANGIOGRAM_PHANTOM", _Uneven())
+    monkeypatch.setattr(phantoms, "ANGIOGRAM_PHANTOM", _Uneven())
     words = (*ANGIOGRAMS, "--site", "human", "--site", "animal")
     small = ("sample-share=0.03", "val-folds=2", "width=4")
     told = _finetuned(command, *words, changes=small)

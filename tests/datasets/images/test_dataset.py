@@ -17,7 +17,7 @@ from fedsilo.datasets.images.index import ImageIndex, in_public, joined, take_sh
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import check_data_settings
 from fedsilo.datasets.silo.silos import Silo, Split, fingerprint, no_such_silo
-from fedsilo.datasets.synthetic.dermoscopy_phantom import DERMOSCOPY_PHANTOM
+from fedsilo.datasets.synthetic.phantoms import DERMOSCOPY_PHANTOM
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -240,7 +240,7 @@ def test_broken_images_are_refused_with_their_names_and_nothing_is_cached(places
     assert said.startswith("flat, a: 2 of 24 images cannot be used: ")
     assert "2.png is missing" in said
     assert "7.png is cut short or damaged" in said
-    assert said.endswith(": mend them, or set 'broken-images' to 'skip'")
+    assert said.endswith(": fix them, or set 'broken-images' to 'skip'")
     assert str(places.data) not in said
     assert not [path for path in places.cache.rglob("*") if path.is_file()]
     assert load(places, "b").dropped == 0
@@ -354,7 +354,7 @@ def test_a_damaged_cache_is_made_anew_or_told_by_its_folder(places: Places) -> N
         def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
             raise DataError("the images are gone")
 
-    said = r"cached data in .*/flat-silos/a-silo-\w* were altered and cannot be made anew \(the ima"
+    said = r"cached data in .*/flat-silos/a-silo-\w* were altered and cannot be made again \(the i"
     with pytest.raises(DataError, match=said):
         load(places, data=Gone())
     silo = load(places)

@@ -13,9 +13,10 @@ from PIL import Image
 
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
+    Decoded,
     Fault,
     check_faults,
-    decode_files,
+    decode_each,
     decode_image,
     describe,
     shades_of_grey,
@@ -27,6 +28,10 @@ def saved(path: Path, pixels: npt.NDArray[np.uint8]) -> Path:
     """Save (height, width[, 3]) pixels in the form of the path's suffix."""
     Image.fromarray(pixels).save(path)
     return path
+
+
+def decoded(folder: Path, names: list[str]) -> Decoded:
+    return decode_each(names, (3, 16, 16), np.uint8, lambda name: decode_image(folder / name, 16))
 
 
 def noise(height: int, width: int) -> npt.NDArray[np.uint8]:
@@ -183,7 +188,7 @@ def test_files_are_decoded_in_order_and_those_that_are_broken_left_out(tmp_path:
     for level in (10, 30):
         saved(tmp_path / f"{level}.png", np.full((16, 16), level, np.uint8))
     (tmp_path / "20.png").write_bytes(b"no")
-    found = decode_files(tmp_path, ["10.png", "20.png", "30.png", "40.png"], 16, False)
+    found = decoded(tmp_path, ["10.png", "20.png", "30.png", "40.png"])
     assert found.images.shape == (2, 3, 16, 16)
     assert found.images[:, 0, 0, 0].tolist() == [10, 30]
     assert found.kept.tolist() == [0, 2]
@@ -192,7 +197,7 @@ def test_files_are_decoded_in_order_and_those_that_are_broken_left_out(tmp_path:
 
 
 def test_no_files_are_no_images(tmp_path: Path) -> None:
-    found = decode_files(tmp_path, [], 16, False)
+    found = decoded(tmp_path, [])
     assert found.images.shape == (0, 3, 16, 16)
     assert len(found.kept) == len(found.faults) == 0
 
@@ -204,10 +209,10 @@ def test_faults_are_counted_and_the_first_five_told_with_the_way_on(own_log: io.
         check_faults(faults, 90, told, "refuse", "north")
     assert str(caught.value) == (
         "north: 7 of 90 images cannot be used: 0.jpg is missing; 1.jpg is missing; 2.jpg is "
-        "missing; 3.jpg is missing; 4.jpg is missing; and 2 more: mend them, or set "
+        "missing; 3.jpg is missing; 4.jpg is missing; and 2 more: fix them, or set "
         "'broken-images' to 'skip'"
     )
-    with pytest.raises(DataError, match=r"4\.jpg is missing: mend them"):
+    with pytest.raises(DataError, match=r"4\.jpg is missing: fix them"):
         check_faults(faults[:5], 90, told, "refuse", "north")
     check_faults(faults, 90, told, "skip", "north")
     check_faults([], 90, told, "refuse", "north")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsilo.datasets.images.decoding import BrokenImageError
-from fedsilo.datasets.images.headers import ALL, header_measures, picture_header
+from fedsilo.datasets.images.decoding import ALL, BrokenImageError, header_measures, picture_header
 
 
 def test_files_are_counted_by_width_height_and_depth(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedsilo.datasets.images.isic2019 import CENTRES, DIAGNOSES, ISIC2019, class
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.datasets.synthetic.dermoscopy_phantom import COUNTS
+from fedsilo.datasets.synthetic.phantoms import LESION_COUNTS
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -262,7 +262,7 @@ def test_flambys_table_has_the_counts_that_the_phantom_has(real_data: Path) -> N
     with (real_data / "isic2019" / "train_test_split").open() as file:
         for row in csv.DictReader(file):
             counts[CENTRES[int(row["center"])]][int(row["target"])] += 1
-    assert {site: tuple(found) for site, found in counts.items()} == COUNTS
+    assert {site: tuple(found) for site, found in counts.items()} == LESION_COUNTS
 
 
 def test_real_images_are_decoded_and_split_by_lesion(real: Places) -> None:

@@ -189,8 +189,8 @@ def test_a_wrong_declaration_is_told_with_its_file(places: Places, text: str, sa
     [
         ("b.png,carcinoma,P1", "line 3, column 'label': this label is none of 'nevus', '4', 'mel"),
         ("b.png,,P1", "line 3, column 'label': this label is none of"),
-        ("../../b.png,nevus,P1", "line 3, column 'path': the file lies outside the data directory"),
-        ("/etc/b.png,nevus,P1", "line 3, column 'path': the file lies outside"),
+        ("../../b.png,nevus,P1", "line 3, column 'path': the file is outside the data directory"),
+        ("/etc/b.png,nevus,P1", "line 3, column 'path': the file is outside"),
         (",nevus,P1", "line 3, column 'path': this is no file's name"),
         ("x/../a.png,nevus,P1", "line 3, column 'path': the same file is in line 2"),
         ("b.png,nevus", "line 3: 2 values, and line 1 names 3 columns"),
@@ -214,7 +214,7 @@ def test_a_misspelt_column_is_refused_and_not_repeated(places: Places, header: s
 
 def test_a_manifest_outside_the_data_directory_is_refused(places: Places) -> None:
     rewrite(places, "images.yaml", lambda text: text.replace("north/list.csv", "../list.csv"))
-    assert "the manifest of site 'north' lies outside the data directory" in refused(places)
+    assert "the manifest of site 'north' is outside the data directory" in refused(places)
 
 
 def split_listing(places: Places, patient: Callable[[int], str] = str) -> None:
@@ -350,9 +350,10 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
 
 
 def test_the_documentation_names_each_key_of_the_declaration_and_column() -> None:
-    from fedsilo.datasets.images.manifests import KEYS
+    from fedsilo.datasets.images.declaration import ImagesModel
 
+    keys = [field.alias for field in ImagesModel.model_fields.values()]
     text = (Path(__file__).resolve().parents[3] / "docs" / "images.md").read_text()
     text, _ = text.split("## Dermoscopic images of six centres")
     rows = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
-    assert rows == {*KEYS, "path", "label", "patient", "split"}
+    assert rows == {*keys, "path", "label", "patient", "split"}

@@ -142,7 +142,7 @@ def test_an_image_in_both_parts_is_refused(tmp_path: Path) -> None:
     cbis_ddsm(tmp_path)
     first = (tmp_path / "mass_case_description_train_set.csv").read_text()
     (tmp_path / "mass_case_description_test_set.csv").write_text(first)
-    with pytest.raises(DataError, match="its image stands in training and test part"):
+    with pytest.raises(DataError, match="its image is in training and test part"):
         write_manifest("cbis-ddsm", tmp_path)
 
 

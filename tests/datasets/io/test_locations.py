@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.datasets.io.locations import Places, find_files, find_places, weight_paths
+from fedsilo.datasets.io.locations import Places, find_places, weight_paths
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.models.contract.errors import DataError
 
@@ -42,10 +42,10 @@ def test_a_missing_file_is_named_with_its_folder_and_its_public_source(
 ) -> None:
     assert small_places.data is not None
     folder = small_places.data / "mnist"
-    assert find_files(MNIST, small_places) == folder
+    assert MNIST.find(small_places) == folder
     (folder / TEST_LABELS).unlink()
     with pytest.raises(DataError) as caught:
-        find_files(MNIST, small_places)
+        MNIST.find(small_places)
     message = str(caught.value)
     assert f"{TEST_LABELS} is missing in {folder}" in message
     assert MNIST.url in message

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.partition.cuts import cut_names, load_cut
 from fedsilo.datasets.partition.label_sets import label_sets
-from fedsilo.datasets.partition.unseen import load_unseen, unseen_names
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
 from fedsilo.models.contract.errors import DataError, SettingError
@@ -40,8 +40,8 @@ def _numbers(split: Split) -> list[int]:
 
 
 def test_silos_are_numbered_so_that_they_sort() -> None:
-    assert unseen_names(DIGITS) == ["silo-1", "silo-2", "silo-3"]
-    names = unseen_names(dataclasses.replace(DIGITS, silos=10))
+    assert cut_names(DIGITS) == ["silo-1", "silo-2", "silo-3"]
+    names = cut_names(dataclasses.replace(DIGITS, silos=10))
     assert names[0] == "silo-01"
     assert names == sorted(names)
 
@@ -228,7 +228,7 @@ def test_images_of_a_label_are_dealt_out_so_that_silos_get_as_many_of_each_site(
     settings = dataclasses.replace(PHANTOM, unseen=0.0, silo_train_size=20, silo_test_size=20)
     places = Places(None, tmp_path)
     for name in ("silo-1", "silo-2"):
-        silo = load_unseen(_Sites(), name, settings, places)
+        silo = load_cut(_Sites(), name, settings, places)
         for split in (silo.train, silo.test):
             sites = np.bincount(split.inputs[:, 0].numpy())
             # Site one has two thirds of each label

@@ -209,7 +209,7 @@ def test_an_unusable_image_is_told_by_its_line_too(places: Places) -> None:
 @pytest.mark.parametrize("path", ["../../secret/doe.png", "/etc/doe.png", "../.."])
 def test_a_mask_outside_the_data_directory_is_refused(places: Places, path: str) -> None:
     rewrite(places, lambda text: text.replace("frames/mask-doe-3.png", path))
-    assert "list.csv, line 5, column 'mask': the file lies outside the data dir" in refused(places)
+    assert "list.csv, line 5, column 'mask': the file is outside the data dir" in refused(places)
 
 
 def test_a_misspelt_column_is_refused(places: Places) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.shifted.pickles import read_batch
+from fedsilo.datasets.shifted.batches import read_batch
 from fedsilo.models.contract.errors import DataError
 from tests.support.colour import flat_planes, python2_batch, read_or_refused
 
@@ -71,16 +71,16 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_nothing(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"(S'touch made'\nios\nsystem\n.", "holds the pickle opcode INST"),
-        (b"\x80\x02}(U\x04datacnumpy\nndarray\n)\x81u.", "holds the pickle opcode NEWOBJ"),
-        (b"\x80\x02U\x011Q.", "holds the pickle opcode BINPERSID"),
-        (b"\x80\x02}(U\x04datacnumpy\ndtype\nU\x01O\x85Ru.", "an object of 'numpy dtype'"),
-        (BATCH.replace(b"U\x02u1", b"U\x02f8"), "an array of other than bytes"),
-        (BATCH.replace(b"\x89T", b"\x88T"), "an array whose columns come first"),
+        (b"(S'touch made'\nios\nsystem\n.", r"wants to run 'os\.system'.*nothing of it was run"),
+        (b"\x80\x02}(U\x04datacnumpy\nndarray\n)\x81u.", r"no python batch of CIFAR \(TypeError\)"),
+        (b"\x80\x02U\x011Q.", r"\(UnpicklingError\)"),
+        (b"\x80\x02}(U\x04datacnumpy\ndtype\nU\x01O\x85Ru.", r"\(TypeError\)"),
+        (BATCH.replace(b"U\x02u1", b"U\x02f8"), r"\(TypeError\)"),
+        (BATCH.replace(b"\x89T", b"\x88T"), r"\(TypeError\)"),
         (BATCH.replace(b"J\x00\x0c\x00\x00", b"J\x01\x0c\x00\x00"), r"cut short .*\(ValueError\)"),
-        (b"\x80\x02]q\x01.", r"cut short or no python batch of CIFAR \(ValueError\)"),
+        (b"\x80\x02]q\x01.", r"cut short or no python batch of CIFAR \(TypeError\)"),
         (b"", "cut short"),
-        (b"\x80\x02(((e.", r"\(LookupError\)|\(TypeError\)"),
+        (b"\x80\x02(((e.", "cut short"),
     ],
 )
 def test_what_no_batch_holds_is_refused_in_a_line(
@@ -96,7 +96,7 @@ def test_what_no_batch_holds_is_refused_in_a_line(
 def test_a_batch_cut_short_anywhere_is_refused(
     tmp_path_factory: pytest.TempPathFactory, keep: int
 ) -> None:
-    with pytest.raises(DataError, match="cut short"):
+    with pytest.raises(DataError, match=r"cut short|wants to run"):
         _read(tmp_path_factory.getbasetemp(), BATCH[:keep])
 
 

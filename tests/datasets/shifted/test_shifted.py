@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.shifted.pools import cut_by_track
 from fedsilo.datasets.shifted.shifted import distributions, shift, silo_names
 from fedsilo.datasets.shifted.signs import decode_signs
-from fedsilo.datasets.shifted.tracks import cut_by_track
 from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.shifted.tracks import cut_by_track, hold_out_tracks
+from fedsilo.datasets.shifted.pools import cut_by_track, hold_out_tracks
 from fedsilo.models.contract.errors import DataError
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from fedsilo.datasets.io.sealed_folders import SEAL
-from fedsilo.datasets.silo.cache import cached_silo
 from fedsilo.datasets.silo.retention import prune_cache
-from fedsilo.datasets.silo.silos import SPLITS, Silo, Split, fingerprint, save_silo
+from fedsilo.datasets.silo.silos import SPLITS, Silo, Split, cached_silo, fingerprint, save_silo
 
 SAMPLES = 1000  # of 4 bytes and a label of 8: three splits of 12 kB each, and headers
 

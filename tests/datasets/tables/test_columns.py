@@ -11,7 +11,7 @@ from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.datasets.tables.columns import column_measures
+from fedsilo.datasets.tables.dataset import column_measures
 from fedsilo.datasets.tables.parsing import Column, TableSchema, left_out_rows, parse_table
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.io.state_files import load_state
-from fedsilo.datasets.synthetic.angiogram_phantom import phantom_frame
+from fedsilo.datasets.synthetic.phantoms import phantom_frame
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.networks.kinds import Task

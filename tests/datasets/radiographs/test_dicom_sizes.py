@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedsilo.datasets.radiographs.codestreams import declared_shape
+from fedsilo.datasets.radiographs.dicom import declared_shape
 
 FRAME = struct.pack(">BHHB", 8, 20, 30, 1)  # depth, height, width, components
 

@@ -1,0 +1,278 @@
+"""The three made-up data sets: skin lesions, mammograms, and angiograms with catheter masks.
+
+Their sites have the names, sizes and class counts of the papers' hospitals. What a class looks like
+is made up so that a small network learns it; each site has a look of its own. No patient is in them
+and they are no substitute for real images.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.decoding import Pixels, decode_image, shades_of_grey
+from fedsilo.datasets.images.isic2019 import DIAGNOSES, class_of, classes_of
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
+from fedsilo.datasets.radiographs.dicom import read_radiograph
+from fedsilo.datasets.radiographs.endovascular import read_square
+from fedsilo.datasets.radiographs.mammography import HEADLINE
+from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
+from fedsilo.datasets.synthetic import pictures
+from fedsilo.datasets.synthetic.phantom import PhantomDataSet
+from fedsilo.datasets.synthetic.pictures import Blob, Look, Points
+from fedsilo.models.contract.settings import CommonSettings
+
+# Images of each diagnosis at FLamby's centres, in the order of ``DIAGNOSES``
+LESION_COUNTS = {
+    "bcn": (2857, 4206, 2809, 737, 1138, 124, 111, 431),
+    "vidir_molemax": (24, 3720, 2, 0, 124, 30, 54, 0),
+    "vidir_modern": (680, 1832, 211, 21, 475, 51, 82, 11),
+    "rosendahl": (342, 803, 296, 109, 490, 30, 3, 186),
+    "msk4": (215, 415, 0, 0, 189, 0, 0, 0),
+    "vienna_dias": (67, 350, 5, 0, 10, 4, 3, 0),
+}
+# A lesion's colour less the skin's, bulges of its outline, how strongly its inside is mottled
+_LESIONS = {
+    "MEL": ((-0.45, -0.45, -0.35), 5, 0.12),
+    "NV": ((-0.25, -0.3, -0.3), 0, 0.02),
+    "BCC": ((0.05, -0.22, -0.1), 3, 0.04),
+    "AK": ((-0.02, -0.12, -0.02), 0, 0.12),
+    "BKL": ((-0.1, -0.08, -0.35), 3, 0.08),
+    "DF": ((-0.15, -0.2, -0.05), 0, 0.02),
+    "VASC": ((-0.1, -0.55, -0.45), 0, 0.04),
+    "SCC": ((0.12, 0.12, 0.15), 7, 0.08),
+}
+_SKINS = {
+    "bcn": Look((0.82, 0.68, 0.62), field=1.15),
+    "vidir_molemax": Look((0.85, 0.66, 0.52), contrast=0.9),
+    "vidir_modern": Look((0.78, 0.7, 0.72)),
+    "rosendahl": Look((0.86, 0.72, 0.58), contrast=1.1),
+    "msk4": Look((0.72, 0.6, 0.6), grain=0.03),
+    "vienna_dias": Look((0.7, 0.55, 0.4), contrast=0.9, field=1.05),
+}
+
+
+class DermoscopyPhantom(PhantomDataSet):
+    """``dermoscopy-phantom``: the six centres of ISIC 2019, after FLamby."""
+
+    name = key = "dermoscopy-phantom"
+    counts, subject, again = LESION_COUNTS, "lesion", 0.15
+    size = 224
+    channels = 3
+    settings = (ImageDataSet.settings | {"target"}) - {"broken-images"}
+
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return nevus against all others, or the eight diagnoses."""
+        return classes_of(settings.target)
+
+    def label(self, kind: int, site: str, settings: CommonSettings) -> int:
+        """Return the class of a diagnosis."""
+        return class_of(kind, settings.target)
+
+    def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
+        """Return a lesion on the skin."""
+        kind, lesion, view = self.generators(site, number)
+        colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
+        shade = np.array(colour) + lesion.normal(0, 0.03, 3)
+        x, y = view.normal(0, 0.06, 2)
+        outline = Blob(x, y, lesion.uniform(0.4, 0.6) * view.uniform(0.95, 1.05), lobes, 0.2)
+        inside = shade.reshape(3, 1, 1) + mottled * pictures.texture(lesion, size, 6)
+        content = outline.weight(size) * inside + 0.02 * pictures.texture(lesion, size, 3)
+        image = _SKINS[site].show(content.astype(np.float32), view)
+        return shades_of_grey(image) if settings.colour_constancy else image
+
+    def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
+        """Return a photograph."""
+        return decode_image(path, size, settings.colour_constancy)
+
+
+_OF_GREY = ImageDataSet.settings - {"broken-images", "colour-constancy"}
+# Not malignant and malignant images of table I of the Fed-Align-CL paper
+BREAST_COUNTS = {"hologic": (730, 730), "siemens": (287, 123), "ge": (421, 431)}
+_PROFILES = {"hologic": SIGMOID, "siemens": STEEP, "ge": SHOULDERED}
+
+
+class MammographyPhantom(PhantomDataSet):
+    """``mammography-phantom``: three vendors, each of which renders by a profile of its own."""
+
+    name = key = "mammography-phantom"
+    counts, subject, again = BREAST_COUNTS, "patient", 0.3
+    size = 256
+    dtype = np.int16
+    headline = HEADLINE
+    settings = (ImageDataSet.settings - {"broken-images", "colour-constancy"}) | {
+        "intensity-profiles"
+    }
+
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return malignant against all others."""
+        return {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}
+
+    def own_share(self, places: Places) -> float:
+        """Return the paper's share of test images."""
+        return 0.2
+
+    def label(self, kind: int, site: str, settings: CommonSettings) -> int:
+        """Return the kind: it is the class."""
+        return kind
+
+    def image(
+        self, site: str, number: int, size: int, settings: CommonSettings
+    ) -> npt.NDArray[np.int16]:
+        """Return a mammogram as the site's vendor renders it."""
+        malignant, patient, view = self.generators(site, number)
+        picture = _breast(patient, view, size, bool(malignant))
+        if settings.intensity_profiles:
+            picture = _PROFILES[site].render(picture, view)
+        return as_int16(picture)[None]
+
+    def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[np.int16]:
+        """Return a radiograph of 16 bits, which some machine has rendered already."""
+        return as_int16(fit_square(read_radiograph(path, 16), size))[None]
+
+
+def _breast(
+    patient: np.random.Generator, view: np.random.Generator, size: int, malignant: bool
+) -> Grey:
+    """Return a breast at the left or right edge, 0..1: with a star or a soft spot in it."""
+    x, y = pictures.grid(size)
+    depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
+    from_wall = (x + 1) / np.float32(depth)
+    away = np.sqrt(from_wall**2 + (y / np.float32(height)) ** 2)
+    within = np.sqrt((1 - away**4).clip(0, 1))
+    tissue = (
+        0.4 + 0.06 * pictures.texture(patient, size, 3) + 0.03 * pictures.texture(patient, size, 9)
+    )
+    place = depth * patient.uniform(0.3, 0.6) - 1, patient.uniform(-0.4, 0.4)
+    if malignant:
+        lesion, light = Blob(*place, patient.uniform(0.14, 0.2), 8, 0.4), 0.5
+    else:
+        lesion, light = Blob(*place, patient.uniform(0.12, 0.18), soft=0.8), 0.1
+    exposure = np.float32(view.lognormal(0, 0.06))
+    picture = exposure * within * (tissue + light * lesion.weight(size))
+    seen: Grey = picture[:, :: view.choice([-1, 1])].clip(0, 1).astype(np.float32)
+    return seen
+
+
+# Frames of each anatomy, in the order of ``_VESSELS``: people and animals are rarer than models
+FRAME_COUNTS = {
+    "human": (140, 120, 180),
+    "animal": (120, 90, 110),
+    "silicone": (180, 160, 120),
+    "simulation": (200, 200, 200),
+}
+_WITH_CATHETER = 0.88  # share of the frames
+_CATHETER = 0.025  # radius
+# The vessels of an anatomy as corners of smooth lines with their radius; a catheter is in the first
+_VESSELS: dict[str, tuple[tuple[list[tuple[float, float]], float], ...]] = {
+    "arch": (
+        ([(-0.4, 1), (-0.45, 0.2), (-0.35, -0.25), (0, -0.45), (0.32, -0.2), (0.36, 1)], 0.13),
+        ([(-0.25, -0.35), (-0.35, -1)], 0.05),
+        ([(0, -0.45), (0, -1)], 0.05),
+        ([(0.2, -0.35), (0.35, -1)], 0.05),
+    ),
+    "carotid": (
+        ([(0.05, 1), (0, 0.3), (0.2, -0.1), (0.05, -0.5), (0.15, -1)], 0.08),
+        ([(0, 0.3), (-0.2, 0), (-0.3, -1)], 0.06),
+    ),
+    "coronary": (
+        ([(-0.6, -0.6), (-0.2, -0.4), (0.35, -0.2), (0.4, 0.2), (0.6, 0.8)], 0.05),
+        ([(-0.2, -0.4), (-0.35, 0), (-0.3, 0.4), (0, 0.9)], 0.05),
+        ([(0.1, -0.3), (0.1, 0.1), (0.2, 0.5)], 0.03),
+        ([(-0.35, 0), (-0.7, 0.3)], 0.03),
+    ),
+}
+_FLUOROSCOPES = {
+    "human": Look((0.55,), contrast=-0.45, grain=0.04, field=0.95),
+    "animal": Look((0.78,), contrast=-0.3, grain=0.08),
+    "silicone": Look((0.9,), contrast=-0.5, grain=0.02),
+    "simulation": Look((0.12,), contrast=0.6, grain=0.005),
+}
+ANATOMIES = tuple(_VESSELS)
+
+
+class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
+    """``angiogram-phantom``: four sources, after the FedEFM paper.
+
+    A class is a source and an anatomy, so that no two sites have a class in common: the paper's
+    unseen data at 100 %.
+    """
+
+    name = key = "angiogram-phantom"
+    counts, subject, again, fewest = FRAME_COUNTS, "sequence", 0.35, 12
+    size = 64
+    settings = _OF_GREY
+
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return the twelve pairs of a source and an anatomy."""
+        names = [f"{source}-{anatomy}" for source in FRAME_COUNTS for anatomy in ANATOMIES]
+        return {name: (name,) for name in names}
+
+    def label(self, kind: int, site: str, settings: CommonSettings) -> int:
+        """Return the class of a source's anatomy."""
+        return len(ANATOMIES) * list(FRAME_COUNTS).index(site) + kind
+
+    def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
+        """Return a frame; of a class with two channels its mask as the second."""
+        return np.stack(phantom_frame(site, number, size))[: self.channels]
+
+    def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
+        """Return an angiogram of 8 bits."""
+        return read_square(path, 8, size)[None]
+
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+        """Return the same frames in the same parts, each with its mask, which may be empty."""
+        return masked_silo(_WithMasks().load(name, settings, places))
+
+
+class _WithMasks(AngiogramPhantom):
+    name = "angiogram-phantom-masked"
+    channels = 2
+
+
+def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
+    """Return frame ``number`` of a source, 0..255, and its mask, 0 or 1, each (size, size)."""
+    anatomy, sequence, frame = ANGIOGRAM_PHANTOM.generators(site, number)
+    vessels = _tree(sequence, ANATOMIES[anatomy])
+    content = 0.08 * pictures.texture(sequence, size, 2)
+    for line, radius in vessels:
+        content = np.maximum(content, 0.6 * pictures.stroke(size, line, radius))
+    mask = np.zeros((size, size), dtype=bool)
+    if frame.random() < _WITH_CATHETER:
+        catheter = _catheter(frame, *vessels[0])
+        content = np.maximum(content, 1.1 * pictures.stroke(size, catheter, _CATHETER))
+        mask = pictures.distance(size, catheter) <= max(_CATHETER, 1 / size)
+    look = _FLUOROSCOPES[site]
+    if look.field:
+        mask &= Blob(0, 0, look.field, soft=0.05).weight(size) > 0.5
+    return look.show(content[None], frame)[0], mask.astype(np.uint8)
+
+
+def _tree(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
+    """Return an anatomy's vessels as lines with radii, all turned, scaled and shifted alike."""
+    turn, zoom = rng.normal(0, 0.12), rng.lognormal(0, 0.08)
+    pose = zoom * np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
+    shift = rng.normal(0, 0.05, 2)
+    vessels = []
+    for corners, radius in _VESSELS[anatomy]:
+        moved = np.array(corners) @ pose + shift
+        moved[1:] += rng.normal(0, 0.03, moved[1:].shape)
+        vessels.append((pictures.smooth_line(moved), zoom * radius))
+    return vessels
+
+
+def _catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
+    """Return a line from a vessel's start to somewhere along it, beside the vessel's middle."""
+    tip = rng.integers(len(line) // 2, len(line))
+    aside = rng.uniform(-0.5, 0.5) * radius * np.sin(np.linspace(0, np.pi, tip + 1))
+    return line[: tip + 1] + aside[:, None]
+
+
+DERMOSCOPY_PHANTOM = DermoscopyPhantom()
+MAMMOGRAPHY_PHANTOM = MammographyPhantom()
+ANGIOGRAM_PHANTOM = AngiogramPhantom()

@@ -1,0 +1,122 @@
+"""The generator of all made-up pictures: a textured ground, blobs and strokes, and a site's look.
+
+A picture is a sum of formulas over coordinates from -1 to 1, so that its size only decides how
+finely it is sampled. Lengths are in halves of a picture's side. x grows to the right, y downwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Field = npt.NDArray[Any]  # float32 (size, size), or (channels, size, size)
+Points = npt.NDArray[np.float64]  # (points, 2): x, y
+
+_WAVES = 10  # of a texture
+_STEPS = 24  # segments of a smooth line
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Something of one brightness: a lesion, a mass, an organ.
+
+    Attributes:
+        x, y: its middle.
+        radius: its mean radius.
+        lobes: bulges of its outline; 0 for a round one.
+        depth: how far they reach, as a share of the radius.
+        soft: width of its edge, as a share of the radius.
+    """
+
+    x: float
+    y: float
+    radius: float
+    lobes: int = 0
+    depth: float = 0.0
+    soft: float = 0.15
+
+    def weight(self, size: int) -> Field:
+        """Return 1 inside, 0 outside, and between them at the edge."""
+        x, y = grid(size)
+        x, y = x - np.float32(self.x), y - np.float32(self.y)
+        bulge = 1 + self.depth * np.cos(self.lobes * np.arctan2(y, x)) if self.lobes else 1.0
+        excess = np.hypot(x, y) / np.float32(self.radius) - bulge
+        weight: Field = 1 / (1 + np.exp((4 / self.soft * excess).clip(-30, 30)))
+        return weight
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a site's machine shows things.
+
+    Attributes:
+        ground: brightness of the ground, 0..1, of each channel.
+        contrast: factor of what is on the ground; below 0 it is darker than the ground.
+        grain: standard deviation of each pixel's noise.
+        field: radius of a round field of view with black around it; 0 if there is none.
+    """
+
+    ground: tuple[float, ...]
+    contrast: float = 1.0
+    grain: float = 0.02
+    field: float = 0.0
+
+    def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
+        """Return ``content`` (channels, size, size) on the ground, with noise, as 0..255."""
+        picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
+        picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
+        if self.field:
+            picture = picture * Blob(0, 0, self.field, soft=0.05).weight(content.shape[-1])
+        pixels: npt.NDArray[np.uint8] = np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
+        return pixels
+
+
+@lru_cache(maxsize=4)
+def grid(size: int) -> tuple[Field, Field]:
+    """Return x and y of each pixel's middle, (size, size) each."""
+    line = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
+    y, x = np.meshgrid(line, line, indexing="ij")
+    return x, y
+
+
+def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
+    """Return a random field of unit variance: a sum of plane waves, about ``waves`` a side."""
+    x, y = grid(size)
+    turns, phases = rng.uniform(0, 2 * np.pi, (2, _WAVES))
+    lengths = np.pi * waves * rng.uniform(0.5, 1.5, _WAVES)
+    total = np.zeros_like(x)
+    for length, turn, phase in zip(lengths, turns, phases, strict=True):
+        across, along = np.float32(length * np.cos(turn)), np.float32(length * np.sin(turn))
+        total += np.cos(across * x + along * y + np.float32(phase))
+    return total * np.float32(np.sqrt(2 / _WAVES))
+
+
+def smooth_line(corners: npt.ArrayLike) -> Points:
+    """Return a smooth curve through ``corners`` (k, 2), in equal parts between them."""
+    from scipy.interpolate import CubicSpline
+
+    knots = np.arange(len(np.asarray(corners)))
+    curve: Points = CubicSpline(knots, corners)(np.linspace(0, knots[-1], _STEPS + 1))
+    return curve
+
+
+def distance(size: int, line: Points) -> Field:
+    """Return the distance of each pixel's middle from a line of straight segments."""
+    x, y = grid(size)
+    nearest = np.full((size, size), np.inf, dtype=np.float32)
+    for (x0, y0), (dx, dy) in zip(line[:-1], np.diff(line, axis=0), strict=True):
+        length = max(dx * dx + dy * dy, 1e-12)
+        along = (((x - x0) * dx + (y - y0) * dy) / length).clip(0, 1)
+        nearest = np.minimum(nearest, np.hypot(x - x0 - along * dx, y - y0 - along * dy))
+    return nearest.astype(np.float32)
+
+
+def stroke(size: int, line: Points, radius: float) -> Field:
+    """Return 1 on a line of that radius and 0 away from it; a thin one is fainter, not wider."""
+    reach = max(radius, 1 / size)
+    edge = (0.5 + (reach - distance(size, line)) * size / 4).clip(0, 1)
+    return edge * np.float32(radius / reach)
