@@ -112,11 +112,11 @@ class ImageDataSet(DataSet):
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Return the images of ``index``."""
-        constancy = settings.colour_constancy
-        return decode_each(
-            *(index.names, (3, size, size), np.uint8),
-            lambda name: decode_image(index.folder / name, size, constancy),
-        )
+
+        def decode(name: str) -> npt.NDArray[np.uint8]:
+            return decode_image(index.folder / name, size, settings.colour_constancy)
+
+        return decode_each(index.names, (3, size, size), np.uint8, decode)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the decoding of one file as those of a silo are decoded."""

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from fedsilo.datasets.io.atomic_files import scratch_folder
 from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
 from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
 
 _TIMEOUT = 60  # seconds without a byte
 _MOST_BYTES = 2**32  # of an archive's files: 8 times GTSRB
@@ -63,8 +64,8 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
             HTTPDownloader(timeout=_TIMEOUT)(url, str(fresh), None)
         except (OSError, ValueError) as error:  # those of requests are OSErrors
             raise DataError(
-                f"{url} cannot be downloaded ({type(error).__name__}: {error}): check the network "
-                "or name another --base-url"
+                f"{url} cannot be downloaded ({one_line(error, 200)}): check the network or name "
+                "another --base-url"
             ) from None
         checksum = file_hash(str(fresh), "md5")
         if checksum != file.md5:
