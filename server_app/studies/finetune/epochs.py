@@ -1,4 +1,4 @@
-"""Passes over training images by an optimiser on a cosine, one after the other."""
+"""Epochs of training images under a cosine learning rate."""
 
 from __future__ import annotations
 
@@ -26,21 +26,14 @@ def cosine_epochs(
     epochs: int,
     purpose: str,
 ) -> Iterator[float]:
-    """Train ``network`` in place, an epoch at a time, and yield each one's mean loss.
+    """Train ``network`` in place and yield the mean loss of each epoch.
 
-    Args:
-        network: whose parameters are trained.
-        objective: the loss of a batch.
-        split: the images.
-        settings: optimiser, learning rate at the start, batches, seed.
-        compute: where.
-        epochs: how many; the learning rate falls to 0 over them.
-        purpose: tells the batches' order from that of other trainings of the seed.
+    The learning rate falls from the settings' to 0 over ``epochs``. ``purpose`` keys the order of
+    the batches, which differs from that of other trainings with the same seed.
     """
     optimiser = open_optimiser(network, settings)
-    half = math.pi / epochs
     cosine = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda epoch: 0.5 * (1 + math.cos(half * epoch))
+        optimiser, lambda epoch: 0.5 * (1 + math.cos(math.pi / epochs * epoch))
     )
     for epoch in range(epochs):
         yield train_locally(

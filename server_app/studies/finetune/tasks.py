@@ -1,9 +1,9 @@
-"""The two tasks of fine-tuning: how a network is built, trained, measured and compared."""
+"""The two tasks of fine-tuning: how each builds, trains and measures a network."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -27,19 +27,12 @@ from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTA
 
 
 class Downstream(ABC):
-    """A task.
-
-    Class attributes:
-        name: its name.
-        headline: the metric by whose validation value the epoch is chosen.
-        shown: the metrics of the table.
-        definitions: what is measured and minimised, in words.
-    """
+    """A task, for the network of that name."""
 
     name: ClassVar[str]
-    headline: ClassVar[str]
-    shown: ClassVar[tuple[str, ...]]
-    definitions: ClassVar[dict[str, str]]
+    headline: ClassVar[str]  # the metric whose validation value chooses the epoch
+    shown: ClassVar[tuple[str, ...]]  # the metrics of the table
+    definitions: ClassVar[dict[str, str]]  # what is measured and minimised, in words
 
     def __init__(self, network: str) -> None:
         self.network = network
@@ -50,11 +43,11 @@ class Downstream(ABC):
 
     @abstractmethod
     def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Return the network with the weights of the seed."""
+        """Return the network, initialised by the seed."""
 
     @abstractmethod
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the part whose arrays are named as a run's."""
+        """Return the part of ``network`` whose arrays have the same names as a run's."""
 
     @abstractmethod
     def objective(self, network: nn.Module) -> Objective:
@@ -64,7 +57,7 @@ class Downstream(ABC):
     def measured(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return the figures of a split, ``loss`` among them."""
+        """Return the metrics of a split, ``loss`` among them."""
 
 
 class Classification(Downstream):
@@ -77,7 +70,7 @@ class Classification(Downstream):
         "training loss": "mean cross-entropy",
         "accuracy": "share of the images whose most probable class is theirs",
         "balanced-accuracy": "mean recall over the classes that occur",
-        "auc": "mean AUC of each class against the rest; of two classes that of the second",
+        "auc": "mean AUC of each class against the rest; for two classes, that of the second",
         "loss": "mean negative log-likelihood, nats",
     }
 
@@ -90,7 +83,7 @@ class Classification(Downstream):
         return build_classifier(settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return all of it."""
+        """Return the whole network."""
         return network
 
     def objective(self, network: nn.Module) -> Objective:
@@ -100,12 +93,12 @@ class Classification(Downstream):
     def measured(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return the figures of ``client_app.training.evaluation.measure``, without dropout."""
+        """Return what a run measures, without dropout."""
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
 
 class Segmentation(Downstream):
-    """A network of ``fedsilo.models.networks.segmentation``."""
+    """A network of ``models.networks.segmentation``."""
 
     name = SEGMENTATION
     headline = "dice"
@@ -113,11 +106,11 @@ class Segmentation(Downstream):
     definitions: ClassVar = {
         "training loss": "mean cross-entropy plus soft Dice loss of the catheter over a batch",
         "dice": "2D Dice of the catheter, mean over images; an image without a catheter counts 0 "
-        "if some is found in it, and else is left out",
+        "if some is found in it, and is left out otherwise",
         "jaccard": "Jaccard (IoU) of the catheter, mean over the same images",
         "miou": "mean of the IoU of background and of catheter, each over all pixels of the split",
         "dice-pooled": "Dice of the catheter over all pixels of the split taken together",
-        "loss": "the training loss in eval mode, mean over batches weighed by images",
+        "loss": "the training loss in eval mode, mean over batches weighted by images",
     }
 
     def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
@@ -129,9 +122,9 @@ class Segmentation(Downstream):
         return build_segmentation(self.network, settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the encoder that a run can have trained."""
+        """Return the encoder, which a run can have trained."""
         trunk = cast(Segmenter, network).trunk()
-        assert trunk is not None, "the command lets no run's weights to a network without a trunk"
+        assert trunk is not None, "network_of gives no run's weights to a network without a trunk"
         return trunk
 
     def objective(self, network: nn.Module) -> Objective:
@@ -141,35 +134,27 @@ class Segmentation(Downstream):
     def measured(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return the figures of ``fedsilo.models.networks.segmentation``."""
-        masks, losses = split.labels, []
-        start = 0
-
-        def answer(logits: Tensor) -> Tensor:
-            nonlocal start
-            truth = masks[start : start + len(logits)]
-            start += len(logits)
-            losses.append(segmentation_loss(logits, compute.bring(truth)).item() * len(logits))
-            return logits.argmax(dim=1)
-
-        predicted = over_images(network, split.inputs, compute, answer)
-        return segmentation_figures(predicted, masks) | {"loss": sum(losses) / len(split)}
+        """Return Dice and its like (see ``segmentation_figures``)."""
+        predicted, losses, start = list[Tensor](), list[float](), 0
+        with torch.no_grad(), compute.autocast():
+            for logits in _logits(network, split.inputs, compute):
+                truth = compute.bring(split.labels[start : start + len(logits)])
+                losses.append(segmentation_loss(logits, truth).item() * len(logits))
+                predicted.append(logits.argmax(dim=1).cpu())
+                start += len(logits)
+        metrics = segmentation_figures(torch.cat(predicted), split.labels)
+        return metrics | {"loss": sum(losses) / len(split)}
 
 
-def over_images(
-    network: nn.Module, inputs: Tensor, compute: Compute, reduce: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return ``reduce`` of the logits of all images, a batch at a time in eval mode, on the CPU."""
+def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
+    """Yield the logits of a few images at a time, in eval mode."""
     network.eval()
-    with torch.no_grad(), compute.autocast():
-        parts = [
-            reduce(network(float_inputs(compute.bring(batch))).float()).cpu()
-            for part in in_batches(inputs)
-            for batch in torch.split(part, 32)  # its inner maps are many times an image
-        ]
-    return torch.cat(parts)
+    for part in in_batches(inputs):
+        for batch in torch.split(part, 32):  # the inner maps are many times the size of an image
+            yield network(float_inputs(compute.bring(batch))).float()
 
 
 def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
-    """Return the class of each pixel of images (n, c, h, w), (n, h, w) int64 on the CPU."""
-    return over_images(network, inputs, compute, lambda logits: logits.argmax(dim=1))
+    """Return the class of each pixel of images (n, c, h, w): (n, h, w) int64 on the CPU."""
+    with torch.no_grad(), compute.autocast():
+        return torch.cat([part.argmax(1).cpu() for part in _logits(network, inputs, compute)])
