@@ -40,7 +40,7 @@ def test_it_says_what_each_site_holds_and_how_far_they_are_apart(folder: Path) -
 
 def test_the_page_has_what_the_json_has_and_loads_nothing(folder: Path) -> None:
     page = (folder / "survey.html").read_text()
-    answers = read_survey_document(folder / "survey.json").answers
+    answers = read_survey_document(folder / "survey.json").sites
     assert "Survey of heart-synthetic" in page
     for site, answer in answers.items():
         assert site in page
