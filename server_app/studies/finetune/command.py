@@ -16,7 +16,7 @@ from fedsilo.server_app.studies.finetune.data import chosen_sites
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, FinetuneRequest
 from fedsilo.server_app.studies.finetune.results import FinetuneResult, StartResult, write_results
 from fedsilo.server_app.studies.finetune.settings import network_of, settings_of
-from fedsilo.server_app.studies.finetune.tasks import Classification, Segmentation
+from fedsilo.server_app.studies.finetune.tasks import Downstream, Segmentation
 from fedsilo.server_app.studies.finetune.training import Study, start, train
 from fedsilo.server_app.studies.finetune.weights import SCRATCH, RunModel, Source, open_start
 
@@ -51,7 +51,7 @@ def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
     network = network_of(request.task, request.network, sources, distil=request.distil_epochs > 0)
     run_models = [source for source in sources if isinstance(source, RunModel)]
     settings = settings_of(request, network, run_models)
-    downstream = (Segmentation if request.task == SEGMENTATION else Classification)(network)
+    downstream = (Segmentation if request.task == SEGMENTATION else Downstream)(network)
     data = downstream.data(settings, chosen_sites(settings, request.sites))
     compute = choose_compute(settings.device, settings.precision, settings.threads)
     return Study(

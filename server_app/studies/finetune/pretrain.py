@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +71,14 @@ def pretrain(
     """
     common = planned(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
-    chosen = _data_set(experiment, common)
-    target = _target(common, weights)
+    if common.network != "vit" or not isinstance(data_set(common.dataset), ImageDataSet):
+        raise SettingError(
+            f"experiment '{experiment}' is of network '{common.network}' on data set "
+            f"'{common.dataset}': there is no ViT to train on public images"
+        )
+    target = weights or _named_file(common)
     refuse_target(target, "--weights FILE")
-    public, classes = _public(chosen, common, recipe)
+    public, classes = _public(common, recipe)
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
     trainer = _Trainer(public, classes, common, recipe)
@@ -90,19 +95,9 @@ def pretrain(
     return target
 
 
-def _data_set(experiment: str, common: CommonSettings) -> ImageDataSet:
-    """Return the experiment's data set, or raise a SettingError if there is nothing to train."""
-    chosen = data_set(common.dataset)
-    if common.network != "vit" or not isinstance(chosen, ImageDataSet):
-        raise SettingError(
-            f"experiment '{experiment}' is of network '{common.network}' on data set "
-            f"'{common.dataset}': there is no ViT to train on public images"
-        )
-    return chosen
-
-
-def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
+def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     """Return the public images and their number of classes; DataError if they are too few."""
+    chosen = cast(ImageDataSet, data_set(common.dataset))
     if "target" in chosen.settings:
         common = dataclasses.replace(common, target=recipe.target)
     places = find_places(common.data_dir, common.cache_dir)
@@ -115,19 +110,17 @@ def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -
     return public, len(chosen.classes(common, places))
 
 
-def _target(common: CommonSettings, file: Path | None) -> Path:
-    """Return where the weights go, or raise a SettingError if nothing names a file."""
-    if file is not None:
-        return file
+def _named_file(common: CommonSettings) -> Path:
+    """Return the file that 'backbone-weights' names, or raise a SettingError if it names none."""
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
             f"setting 'backbone-weights' is '{named}', which names no file: set it, or give "
             "--weights FILE"
         )
-    path = Path(named).expanduser()
-    folder = find_places(common.data_dir, common.cache_dir).cache / BACKBONES
-    return path if path.is_absolute() else folder / path
+    return (
+        find_places(common.data_dir, common.cache_dir).cache / BACKBONES / Path(named).expanduser()
+    )
 
 
 class _Trainer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
@@ -26,47 +25,13 @@ from fedsilo.server_app.studies.finetune.data import Pooled, pooled_labels, pool
 from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
 
 
-class Downstream(ABC):
-    """A task, for the network of that name."""
-
-    name: ClassVar[str]
-    headline: ClassVar[str]  # the metric whose validation value chooses the epoch
-    shown: ClassVar[tuple[str, ...]]  # the metrics of the table
-    definitions: ClassVar[dict[str, str]]  # what is measured and minimised, in words
-
-    def __init__(self, network: str) -> None:
-        self.network = network
-
-    @abstractmethod
-    def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-        """Return the pooled data of ``sites``, or raise a ``DataError``."""
-
-    @abstractmethod
-    def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Return the network, initialised by the seed."""
-
-    @abstractmethod
-    def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the part of ``network`` whose arrays have the same names as a run's."""
-
-    @abstractmethod
-    def objective(self, network: nn.Module) -> Objective:
-        """Return the loss of a batch."""
-
-    @abstractmethod
-    def measured(
-        self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
-    ) -> dict[str, float]:
-        """Return the metrics of a split, ``loss`` among them."""
-
-
-class Classification(Downstream):
-    """A run's network with a head for the classes at hand."""
+class Downstream:
+    """A task of fine-tuning, here classification, for the network of that name."""
 
     name = CLASSIFICATION
-    headline = "accuracy"
-    shown = ("accuracy", "balanced-accuracy", "auc", "loss")
-    definitions: ClassVar = {
+    headline = "accuracy"  # the metric whose validation value chooses the epoch
+    shown: ClassVar = ("accuracy", "balanced-accuracy", "auc", "loss")  # the metrics of the table
+    definitions: ClassVar = {  # what is measured and minimised
         "training loss": "mean cross-entropy",
         "accuracy": "share of the images whose most probable class is theirs",
         "balanced-accuracy": "mean recall over the classes that occur",
@@ -74,26 +39,29 @@ class Classification(Downstream):
         "loss": "mean negative log-likelihood, nats",
     }
 
+    def __init__(self, network: str) -> None:
+        self.network = network
+
     def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-        """Return images and labels."""
+        """Return the pooled data of ``sites``, or raise a ``DataError``."""
         return pooled_labels(settings, sites)
 
     def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Return the classifier."""
+        """Return the network, initialised by the seed."""
         return build_classifier(settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the whole network."""
+        """Return the part of ``network`` whose arrays have the same names as a run's."""
         return network
 
     def objective(self, network: nn.Module) -> Objective:
-        """Return cross-entropy."""
+        """Return the loss of a batch."""
         return cast(TokenClassifier, network).loss
 
     def measured(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return what a run measures, without dropout."""
+        """Return the metrics of a split, ``loss`` among them; without dropout."""
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
 
@@ -102,7 +70,7 @@ class Segmentation(Downstream):
 
     name = SEGMENTATION
     headline = "dice"
-    shown = ("dice", "jaccard", "miou", "dice-pooled")
+    shown: ClassVar = ("dice", "jaccard", "miou", "dice-pooled")
     definitions: ClassVar = {
         "training loss": "mean cross-entropy plus soft Dice loss of the catheter over a batch",
         "dice": "2D Dice of the catheter, mean over images; an image without a catheter counts 0 "

@@ -9,20 +9,20 @@ import pytest
 from flwr.supercore.version import package_version
 from flwr.supernode import start_client_internal
 
-from fedsilo.client_app.worker.pace import Pace
+from fedsilo.client_app.worker.polling import PollInterval
 from fedsilo.client_app.worker.supernode import READ, ShortWaits, shorten_waits
 
 
 def test_waits_are_short_for_ten_seconds_after_something_came() -> None:
     now = [100.0]
-    pace = Pace(short=0.1, long=2.0, clock=lambda: now[0])
-    assert pace.next() == 2.0
-    pace.quicken()
+    interval = PollInterval(short=0.1, long=2.0, clock=lambda: now[0])
+    assert interval.seconds() == 2.0
+    interval.arrived()
     for passed, wait in ((0.0, 0.1), (9.9, 0.1), (10.0, 2.0), (1e6, 2.0)):
         now[0] = 100.0 + passed
-        assert pace.next() == wait
-    pace.quicken()
-    assert pace.next() == 0.1
+        assert interval.seconds() == wait
+    interval.arrived()
+    assert interval.seconds() == 0.1
 
 
 def test_the_flower_that_is_installed_is_the_one_whose_waits_were_read() -> None:
@@ -36,7 +36,7 @@ def test_flowers_waits_are_shortened_by_its_own_names(monkeypatch: pytest.Monkey
     module._push_messages = lambda state: None  # type: ignore[attr-defined]
     exec("def idle(): time.sleep(3)\ndef reply(): time.sleep(0.5)", module.__dict__)
     slept: list[float] = []
-    assert shorten_waits(READ, module) == ""
+    assert shorten_waits(READ, module) is None
     monkeypatch.setattr(time, "sleep", slept.append)
     module.idle()
     module.reply()
@@ -50,7 +50,9 @@ def test_flowers_waits_are_shortened_by_its_own_names(monkeypatch: pytest.Monkey
 def test_another_flower_keeps_its_own_waits_and_it_is_said(version: str) -> None:
     module = ModuleType("waits")
     module.time = time  # type: ignore[attr-defined]
-    assert f"this is {version}: the SuperNode keeps Flower's own" in shorten_waits(version, module)
+    assert f"this is {version}: the SuperNode keeps Flower's own" in str(
+        shorten_waits(version, module)
+    )
     assert module.time is time
     del module.time
-    assert "keeps Flower's own" in shorten_waits(READ, module)
+    assert "keeps Flower's own" in str(shorten_waits(READ, module))
