@@ -86,8 +86,10 @@ def _transfer_run(
     """
     if not run_model.whole and hasattr(trunk, "vit"):
         # The check whether the weights have seen images of these silos is about the data used here
-        here = {"dataset": settings.dataset, "public_share": settings.public_share}
-        load_backbone(trunk, dataclasses.replace(run_model.common, **here))
+        common = dataclasses.replace(
+            run_model.common, dataset=settings.dataset, public_share=settings.public_share
+        )
+        load_backbone(trunk, common)
     encoder = _encoder_arrays(trunk)
     fitting = {
         name: array

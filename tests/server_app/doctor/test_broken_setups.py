@@ -312,7 +312,7 @@ SERVERS = {
         *(_options(control="0.0.0.0:8000"), "control port", "whoever reaches it", "--host"),
     ),
     "database that is none": Broken(
-        _write("superlink.db", "hello, I am a text"), "database", "no SQLite database", "another file"
+        _write("superlink.db", "hello, I am a text"), "database", "no SQLite", "another file"
     ),
     "database nowhere": Broken(
         _options(database=Path("/nowhere/superlink.db")), "database", "is missing", "make the"
