@@ -134,11 +134,7 @@ def _digest(data: bytes) -> str:
 
 
 def _unpacked(bundle: bytes) -> dict[str, bytes]:
-    """Return the files of a bundle by name, unpacked in memory.
-
-    Raises:
-        RefusedError: it is no zip, names a file twice, or is larger than an app can be.
-    """
+    """Return the files of a bundle by name, unpacked in memory."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             entries = archive.infolist()
@@ -155,11 +151,7 @@ def _unpacked(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Return pyproject.toml without 'federations', which Flower removes from a bundle.
-
-    Raises:
-        RefusedError: it is no TOML.
-    """
+    """Return pyproject.toml without 'federations', which Flower removes from a bundle."""
     try:
         content = tomllib.loads(text.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):

@@ -170,11 +170,7 @@ def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
 
 
 def _acquired(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask for a task; None if the SuperNode does not answer yet.
-
-    Raises:
-        SettingError: it does not accept the worker's secret.
-    """
+    """Ask for a task; None if the SuperNode does not answer yet."""
     try:
         return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
     except httpx.HTTPStatusError as error:

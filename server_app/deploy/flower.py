@@ -37,11 +37,17 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
     return answer
 
 
+def node_states(deployment: Deployment) -> dict[str, str]:
+    """Return the server's word for each site, such as online, or unregistered."""
+    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    states = {str(node["node-id"]): str(node["status"]) for node in nodes}
+    known = deployment.nodes
+    return {site: states.get(known.get(site, ""), "unregistered") for site in deployment.sites}
+
+
 def online(deployment: Deployment) -> list[str]:
     """Return the sites that the server sees."""
-    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
-    online_nodes = {str(node["node-id"]) for node in nodes if node["status"] == "online"}
-    return [site for site in deployment.sites if deployment.nodes.get(site) in online_nodes]
+    return [site for site, state in node_states(deployment).items() if state == "online"]
 
 
 def offline(deployment: Deployment) -> list[str]:

@@ -92,11 +92,7 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 
 
 def _difference(index: int) -> float:
-    """Return the largest relative difference of a convolution on the GPU from the CPU's.
-
-    Raises:
-        Refused: it cannot be computed.
-    """
+    """Return the largest relative difference of a convolution on the GPU from the CPU's."""
     import torch
 
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import SERVER, Deployment
-from fedsilo.server_app.deploy.flower import online
+from fedsilo.server_app.deploy.flower import offline
 from fedsilo.server_app.deploy.run import meet
 from fedsilo.server_app.doctor.findings import Check, Finding, Passed, Refused, Skipped, Status
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
@@ -65,11 +65,9 @@ def _members(setup: RunSetup) -> str:
     again = f"fedsilo deploy up --deployment {deployment.folder}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)
-    seen = online(deployment)
-    gone = [s for s in deployment.sites if s not in seen or not deployment.process(s)]
-    if gone:
+    if gone := offline(deployment):
         raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
-    return f"the server and {len(seen)} sites of {deployment.folder} are online"
+    return f"the server and {len(deployment.sites)} sites of {deployment.folder} are online"
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedsilo.datasets.io.atomic_files import scratch_folder
 from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
 from fedsilo.server_app.deploy.deployment import FEDERATION, Deployment, key_fingerprint
-from fedsilo.server_app.deploy.flower import flwr
+from fedsilo.server_app.deploy.flower import node_states
 from fedsilo.server_app.doctor import machine
 from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped
 from fedsilo.server_app.doctor.secrets import (
@@ -178,24 +178,18 @@ def _nodes(setup: ServerSetup) -> Passed:
         raise Skipped(f"no deployment is named; by hand: flwr supernode list {FEDERATION}")
     if not deployment.process("server"):
         raise Skipped("the server does not run: 'fedsilo deploy up' starts it")
-    listed = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
-    states = {str(node["node-id"]): str(node["status"]) for node in listed}
-    by_site = {
-        site: states.get(deployment.nodes.get(site, ""), "unregistered")
-        for site in deployment.sites
-    }
-    if gone := [site for site, state in by_site.items() if state == "unregistered"]:
+    states = node_states(deployment)
+    if gone := [site for site, state in states.items() if state == "unregistered"]:
         raise Refused(
             f"the server does not know the key of {', '.join(gone)}",
             "make new keys (make-secrets.sh --add-hospital) and 'fedsilo deploy up'",
         )
-    away = [f"{site} is {state}" for site, state in by_site.items() if state != "online"]
-    if away:
+    if away := [f"{site} is {state}" for site, state in states.items() if state != "online"]:
         raise Refused(
             f"not all are online: {', '.join(away)}",
             "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs SITE' says why",
         )
-    return Passed(f"online: {', '.join(by_site)}")
+    return Passed(f"online: {', '.join(states)}")
 
 
 CHECKS: tuple[Check[ServerSetup], ...] = (

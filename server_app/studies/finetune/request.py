@@ -34,11 +34,7 @@ class FinetuneRequest:
     distil_epochs: int = 0
 
     def check(self) -> None:
-        """Refuse what is out of range, and an output that could not be written.
-
-        Raises:
-            SettingError: with what to do.
-        """
+        """Raise a SettingError for what is out of range or could not be written."""
         for name in ("seeds", "epochs", "images"):
             if (number := getattr(self, name)) < 1:
                 raise SettingError(f"--{name} is {number}; it must be at least 1")
@@ -55,10 +51,9 @@ class FinetuneRequest:
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Refuse a file or folder that exists or could not be written; ``instead`` says what to give.
+    """Raise a SettingError for a file or folder that exists or could not be written.
 
-    Raises:
-        SettingError: with what to do.
+    ``instead`` names the option that gives another.
     """
     if target.exists():
         raise SettingError(f"{target} exists already: remove it, or give {instead}")

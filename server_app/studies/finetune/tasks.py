@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import in_batches, measure
-from fedsilo.client_app.training.loop import Objective
+from fedsilo.client_app.training.loop import LocalTraining, Objective, open_optimiser, train_locally
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.segmentation_metrics import segmentation_figures
@@ -126,3 +127,37 @@ def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Ten
     """Return the class of each pixel of images (n, c, h, w): (n, h, w) int64 on the CPU."""
     with torch.no_grad(), compute.autocast():
         return torch.cat([part.argmax(1).cpu() for part in _logits(network, inputs, compute)])
+
+
+def cosine_epochs(
+    network: nn.Module,
+    objective: Objective,
+    split: Split,
+    settings: CommonSettings,
+    compute: Compute,
+    *,
+    epochs: int,
+    purpose: str,
+) -> Iterator[float]:
+    """Train ``network`` in place and yield the mean loss of each epoch.
+
+    The learning rate falls from the settings' to 0 over ``epochs``. ``purpose`` keys the order of
+    the batches, which differs from that of other trainings with the same seed.
+    """
+    optimiser = open_optimiser(network, settings)
+    cosine = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda epoch: 0.5 * (1 + math.cos(math.pi / epochs * epoch))
+    )
+    for epoch in range(epochs):
+        yield train_locally(
+            LocalTraining(
+                cast(SiteNetwork, network),  # beside the objective only its parameters are used
+                split,
+                settings,
+                compute,
+                (purpose, epoch),
+                objective=objective,
+                optimiser=optimiser,
+            )
+        )
+        cosine.step()

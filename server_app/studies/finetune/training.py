@@ -16,9 +16,8 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.pyramids import Segmenter
 from fedsilo.server_app.studies.finetune.data import Pooled
 from fedsilo.server_app.studies.finetune.distil import DistilReport, distil
-from fedsilo.server_app.studies.finetune.epochs import cosine_epochs
 from fedsilo.server_app.studies.finetune.settings import takes
-from fedsilo.server_app.studies.finetune.tasks import Downstream
+from fedsilo.server_app.studies.finetune.tasks import Downstream, cosine_epochs
 from fedsilo.server_app.studies.finetune.transfer import TransferReport, transfer
 from fedsilo.server_app.studies.finetune.weights import RunModel, Source
 

@@ -79,11 +79,7 @@ def _report(encoder: Mapping[str, Tensor], names: Sequence[str], **details: Any)
 def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy what fits of a run's model; its head only as a whole and for the same ``classes``.
-
-    Raises:
-        SettingError: nothing fits.
-    """
+    """Copy what fits of a run's model; its head only as a whole and for the same ``classes``."""
     if not run_model.whole and hasattr(trunk, "vit"):
         # The check whether the weights have seen images of these silos is about the data used here
         common = dataclasses.replace(

@@ -33,7 +33,6 @@ from fedsilo.server_app.studies.predict.model import (
 )
 from fedsilo.server_app.studies.predict.request import PredictRequest
 
-Advance = Callable[[int], None]  # gets how many more inputs have been read or left out
 Watch = Callable[[int, int], None]  # gets how many inputs have been read, and of how many
 
 _MANIFEST = ("label", "split", "patient", "mask")  # what a manifest may hold beside its paths
@@ -52,8 +51,17 @@ class Inputs(ABC):
     truth: Tensor | None = None  # (n,) the classes, if known
 
     @abstractmethod
-    def batches(self, advance: Advance) -> Iterator[Tensor]:
+    def batches(self) -> Iterator[Tensor]:
         """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
+
+    def watched(self, watch: Watch) -> Iterator[Tensor]:
+        """Yield the batches, and tell ``watch`` after each how many inputs have been read."""
+        done, total = 0, len(self.names)
+        for batch in self.batches():
+            done += len(batch)
+            watch(done + len(self.faults), total)
+            yield batch
+        watch(total, total)
 
     def kept(self) -> list[int]:
         """Return the places of the inputs that could be read."""
@@ -66,12 +74,9 @@ class RowInputs(Inputs):
 
     inputs: Tensor
 
-    def batches(self, advance: Advance) -> Iterator[Tensor]:
+    def batches(self) -> Iterator[Tensor]:
         """Yield them."""
-        advance(len(self.faults))
-        for batch in in_batches(self.inputs):
-            advance(len(batch))
-            yield batch
+        yield from in_batches(self.inputs)
 
 
 @dataclass(kw_only=True)
@@ -82,7 +87,7 @@ class FileInputs(Inputs):
     reader: ImageReader
     numbers: int  # about how many an image has: it decides the size of a batch
 
-    def batches(self, advance: Advance) -> Iterator[Tensor]:
+    def batches(self) -> Iterator[Tensor]:
         """Yield full batches, as of a split that holds the readable files alone.
 
         Raises:
@@ -94,7 +99,6 @@ class FileInputs(Inputs):
         # Several threads may round products of small pictures differently
         with threadpool_limits(1, user_api="blas"):
             for place, image in enumerate(self._decoded()):
-                advance(1)
                 if isinstance(image, str):
                     self.faults[place] = image
                     continue
@@ -126,18 +130,6 @@ class FileInputs(Inputs):
             return self.reader(path)
         except BrokenImageError as error:
             return str(error)
-
-
-def counted(watch: Watch, total: int) -> Advance:
-    """Return a function that adds up how many inputs have been read, and passes it to ``watch``."""
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        watch(done, total)
-
-    return advance
 
 
 def open_inputs(model: SiteModel, request: PredictRequest) -> Inputs:
@@ -193,11 +185,7 @@ def _split_inputs(model: SiteModel, split: str) -> RowInputs:
 
 
 def _table_inputs(model: SiteModel, path: Path) -> RowInputs:
-    """Return the rows of a CSV file, read by the run's schema and standardised as the site's are.
-
-    Raises:
-        DataError: the file does not fit the schema; with line and column.
-    """
+    """Return the rows of a CSV file by the run's schema, standardised as the site's are."""
     data = data_set(model.common.dataset)
     assert isinstance(data, TableDataSet), "the model's data are a table"
     schema = data.schema(find_places(model.common.data_dir, model.common.cache_dir))
@@ -220,11 +208,7 @@ def _table_inputs(model: SiteModel, path: Path) -> RowInputs:
 
 
 def _found(folder: Path) -> dict[str, Path]:
-    """Return the files below a folder, sorted by name, without hidden ones.
-
-    Raises:
-        DataError: there is no such folder, or nothing in it.
-    """
+    """Return the files below a folder, sorted by name, without hidden ones."""
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: name one with image files by --images")
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
@@ -245,11 +229,7 @@ def _as_cell(name: str) -> str:
 
 
 def _listed(manifest: Path) -> dict[str, Path]:
-    """Return the files that a manifest lists, by name, in its order.
-
-    Raises:
-        DataError: it is no such manifest, lists nothing, or a file twice.
-    """
+    """Return the files that a manifest lists, by name, in its order."""
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):
         name = row["path"]

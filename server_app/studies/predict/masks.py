@@ -30,7 +30,7 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation import build_segmentation
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, refuse_target
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks
-from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, counted, file_inputs
+from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, file_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 
 _DOCUMENT = "finetune.json"
@@ -79,7 +79,7 @@ def predict_masks(
     def fill(folder: Path) -> None:
         network: nn.Module | None = None
         masks: list[Tensor] = []
-        for batch in inputs.batches(counted(watch, len(inputs.names))):
+        for batch in inputs.watched(watch):
             network = network or _network(document, settings, arrays, batch)
             masks += predicted_masks(network, batch, compute_of(settings)).unbind()
         for place, mask in zip(inputs.kept(), masks, strict=True):

@@ -26,7 +26,7 @@ from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.maths.mc_dropout import predictive_entropy
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.studies.predict.calibration import Calibration, open_calibration
-from fedsilo.server_app.studies.predict.inputs import Inputs, Watch, counted, open_inputs
+from fedsilo.server_app.studies.predict.inputs import Inputs, Watch, open_inputs
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.request import PredictRequest, document_path
 
@@ -152,7 +152,7 @@ def predicted(
     method, split = model.method, str(inputs.source.get("split", "test"))
     key = (model.round, model.site, INCOMING, split)
     figures = _SampleFigures(method, model.network)
-    batches = inputs.batches(counted(watch, len(inputs.names)))
+    batches = inputs.watched(watch)
     own = predict_batches(model.network, batches, method.drawing, method.compute, key, figures)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     return Predictions(

@@ -28,11 +28,7 @@ class PredictRequest:
     state_dir: Path | None = None  # the site's private state; None: the run directory's
 
     def check(self) -> None:
-        """Refuse what cannot be done, before any work.
-
-        Raises:
-            SettingError: with what to do.
-        """
+        """Raise a SettingError for what cannot be done, before any work."""
         named = [f"--{name}" for name in _SOURCES if getattr(self, name) is not None]
         if len(named) != 1:
             raise SettingError(
