@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.one_line import one_line
 
-S = TypeVar("S")
+S, T = TypeVar("S"), TypeVar("T")
 _MAX_LENGTH = 600  # characters of a text
 
 
@@ -32,6 +32,13 @@ class Refused(FedsiloError):
 
 class Skipped(Exception):
     """A check that does not apply; the message is the reason."""
+
+
+def given(value: T | None, otherwise: str) -> T:
+    """Return what a check looks at; if it is None or empty, skip the check with that reason."""
+    if not value:
+        raise Skipped(otherwise)
+    return value
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,15 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import SERVER, Deployment
 from fedsilo.server_app.deploy.flower import offline
 from fedsilo.server_app.deploy.run import meet
-from fedsilo.server_app.doctor.findings import Check, Finding, Passed, Refused, Skipped, Status
+from fedsilo.server_app.doctor.findings import (
+    Check,
+    Finding,
+    Passed,
+    Refused,
+    Skipped,
+    Status,
+    given,
+)
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
 from fedsilo.server_app.run.planning import RunSources, planned
 
@@ -59,9 +67,7 @@ def _settings(setup: RunSetup) -> str:
 
 
 def _members(setup: RunSetup) -> str:
-    deployment = setup.deployment
-    if deployment is None:
-        raise Skipped("no deployment is named: the sites are simulated")
+    deployment = given(setup.deployment, "no deployment is named: the sites are simulated")
     again = f"fedsilo deploy up --deployment {deployment.folder}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)

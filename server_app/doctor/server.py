@@ -16,7 +16,7 @@ from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
 from fedsilo.server_app.deploy.deployment import FEDERATION, Deployment, key_fingerprint
 from fedsilo.server_app.deploy.flower import node_states
 from fedsilo.server_app.doctor import machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, given
 from fedsilo.server_app.doctor.secrets import (
     lasting_certificate,
     matching_key,
@@ -60,24 +60,22 @@ class ServerSetup:
 
 
 def _authority(setup: ServerSetup) -> str:
-    if setup.authority is None:
-        raise Skipped("no --ssl-ca-certfile is named")
-    return lasting_certificate(setup.authority, setup.now(), _DAYS)
+    authority = given(setup.authority, "no --ssl-ca-certfile is named")
+    return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _certificate(setup: ServerSetup) -> str:
-    if setup.certificate is None:
-        raise Skipped("no --ssl-certfile is named")
-    said = lasting_certificate(setup.certificate, setup.now(), _DAYS)
+    certificate = given(setup.certificate, "no --ssl-certfile is named")
+    said = lasting_certificate(certificate, setup.now(), _DAYS)
     if setup.authority:
-        signed_by(setup.certificate, setup.authority)
+        signed_by(certificate, setup.authority)
     return said
 
 
 def _key(setup: ServerSetup) -> str:
-    if setup.key is None or setup.certificate is None:
-        raise Skipped("no --ssl-keyfile is named")
-    return f"{matching_key(setup.key, setup.certificate)} is the certificate's"
+    key = given(setup.key, "no --ssl-keyfile is named")
+    assert setup.certificate is not None, "the check needs that of the certificate"
+    return f"{matching_key(key, setup.certificate)} is the certificate's"
 
 
 def _fleet(setup: ServerSetup) -> str:
@@ -102,17 +100,17 @@ def _answer(setup: ServerSetup) -> str:
 
 
 def _database(setup: ServerSetup) -> str:
-    if setup.database is None:
-        raise Skipped("no --database is named: runs and hospitals are forgotten at each restart")
-    _refuse_damaged(setup.database)
-    seconds = commit_seconds(writable_folder(setup.database.parent, "the database's folder"))
+    reason = "no --database is named: runs and hospitals are forgotten at each restart"
+    database = given(setup.database, reason)
+    _refuse_damaged(database)
+    seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:
         raise Refused(
-            f"a commit beside {setup.database} takes {slowest:.0f} ms, and Flower's database locks",
+            f"a commit beside {database} takes {slowest:.0f} ms, and Flower's database locks",
             "give the server a disk of its own, not a network's",
         )
-    said = f"commits beside {setup.database} take {1000 * median:.1f} ms"
+    said = f"commits beside {database} take {1000 * median:.1f} ms"
     return f"{said}, the slowest of {len(seconds)} {slowest:.1f} ms"
 
 
@@ -145,37 +143,33 @@ def commit_seconds(folder: Path) -> list[float]:
 
 def _disk(setup: ServerSetup) -> str:
     folders = [setup.runs, setup.database and setup.database.parent]
-    there = [machine.nearest(folder) for folder in folders if folder]
-    if not there:
-        raise Skipped("neither --database nor --out is named")
-    return machine.room(dict.fromkeys(there), _DISK)
+    found = [machine.nearest(folder) for folder in folders if folder]
+    return machine.room(dict.fromkeys(given(found, "neither --database nor --out is named")), _DISK)
 
 
 def _registry(setup: ServerSetup) -> Passed:
     """Compare the registry with the named hospitals, and each key with its file."""
-    if not setup.registry:
-        raise Skipped(f"${REGISTRY} names no registry: a node may use any name")
-    keys = registered_keys(setup.registry)
+    registry = given(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
+    keys = registered_keys(registry)
     register = f"flwr supernode register NAME.pub {FEDERATION} --name NAME, and enter it there"
     for name, public in setup.hospitals:
         if name not in keys:
-            raise Refused(f"hospital {name} is not in {setup.registry}", register)
+            raise Refused(f"hospital {name} is not in {registry}", register)
         if public and key_fingerprint(public) != keys[name]:
             raise Refused(
-                f"{setup.registry} has another key of {name} than {public}",
+                f"{registry} has another key of {name} than {public}",
                 "get the right file, or revoke that node and register this key",
             )
     named = {name for name, _ in setup.hospitals}
     others = sorted(keys.keys() - named) if named else []
     details = (f"registered and not named: {', '.join(others)}",) if others else ()
-    return Passed(f"{setup.registry} knows {', '.join(sorted(keys)) or 'nobody'}", details)
+    return Passed(f"{registry} knows {', '.join(sorted(keys)) or 'nobody'}", details)
 
 
 def _nodes(setup: ServerSetup) -> Passed:
     """Ask Flower which of the deployment's hospitals it knows, and which are online."""
-    deployment = setup.deployment
-    if deployment is None:
-        raise Skipped(f"no deployment is named; by hand: flwr supernode list {FEDERATION}")
+    reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
+    deployment = given(setup.deployment, reason)
     if not deployment.process("server"):
         raise Skipped("the server does not run: 'fedsilo deploy up' starts it")
     states = node_states(deployment)

@@ -30,7 +30,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build, keys_with, unknown_key
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.doctor import gpu, machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, given
 from fedsilo.server_app.doctor.secrets import (
     OPENSSH_KEY,
     data_folder,
@@ -97,9 +97,8 @@ class SiteSetup:
 
     def required_settings(self) -> RunSettings:
         """Return the settings of the experiment; Skipped if none is named."""
-        if self.settings is None:
-            raise Skipped("no experiment is named, whose data set and settings would be opened")
-        return self.settings
+        reason = "no experiment is named, whose data set and settings would be opened"
+        return given(self.settings, reason)
 
     def folder(self, key: str) -> Path | None:
         """Return a folder of the node config, or None if it names none."""
@@ -144,30 +143,26 @@ def _rules(setup: SiteSetup) -> Passed:
 
 
 def _certificate(setup: SiteSetup) -> str:
-    if setup.authority is None:
-        raise Skipped("no --root-certificates are named")
-    return lasting_certificate(setup.authority, setup.now(), _DAYS)
+    authority = given(setup.authority, "no --root-certificates are named")
+    return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _key(setup: SiteSetup) -> str:
-    if setup.key is None:
-        raise Skipped("no --auth-supernode-private-key is named")
-    return f"{secret(setup.key, OPENSSH_KEY, private=True)} is readable by its owner alone"
+    key = given(setup.key, "no --auth-supernode-private-key is named")
+    return f"{secret(key, OPENSSH_KEY, private=True)} is readable by its owner alone"
 
 
 def _server(setup: SiteSetup) -> str:
-    if not setup.superlink:
-        raise Skipped("no --superlink is named")
-    if setup.authority is None:
-        raise Skipped("no --root-certificates are named, by which a server is known")
-    handshake(setup.superlink, setup.authority, _PATIENCE)
-    return f"{setup.superlink} answers with a certificate of {setup.authority}"
+    address = given(setup.superlink, "no --superlink is named")
+    authority = given(setup.authority, "no --root-certificates are named to check the server with")
+    handshake(address, authority, _PATIENCE)
+    return f"{address} answers with a certificate of {authority}"
 
 
 def _clock(setup: SiteSetup) -> str:
-    if setup.authority is None or setup.key is None:
-        raise Skipped("no key is named with which to ask the server")
-    return same_clock(setup.superlink, setup.authority, setup.key, setup.now())
+    authority, key = setup.authority, given(setup.key, "no key is named to ask the server with")
+    assert authority is not None, "the check needs that of the server, which needs it"
+    return same_clock(setup.superlink, authority, key, setup.now())
 
 
 def _port(setup: SiteSetup) -> str:
@@ -188,9 +183,8 @@ def _memory(setup: SiteSetup) -> str:
 
 
 def _data_folder(setup: SiteSetup) -> str:
-    if (folder := setup.folder("data-dir")) is None:
-        raise Skipped("the node config names no 'data-dir'; some data sets need none")
-    return f"{data_folder(folder)} exists and is not empty"
+    reason = "the node config names no 'data-dir'; some data sets need none"
+    return f"{data_folder(given(setup.folder('data-dir'), reason))} exists and is not empty"
 
 
 def _data(setup: SiteSetup) -> Passed:
