@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
@@ -103,7 +104,8 @@ class Worker:
 
         OpenBLAS's pool does not count: it ends itself before a fork.
         """
-        return self.started >= _RENEWED_AFTER or (self.started > 0 and _threads() > 1)
+        threads = psutil.Process().num_threads()
+        return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
 
 def preload() -> None:
@@ -239,14 +241,6 @@ def _secret(path: Path) -> bytes:
     if not secret:
         raise SettingError(f"the worker's secret {path} is empty: give it random bytes")
     return secret
-
-
-def _threads() -> int:
-    """Return the number of threads of this process, or 1 if the system does not say."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
 
 
 def _restart() -> None:

@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.one_line import one_line
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 _MAX_LENGTH = 600  # characters of a text
 
 

@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from fedsilo.server_app.doctor.findings import Passed, Refused
 GIGABYTE = 10**9
 _CGROUP = Path("/sys/fs/cgroup")
 _PROBE = 2**20  # bytes
+
+
+def utc_now() -> datetime:
+    """Return the time by this machine's clock."""
+    return datetime.now(UTC)
 
 
 def software() -> Passed:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from fedsilo.datasets.io.atomic_files import scratch_folder
@@ -32,10 +32,6 @@ _PATIENCE = 3.0  # seconds
 _SQLITE = b"SQLite format 3\0"
 
 
-def _today() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True)
 class ServerSetup:
     """What a SuperLink is started with, and the hospitals that it must know."""
@@ -51,7 +47,7 @@ class ServerSetup:
     # Those that are to take part, with the files of their public keys if these are here
     hospitals: tuple[tuple[str, Path | None], ...] = ()
     deployment: Deployment | None = None  # whose server it is, if it is one's
-    now: Callable[[], datetime] = _today
+    now: Callable[[], datetime] = machine.utc_now
 
     @property
     def mark(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,10 +54,6 @@ _DISK, _MEMORY = 1.0, 1.0  # gigabytes
 _NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics in each reply
 
 
-def _today() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True)
 class SiteSetup:
     """What a hospital's node is started with, and the experiment that it would be asked to run."""
@@ -69,7 +65,7 @@ class SiteSetup:
     host: str = "127.0.0.1"  # of the SuperNode's own Runtime API
     port: int = 9094
     settings: RunSettings | None = None  # the experiment's; None: none is named
-    now: Callable[[], datetime] = _today
+    now: Callable[[], datetime] = machine.utc_now
 
     @property
     def name(self) -> str:
