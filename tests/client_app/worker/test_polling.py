@@ -1,7 +1,9 @@
-"""Waits by a clock that stands still, and Flower's own, shortened in the version that was read."""
+"""The worker's poll interval, and Flower's own waits, shortened in the version that was read."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from types import ModuleType
 
@@ -13,7 +15,7 @@ from fedsilo.client_app.worker.polling import PollInterval
 from fedsilo.client_app.worker.supernode import READ, ShortWaits, shorten_waits
 
 
-def test_waits_are_short_for_ten_seconds_after_something_came() -> None:
+def test_poll_interval_after_an_arrival_is_short_for_ten_seconds() -> None:
     now = [100.0]
     interval = PollInterval(short=0.1, long=2.0, clock=lambda: now[0])
     assert interval.seconds() == 2.0
@@ -25,12 +27,14 @@ def test_waits_are_short_for_ten_seconds_after_something_came() -> None:
     assert interval.seconds() == 0.1
 
 
-def test_the_flower_that_is_installed_is_the_one_whose_waits_were_read() -> None:
+def test_installed_flower_is_the_one_whose_waits_were_read() -> None:
     assert package_version == READ
     assert start_client_internal.time is time
 
 
-def test_flowers_waits_are_shortened_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shorten_waits_of_a_known_flower_makes_its_loop_poll_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = ModuleType("waits")
     module.time = time  # type: ignore[attr-defined]
     module._push_messages = lambda state: None  # type: ignore[attr-defined]
@@ -47,7 +51,7 @@ def test_flowers_waits_are_shortened_by_its_own_names(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("version", ["1.39.1", "1.40.0"])
-def test_another_flower_keeps_its_own_waits_and_it_is_said(version: str) -> None:
+def test_shorten_waits_of_another_flower_leaves_them_and_says_why(version: str) -> None:
     module = ModuleType("waits")
     module.time = time  # type: ignore[attr-defined]
     assert f"this is {version}: the SuperNode keeps Flower's own" in str(
@@ -56,3 +60,17 @@ def test_another_flower_keeps_its_own_waits_and_it_is_said(version: str) -> None
     assert module.time is time
     del module.time
     assert "keeps Flower's own" in str(shorten_waits(READ, module))
+
+
+def test_end_with_a_process_that_ends_ends_too() -> None:
+    root = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    code = (
+        "import time; from fedsilo.client_app.worker.polling import end_with; "
+        f"end_with({root.pid}); print('bound', flush=True); time.sleep(60)"
+    )
+    bound = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert bound.stdout
+    assert bound.stdout.readline() == b"bound\n"
+    root.communicate(b"\n")
+    assert bound.wait(20) == 1
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1, "it has ended"

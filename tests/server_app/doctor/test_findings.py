@@ -18,6 +18,7 @@ from fedsilo.server_app.doctor.findings import (
     Status,
     examine,
     exit_code,
+    given,
 )
 from fedsilo.server_app.doctor.registry import TARGETS
 from fedsilo.server_app.doctor.report import document, last_line, lines_of
@@ -68,6 +69,13 @@ def test_an_error_is_one_line_and_stops_no_other_check(
 def test_what_is_skipped_says_why() -> None:
     (found,) = examine((_raising(Skipped("nothing is named")),), None)
     assert (found.status, found.said) == (Status.SKIPPED, "nothing is named")
+
+
+def test_given_nothing_skips_and_something_is_returned() -> None:
+    assert given(Path("key"), "no key is named") == Path("key")
+    for nothing in (None, "", []):
+        with pytest.raises(Skipped, match="no key is named"):
+            given(nothing, "no key is named")
 
 
 @pytest.mark.parametrize(
