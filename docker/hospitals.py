@@ -106,8 +106,8 @@ def _known(folder: Path, name: str) -> dict[str, str]:
     except FileNotFoundError as error:
         raise Refused(f"{name} is not registered") from error
     except ValueError as error:
-        told = f"{folder / name}.json is damaged: remove it, and revoke its node by 'flwr'"
-        raise Refused(told) from error
+        message = f"{folder / name}.json is damaged: remove it, and revoke its node by 'flwr'"
+        raise Refused(message) from error
     return found
 
 
@@ -120,8 +120,8 @@ def _flwr(*arguments: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         said = {"error-message": (done.stdout + done.stderr)[-300:]}
     if not said.get("success"):
-        told = " ".join(str(said.get("error-message", said)).split())
-        raise Refused(f"flwr supernode {arguments[0]}: {told}")
+        message = " ".join(str(said.get("error-message", said)).split())
+        raise Refused(f"flwr supernode {arguments[0]}: {message}")
     return said
 
 

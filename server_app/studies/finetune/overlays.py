@@ -76,7 +76,7 @@ def draw_overlays(
 def _panel(axes: Axes, image: Tensor, layer: Tensor | None, caption: str) -> None:
     draw_image(axes, image)
     if layer is not None:
-        # A large image is drawn smaller than it is, on axes of its own
+        # draw_image shrinks a large image, so the layer takes its extent
         axes.imshow(layer.numpy(), interpolation="nearest", extent=axes.images[0].get_extent())
     axes.set_xticks([])
     axes.set_yticks([])

@@ -53,7 +53,7 @@ class Pretraining:
     drop_path: float = setting(0.1, "stochastic depth", minimum=0.0, below=1.0)
     smoothing: float = setting(0.1, "label smoothing", minimum=0.0, below=1.0)
     target: str = setting(
-        "diagnosis", "what dermoscopic images are told apart by", choices=("nevus", "diagnosis")
+        "diagnosis", "what dermoscopic images are classified by", choices=("nevus", "diagnosis")
     )
     seed: int = setting(0, "seed of every random number", minimum=0)
 

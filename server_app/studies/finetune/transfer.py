@@ -80,7 +80,7 @@ def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
     """Copy what fits of a run's model; its head only as a whole and for the same ``classes``."""
-    if not run_model.whole and hasattr(trunk, "vit"):
+    if not run_model.has_backbone and hasattr(trunk, "vit"):
         # The check whether the weights have seen images of these silos is about the data used here
         common = dataclasses.replace(
             run_model.common, dataset=settings.dataset, public_share=settings.public_share
@@ -105,7 +105,7 @@ def _transfer_run(
             state[name].copy_(array)
     report = _report(encoder, list(fitting), head=bool(head))
     backbone = {name for name in encoder if name.startswith("encoder.vit.")}
-    if run_model.whole or not backbone:
+    if run_model.has_backbone or not backbone:
         return report
     left = tuple(name for name in report.left if name not in backbone)
     return dataclasses.replace(report, left=left, backbone=run_model.common.backbone_weights)

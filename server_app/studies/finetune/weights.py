@@ -37,7 +37,7 @@ class RunModel:
     common: CommonSettings  # the run's, with this machine's data directory
     arrays: Mapping[str, Tensor]  # by name, on the CPU
     classes: Classes
-    whole: bool  # True if the arrays hold a ViT's backbone; else it is that of 'backbone-weights'
+    has_backbone: bool  # a ViT's is among the arrays; else it is that of 'backbone-weights'
 
     @property
     def network(self) -> str:
@@ -108,8 +108,8 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
     first_site = next(iter(sites.values()))
     label_counts = next(iter(first_site["label_counts"].values()))
     classes = (tuple(first_site["classes"]), len(label_counts))
-    whole = any(name.startswith("encoder.vit.") for name in arrays)
-    return RunModel(label, common.method, common, arrays, classes, whole)
+    has_backbone = any(name.startswith("encoder.vit.") for name in arrays)
+    return RunModel(label, common.method, common, arrays, classes, has_backbone)
 
 
 def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:

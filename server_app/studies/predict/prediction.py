@@ -51,7 +51,7 @@ class Predictions:
     classes: tuple[str, ...]
     own: Tensor  # (k, classes) float64, the model's own probabilities
     probabilities: Tensor  # the same, at the calibration's temperature if one was applied
-    figures: Mapping[str, Tensor]  # what else the method says about each input, (k,) by name
+    statistics: Mapping[str, Tensor]  # what else the method says about each input, (k,) by name
     sets: Tensor | None  # (k, classes) bool, the prediction sets; None: none were asked for
     document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
 
@@ -65,7 +65,7 @@ class Predictions:
         for name, values in zip(self.classes, self.probabilities.T.tolist(), strict=True):
             columns[f"p.{name}"] = values
         columns["entropy"] = predictive_entropy(self.own).tolist()
-        columns |= {name: values.double().tolist() for name, values in self.figures.items()}
+        columns |= {name: values.double().tolist() for name, values in self.statistics.items()}
         if self.sets is not None:
             columns["set"] = [_SEPARATOR.join(compress(self.classes, row)) for row in self.sets]
         if self.inputs.truth is not None:
@@ -94,7 +94,7 @@ class Predictions:
         return [*lines, *(f"{name}: {value:.4f}" for name, value in metrics.items())]
 
 
-class _SampleFigures:
+class _SampleStatistics:
     """A probe that collects what a method says about each sample beside its probabilities."""
 
     def __init__(self, method: SiteMethod, network: SiteNetwork) -> None:
@@ -151,16 +151,16 @@ def predicted(
         calibration.threshold(coverage)  # refused before the work
     method, split = model.method, str(inputs.source.get("split", "test"))
     key = (model.round, model.site, INCOMING, split)
-    figures = _SampleFigures(method, model.network)
+    statistics = _SampleStatistics(method, model.network)
     batches = inputs.watched(watch)
-    own = predict_batches(model.network, batches, method.drawing, method.compute, key, figures)
+    own = predict_batches(model.network, batches, method.drawing, method.compute, key, statistics)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     return Predictions(
         inputs,
         model.classes,
         own,
         calibration.tempered(own) if calibration else own,
-        figures.columns(),
+        statistics.columns(),
         sets,
         _document(model, inputs, calibration, coverage) | _metrics(inputs, own, sets),
     )
