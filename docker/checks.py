@@ -1,69 +1,33 @@
-"""What both entry points check before Flower starts, by ``fedsilo doctor``; one clear line each."""
+"""What both entry points share: the check of the server's certificate, and the start of Flower."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsilo.server_app.doctor.findings import Refused
-from fedsilo.server_app.doctor.secrets import (
-    OPENSSH_KEY,
-    certificate,
-    data_folder,
-    matching_key,
-    secret,
-    site_file,
-    writable_folder,
-)
-from fedsilo.server_app.doctor.wire import Silent
-from fedsilo.server_app.doctor.wire import handshake as answering_handshake
-
-__all__ = [
-    "OPENSSH_KEY",
-    "Refused",
-    "certificate",
-    "data_folder",
-    "handshake",
-    "matching_key",
-    "secret",
-    "site_file",
-    "start",
-    "writable_folder",
-]
+from fedsilo.server_app.doctor.wire import Silent, handshake
 
 
-def handshake(address: str, authority: Path) -> None:
-    """Refuse a server whose certificate does not hold: Flower itself would try again for ever.
-
-    A server that does not answer yet is Flower's to wait for.
-
-    Args:
-        address: of the Fleet API, host:port.
-        authority: the certificate that must have signed the server's.
-
-    Raises:
-        Refused: it ended, it is another host's or another authority's, or no TLS is spoken there.
-    """
+def refuse_untrusted(address: str, authority: Path) -> None:
+    """Refuse a server whose certificate is not valid; Flower waits for one that does not answer."""
     try:
-        answering_handshake(address, authority)
+        handshake(address, authority)
     except Silent as silent:
         print(f"server {address} does not answer yet ({silent.why}): waiting", file=sys.stderr)
 
 
 def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:
-    """Become the command, or print it if ``show``; 2 and a line if it is refused."""
+    """Become the command, or print it if ``show``; 2 and a line on standard error if refused."""
     try:
         arguments = list(command())
     except Refused as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    print(" ".join(_quoted(argument) for argument in arguments), flush=True)
+    print(shlex.join(arguments), flush=True)
     if not show:
         os.execvp(arguments[0], arguments)  # Flower itself is the container's process 1
     return 0
-
-
-def _quoted(argument: str) -> str:
-    return f"'{argument}'" if " " in argument or '"' in argument else argument

@@ -1,8 +1,8 @@
-"""Register, revoke and list hospitals; run inside the server's container, which alone may do so.
+"""Register, revoke and list hospitals, inside the server's container.
 
-``register NAME`` reads the hospital's public key from standard input. Flower's own list knows node
-numbers only, so the state volume keeps a file per hospital: its node number and its key; and of all
-of them ``registry.json``, by which the server refuses a hello that says another's name.
+``register NAME`` reads the hospital's public key from standard input. Flower's own list has node
+numbers only, so the state volume keeps a file per hospital with its node number and key, and for
+all of them ``registry.json``, with which the server refuses a hospital that uses another's name.
 """
 
 from __future__ import annotations
@@ -18,39 +18,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import checks
+from fedsilo.server_app.doctor.findings import Refused
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # as datasets/silo/site_names.py has it
 
 
 def register(folder: Path, name: str, public_key: str) -> str:
-    """Make a hospital's key known to the SuperLink, and return a line that says so.
-
-    Raises:
-        checks.Refused: the name has another key, or Flower refuses the key.
-    """
+    """Register a hospital's key at the SuperLink, and return a line that says so."""
     card = folder / f"{name}.json"
     if not public_key.startswith("ecdsa-sha2-nistp384 "):
-        raise checks.Refused(f"{name}: standard input holds no EC P-384 public key of OpenSSH form")
+        raise Refused(f"{name}: standard input holds no EC P-384 public key of OpenSSH form")
     key = " ".join(public_key.split()[:2])
     _fingerprint(key)
     if card.exists():
         if _known(folder, name)["key"] != key:
-            raise checks.Refused(f"{name} is registered with another key: revoke it first")
+            raise Refused(f"{name} is registered with another key: revoke it first")
         return f"{name} is registered already"
     for other in _cards(folder):
         if _known(folder, other)["key"] == key:
-            raise checks.Refused(f"{name}: its key is {other}'s: each hospital needs its own")
+            raise Refused(f"{name}: its key is {other}'s: each hospital needs its own")
     folder.mkdir(mode=0o700, exist_ok=True)
     file = folder / f"{name}.pub"
     file.write_text(key + "\n", encoding="ascii")
     try:
         node = _flwr("register", str(file), "--name", name)["node-id"]
-    except checks.Refused as error:
+    except Refused as error:
         if "in use" not in str(error):
             raise
         hint = "an earlier registration of it was cut short: give the hospital another key"
-        raise checks.Refused(f"{error}; {hint} (make-secrets.sh --add-hospital)") from None
+        raise Refused(f"{error}; {hint} (make-secrets.sh --add-hospital)") from None
     finally:
         file.unlink()
     draft = folder / f"{name}.draft"
@@ -60,11 +56,7 @@ def register(folder: Path, name: str, public_key: str) -> str:
 
 
 def revoke(folder: Path, name: str) -> str:
-    """Shut a hospital out for good and return a line that says so.
-
-    Raises:
-        checks.Refused: no hospital of that name is registered, or Flower refuses.
-    """
+    """Exclude a hospital for good, and return a line that says so."""
     node = _known(folder, name)["node"]
     _flwr("unregister", node)
     (folder / f"{name}.json").unlink()
@@ -83,11 +75,7 @@ def listing(folder: Path) -> str:
 
 
 def write_registry(state: Path) -> None:
-    """Write which site each registered key is, where the server's runs read it.
-
-    Raises:
-        checks.Refused: what is kept of a hospital is damaged.
-    """
+    """Write which key belongs to which site, where the server's runs read it."""
     folder = state / "hospitals"
     cards = {name: _known(folder, name) for name in sorted(_cards(folder))}
     entries = {
@@ -108,7 +96,7 @@ def _fingerprint(key: str) -> str:
     try:
         blob = base64.b64decode(key.split()[1], validate=True)
     except (ValueError, IndexError) as error:
-        raise checks.Refused("a public key is damaged: it is no base64") from error
+        raise Refused("a public key is damaged: it is no base64") from error
     return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 
@@ -116,10 +104,10 @@ def _known(folder: Path, name: str) -> dict[str, str]:
     try:
         found: dict[str, str] = json.loads((folder / f"{name}.json").read_text(encoding="ascii"))
     except FileNotFoundError as error:
-        raise checks.Refused(f"{name} is not registered") from error
+        raise Refused(f"{name} is not registered") from error
     except ValueError as error:
-        told = f"{folder / name}.json is damaged: remove it, and revoke its node by 'flwr'"
-        raise checks.Refused(told) from error
+        message = f"{folder / name}.json is damaged: remove it, and revoke its node by 'flwr'"
+        raise Refused(message) from error
     return found
 
 
@@ -132,13 +120,13 @@ def _flwr(*arguments: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         said = {"error-message": (done.stdout + done.stderr)[-300:]}
     if not said.get("success"):
-        told = " ".join(str(said.get("error-message", said)).split())
-        raise checks.Refused(f"flwr supernode {arguments[0]}: {told}")
+        message = " ".join(str(said.get("error-message", said)).split())
+        raise Refused(f"flwr supernode {arguments[0]}: {message}")
     return said
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; 2 and a line on standard error if it is refused."""
+    """Do what the command line says; return 2 after a line on standard error if it is refused."""
     parser = argparse.ArgumentParser(prog="hospitals.py", description=__doc__)
     parser.add_argument("action", choices=["register", "revoke", "list"])
     parser.add_argument("name", nargs="?", default="")
@@ -150,13 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(listing(folder))
             return 0
         if not _NAME.fullmatch(given.name):
-            raise checks.Refused(f"'{given.name}' is no hospital's name")
+            raise Refused(f"'{given.name}' is no hospital's name")
         if given.action == "register":
             print(register(folder, given.name, sys.stdin.read()))
         else:
             print(revoke(folder, given.name))
         write_registry(given.state_dir)
-    except checks.Refused as error:
+    except Refused as error:
         print(f"hospitals: {error}", file=sys.stderr)
         return 2
     return 0

@@ -1,8 +1,7 @@
 """Entry point of a hospital's image: check what was mounted, then become the hospital's node.
 
-That is Flower's SuperNode with a worker beside it, which runs the image's own fedsilo only.
-
-The site's name, the server's address and the device come from the environment (``FEDSILO_SITE``,
+The node is Flower's SuperNode and a worker, which executes the image's own fedsilo only. The site's
+name, the server's address and the device come from the environment (``FEDSILO_SITE``,
 ``FEDSILO_SERVER``, ``FEDSILO_DEVICE``), secrets only from files.
 """
 
@@ -18,33 +17,39 @@ from pathlib import Path
 import checks
 from health import HEALTH_ADDRESS
 
+from fedsilo.server_app.doctor.findings import Refused
+from fedsilo.server_app.doctor.secrets import (
+    OPENSSH_KEY,
+    certificate,
+    data_folder,
+    secret,
+    site_file,
+    writable_folder,
+)
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
 def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
-    """Return the command that starts the SuperNode and its worker.
-
-    Raises:
-        checks.Refused: a name, a secret, a folder or the server is not as it must be.
-    """
-    site = _worded(environment, "FEDSILO_SITE", "", _NAME, "this hospital's name")
-    server = _worded(environment, "FEDSILO_SERVER", "server:9092", _ADDRESS, "host:port")
-    device = _worded(environment, "FEDSILO_DEVICE", "auto", _DEVICE, "auto, cpu or cuda")
-    key = checks.secret(given.secrets / "node.key", checks.OPENSSH_KEY, private=True)
+    """Return the command that starts the SuperNode and its worker, or raise ``Refused``."""
+    site = _variable(environment, "FEDSILO_SITE", "", _NAME, "this hospital's name")
+    server = _variable(environment, "FEDSILO_SERVER", "server:9092", _ADDRESS, "host:port")
+    device = _variable(environment, "FEDSILO_DEVICE", "auto", _DEVICE, "auto, cpu or cuda")
+    key = secret(given.secrets / "node.key", OPENSSH_KEY, private=True)
     node = {
         "site": site,
-        "data-dir": checks.data_folder(given.data_dir),
-        "state-dir": checks.writable_folder(given.state_dir, "state directory"),
-        "cache-dir": checks.writable_folder(given.cache_dir, "cache directory"),
+        "data-dir": data_folder(given.data_dir),
+        "state-dir": writable_folder(given.state_dir, "state directory"),
+        "cache-dir": writable_folder(given.cache_dir, "cache directory"),
         "device": device,
     }
-    if checks.site_file(given.site_file):
+    if site_file(given.site_file):
         node["site-file"] = given.site_file
-    authority = checks.certificate(given.secrets / "ca.crt")
+    authority = certificate(given.secrets / "ca.crt")
     if not given.print:
-        checks.handshake(server, authority)
+        checks.refuse_untrusted(server, authority)
     return [
         *("python", "-m", "fedsilo.client_app.worker.hospital"),
         *("--superlink", server),
@@ -55,14 +60,14 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     ]
 
 
-def _worded(
+def _variable(
     environment: Mapping[str, str], key: str, default: str, form: re.Pattern[str], what: str
 ) -> str:
     value = environment.get(key, "") or default
     if not value:
-        raise checks.Refused(f"{key} is not set: give {what}")
+        raise Refused(f"{key} is not set: give {what}")
     if not form.fullmatch(value):
-        raise checks.Refused(f"{key} is '{value}': give {what}")
+        raise Refused(f"{key} is '{value}': give {what}")
     return value
 
 

@@ -1,7 +1,7 @@
 """Entry point of the server's image: check secrets and volume, then become ``flower-superlink``.
 
-The Control and Runtime API stay on the container's loopback: who may start a run or register a
-hospital is who may run a command in this container. Hospitals reach the Fleet API alone.
+The Control and Runtime API stay on the container's loopback: only those who may run a command in
+this container may start a run or register a hospital. Hospitals reach the Fleet API alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import checks
 import hospitals
 from health import HEALTH_ADDRESS
 
+from fedsilo.server_app.doctor.secrets import certificate, matching_key, writable_folder
+
 _CONNECTION = """[superlink]
 default = "federation"
 
@@ -25,22 +27,17 @@ root-certificates = "{authority}"
 
 
 def superlink_command(secrets: Path, state: Path) -> list[str]:
-    """Return the command that starts the SuperLink, and write how ``flwr`` reaches it.
-
-    Raises:
-        checks.Refused: a secret or the state volume is not as it must be.
-    """
-    authority = checks.certificate(secrets / "ca.crt")
-    certificate = checks.certificate(secrets / "server.crt")
-    key = checks.matching_key(secrets / "server.key", certificate)
-    home = checks.writable_folder(state, "state directory") / "flwr"
-    hospitals.write_registry(state)  # also for keys that an earlier version registered
+    """Return the command that starts the SuperLink, and write how ``flwr`` reaches it."""
+    authority, own = certificate(secrets / "ca.crt"), certificate(secrets / "server.crt")
+    key = matching_key(secrets / "server.key", own)
+    home = writable_folder(state, "state directory") / "flwr"
+    hospitals.write_registry(state)  # the server reads one, also before the first hospital
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "config.toml").write_text(_CONNECTION.format(authority=authority), encoding="utf-8")
     return [
         "flower-superlink",
         *("--ssl-ca-certfile", str(authority)),
-        *("--ssl-certfile", str(certificate)),
+        *("--ssl-certfile", str(own)),
         *("--ssl-keyfile", str(key)),
         *("--host", "127.0.0.1", "--port", "8000"),
         *("--fleet-api-address", "0.0.0.0:9092"),

@@ -128,7 +128,7 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
     for site in ("s1a", "s2a", "s3a"):
         found = predict(PredictRequest(directory.path, site=site, split="test"))
         figures = found.document["figures"] | {
-            name: values.double().mean().item() for name, values in found.figures.items()
+            name: values.double().mean().item() for name, values in found.statistics.items()
         }
         told = {
             row["metric"]: float(row["value"])
@@ -138,7 +138,7 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
         shared = figures.keys() & told.keys()
         assert {"accuracy", "loss", "entropy", "calibration-error"} <= shared
         assert {name: figures[name] for name in shared} == {name: told[name] for name in shared}
-        assert ("vacuity" in told) == ("vacuity" in found.figures)
+        assert ("vacuity" in told) == ("vacuity" in found.statistics)
 
 
 # A run that dies and is resumed to the same bytes, below, is of the same seed too, and of all

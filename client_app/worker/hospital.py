@@ -2,9 +2,9 @@
 
     python -m fedsilo.client_app.worker.hospital --superlink server:9092 ...
 
-Takes the arguments of ``flower-supernode``. The two speak on the loopback, by a secret that is made
-for this start and known to nobody else. A worker that is killed is started again, and what it had
-begun is finished; with the SuperNode all ends.
+It takes the arguments of ``flower-supernode``. The two communicate on the loopback, with a secret
+that is made for this start and known to nobody else. A worker that is killed is started again, and
+messages that it was answering get their replies; when the SuperNode ends, everything ends.
 """
 
 from __future__ import annotations
@@ -30,44 +30,41 @@ from fedsilo.models.contract.errors import FedsiloError, SettingError
 
 _LOOK = 0.2  # seconds
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
-_STEADY = 60.0  # seconds after which a worker counts as started well
-_PATIENCE = 10.0  # seconds for what is to end by itself
+_STEADY = 60.0  # seconds after which a start of the worker counts as a success
+_PATIENCE = 10.0  # seconds in which a process may end by itself
 
 
 def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
-    """Return the commands of SuperNode and worker.
+    """Return the commands of SuperNode and worker, for the arguments of ``flower-supernode``.
 
-    Args:
-        arguments: those of ``flower-supernode``.
-        secret: the file that both read.
-        pid: of this process.
+    Both read the file ``secret``; ``pid`` is that of this process.
 
     Raises:
-        SettingError: an argument is this program's own to give, or the node config cannot be read.
+        SettingError: an argument is reserved for this program, or the node config cannot be read.
     """
-    told = _told(arguments)
+    given = _parsed(arguments)
     for option in ("isolation", "superexec_auth_secret_file", "ssl_certfile"):
-        if getattr(told, option):
+        if getattr(given, option):
             raise SettingError(
-                f"--{option.replace('_', '-')} is not for you to give: SuperNode and worker speak "
-                "on the loopback, by a secret of their own; leave it out"
+                f"--{option.replace('_', '-')} is not for you to give: SuperNode and worker "
+                "communicate on the loopback, with a secret of their own; leave it out"
             )
-    if told.host not in ("127.0.0.1", "::1", "localhost"):
+    if given.host not in ("127.0.0.1", "::1", "localhost"):
         raise SettingError(
-            f"--host is {told.host}: the Runtime API answers the worker alone; leave it out"
+            f"--host is {given.host}: the Runtime API answers the worker alone; leave it out"
         )
-    host = f"[{told.host}]" if ":" in told.host else told.host
+    host = f"[{given.host}]" if ":" in given.host else given.host
     own = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
     supernode = [sys.executable, "-m", "fedsilo.client_app.worker.supernode", *arguments, *own]
     worker = [sys.executable, "-m", "fedsilo.client_app.worker.parent"]
-    worker += ["--runtime", f"{host}:{told.port}", "--secret", str(secret), "--hospital", str(pid)]
-    if site_file := _site_file(told.node_config):
+    worker += ["--runtime", f"{host}:{given.port}", "--secret", str(secret), "--hospital", str(pid)]
+    if site_file := _site_file(given.node_config):
         worker += ["--site-file", site_file]
     return supernode, worker
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start both and stay until the SuperNode ends."""
+    """Start both and wait until the SuperNode ends."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         refuse_other_flower()
@@ -82,61 +79,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
-    """Start SuperNode and worker; a worker that ends is started again, with the SuperNode all ends.
+    """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
 
     Returns:
-        The SuperNode's exit code, or the worker's where it would fail again.
+        The SuperNode's exit code, or the worker's if it would fail again.
     """
-    ending: list[int] = []
+    signals: list[int] = []  # that ask this process to end
 
     def end(number: int, frame: FrameType | None) -> None:
-        ending.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    node, hand = subprocess.Popen(supernode), subprocess.Popen(worker)
-    began, pause = time.monotonic(), 1.0
+    node, working = subprocess.Popen(supernode), subprocess.Popen(worker)
+    started, pause = time.monotonic(), 1.0
     try:
-        while node.poll() is None and not ending:
-            code = hand.poll()
+        while node.poll() is None and not signals:
+            code = working.poll()
             if code == CANNOT:
                 return CANNOT
             if code is not None:
-                pause = (
-                    1.0 if time.monotonic() - began > _STEADY else min(2 * pause, _LONGEST_PAUSE)
-                )
+                steady = time.monotonic() - started > _STEADY
+                pause = 1.0 if steady else min(2 * pause, _LONGEST_PAUSE)
                 print(
                     f"fedsilo: the worker ended ({_ended(code)}) and is started again in "
-                    f"{pause:g} s; a message that it had begun is answered all the same",
+                    f"{pause:g} s; a message that it was answering still gets a reply",
                     file=sys.stderr,
                     flush=True,
                 )
-                _wait(pause, node, ending)
-                hand, began = subprocess.Popen(worker), time.monotonic()
+                limit = time.monotonic() + pause
+                while time.monotonic() < limit and node.poll() is None and not signals:
+                    time.sleep(_LOOK)
+                working, started = subprocess.Popen(worker), time.monotonic()
             if os.getpid() == 1:
-                collect_orphans({node.pid, hand.pid})
+                collect_orphans({node.pid, working.pid})
             time.sleep(_LOOK)
-        return node.returncode if not ending and node.returncode is not None else 0
+        return node.returncode if not signals and node.returncode is not None else 0
     finally:
-        _end(node, hand)
+        _end(node, working)
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Collect ended processes that a killed worker left to this one, a container's first."""
+    """Reap processes that a killed worker left to this one, if it is a container's process 1."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
-def _wait(seconds: float, node: subprocess.Popen[bytes], ending: Sequence[int]) -> None:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit and node.poll() is None and not ending:
-        time.sleep(_LOOK)
-
-
 def _end(*processes: subprocess.Popen[bytes]) -> None:
-    """End processes: TERM, and KILL what does not end by it."""
+    """End processes: SIGTERM, then SIGKILL for those that do not end."""
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -153,8 +145,8 @@ def _ended(code: int) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _told(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return what ``flower-supernode`` is told that the worker must know."""
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return those arguments of ``flower-supernode`` that concern the worker."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="9094")
@@ -164,19 +156,15 @@ def _told(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_known_args(arguments)[0]
 
 
-def _site_file(node_config: str) -> str:
-    """Return the site file that a node config names, empty if it names none.
-
-    Raises:
-        SettingError: it cannot be read.
-    """
+def _site_file(node_config: str) -> str | None:
+    """Return the site file that a node config names, if any; SettingError if it is unreadable."""
     from flwr.common.config import parse_config_args
 
     try:
         values = parse_config_args([node_config] if node_config else None)
-    except Exception as error:  # it is Typer's or TOML's, and ends the SuperNode too
+    except Exception as error:  # Typer's or TOML's, which would end the SuperNode too
         raise SettingError(f"--node-config cannot be read: {error}") from None
-    return str(values.get("site-file", ""))
+    return str(values["site-file"]) if values.get("site-file") else None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The fedsilo that a hospital has installed, and whether the app of a run is the same.
 
-A run brings its app along as a zip (Flower's FAB). The worker never runs it: it runs what is
-installed, and answers only a run whose app is that, file by file. So a site file, an audit log and
-every bound hold whatever the server ships.
+A run brings its app as a zip (Flower's FAB). The worker never executes it: it executes what is
+installed, and answers only a run whose app is the same, file by file. So a site file, an audit log
+and every limit hold, whatever the server sends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fedsilo.models.contract.errors import RefusedError, SettingError
 ROOMS = ("client_app", "datasets", "fedsilo", "models", "server_app", "strategies")
 _PACKAGE = "__init__.py"  # of an installed fedsilo; in a checkout it is in fedsilo/
 PYPROJECT = "pyproject.toml"
-# What a checkout has beside the rooms: Flower bundles it, a hospital's image need not have it
+# What a checkout has beside the rooms: Flower bundles it, and a hospital's image may lack it
 _BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "tests")), ".")
-_BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # what Flower takes along
+_BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # what Flower bundles
 _LARGEST = 64 * 2**20  # bytes of an app's files, unpacked; ours has 3 MiB
 _NAMED = 3  # files in a refusal
 _FLOWER = "1.39."
@@ -33,26 +33,17 @@ _FLOWER = "1.39."
 
 @dataclass(frozen=True)
 class InstalledApp:
-    """What is installed: where, and what Flower would bundle of it.
+    """What is installed, as far as Flower would bundle it."""
 
-    Attributes:
-        folder: that of pyproject.toml and the rooms.
-        digests: SHA-256 of each file of the rooms, by path.
-        project: the content of pyproject.toml, as a bundle has it.
-    """
-
-    folder: Path
-    digests: Mapping[str, str]
-    project: Mapping[str, Any]
+    folder: Path  # that of pyproject.toml and the rooms
+    digests: Mapping[str, str]  # SHA-256 of each file of the rooms, by path
+    project: Mapping[str, Any]  # the content of pyproject.toml, as a bundle has it
 
     def refuse_other(self, bundle: bytes) -> None:
-        """Refuse a run whose app is another one than this.
-
-        Args:
-            bundle: the run's app, a zip.
+        """Refuse a run whose app, the zip ``bundle``, is not this one.
 
         Raises:
-            RefusedError: names the files that differ, are missing or too many.
+            RefusedError: names the files that differ, are missing or surplus.
         """
         files = _unpacked(bundle)
         if _PACKAGE in files and f"fedsilo/{_PACKAGE}" not in files:
@@ -81,10 +72,7 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the installed fedsilo, once a process.
-
-    Args:
-        folder: that of pyproject.toml; None: the one that this module lies in.
+    """Read the installed fedsilo; ``folder`` is that of pyproject.toml (None: this module's).
 
     Raises:
         SettingError: fedsilo is not installed with its pyproject.toml, or it cannot be read.
@@ -111,22 +99,18 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
 
 
 def refuse_other_flower() -> None:
-    """Refuse a Flower whose way of handing out messages the worker does not know.
-
-    Raises:
-        SettingError: names both versions, and the mend.
-    """
+    """Raise a SettingError for a Flower version whose protocol the worker does not know."""
     from flwr.supercore.version import package_version
 
     if not package_version.startswith(_FLOWER):
         raise SettingError(
-            f"Flower {package_version} is installed, and the worker knows how {_FLOWER}x hands "
-            f"out messages: pip install 'flwr>={_FLOWER}0,<1.40'"
+            f"Flower {package_version} is installed, and the worker knows the protocol of "
+            f"{_FLOWER}x: pip install 'flwr>={_FLOWER}0,<1.40'"
         )
 
 
 def local_changes(folder: Path) -> list[str]:
-    """Return the files of a checkout that git knows to be changed; none where there is no git."""
+    """Return the files of a checkout that are changed by git's account; none without git."""
     command = ("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=all")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -136,12 +120,12 @@ def local_changes(folder: Path) -> list[str]:
 
 
 def _of_rooms(name: str) -> bool:
-    """Tell whether a file is of the rooms."""
+    """Tell whether a file belongs to the rooms."""
     return name.split("/")[0] in ROOMS and "__pycache__" not in name.split("/")
 
 
 def _is_surplus(name: str) -> bool:
-    """Tell whether a file outside the rooms could be run as one of the app's modules."""
+    """Tell whether a file outside the rooms could be imported as one of the app's modules."""
     return name.endswith(".py") and not name.startswith(_BESIDE)
 
 
@@ -150,32 +134,24 @@ def _digest(data: bytes) -> str:
 
 
 def _unpacked(bundle: bytes) -> dict[str, bytes]:
-    """Return the files of a bundle by name; nothing is written anywhere.
-
-    Raises:
-        RefusedError: it is no zip, names a file twice, or would be larger than an app can be.
-    """
+    """Return the files of a bundle by name, unpacked in memory."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             entries = archive.infolist()
             names = [entry.filename for entry in entries]
             if len(set(names)) < len(names):
-                raise RefusedError("the run's app names a file twice: nothing of it is run")
+                raise RefusedError("the run's app names a file twice: none of it is executed")
             if sum(entry.file_size for entry in entries) > _LARGEST:
                 raise RefusedError(
-                    f"the run's app is larger than {_LARGEST >> 20} MiB: nothing of it is run"
+                    f"the run's app is larger than {_LARGEST >> 20} MiB: none of it is executed"
                 )
             return {name: archive.read(name) for name in names if not name.endswith("/")}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError):
-        raise RefusedError("the run's app is no bundle of Flower's: nothing of it is run") from None
+        raise RefusedError("the run's app is no Flower bundle: none of it is executed") from None
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Return pyproject.toml's content without 'federations', which Flower takes out of a bundle.
-
-    Raises:
-        RefusedError: it is no TOML.
-    """
+    """Return pyproject.toml without 'federations', which Flower removes from a bundle."""
     try:
         content = tomllib.loads(text.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):

@@ -1,10 +1,10 @@
-"""The worker: it has imported everything, and forks a process for each message.
+"""The worker: it imports everything ahead, and forks a process for each message.
 
     python -m fedsilo.client_app.worker.parent --runtime 127.0.0.1:9094 --secret FILE --hospital PID
 
-Flower starts a new process for each message, which imports PyTorch anew: ten seconds of a phase. A
-fork of what is imported already takes milliseconds. The worker computes nothing itself and never
-asks for a GPU: what a driver or a thread holds, a fork cannot take over.
+Flower starts a new process for each message, which imports PyTorch again: ten seconds of a phase. A
+fork of a process that has imported it takes milliseconds. The worker itself computes nothing and
+never asks for a GPU: a fork cannot take over what a driver or a thread holds.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedsilo.client_app.worker.installed import installed_app
-from fedsilo.client_app.worker.pace import Pace
-from fedsilo.client_app.worker.task import answer_by, answer_task, end_with
+from fedsilo.client_app.worker.polling import PollInterval, end_with
+from fedsilo.client_app.worker.task import answer_by, answer_task
 from fedsilo.models.contract.errors import FedsiloError, SettingError
 
 CANNOT = 3  # exit code: it would fail again
 _RENEWED_AFTER = 1000  # tasks
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-# What a first message would import; torch._dynamo comes with its optimisers
+# What the first message would import; torch's optimisers import torch._dynamo
 _PACKAGES = (
     "fedsilo.client_app.methods",
     "fedsilo.client_app.training",
@@ -60,17 +61,11 @@ _log = logging.getLogger("flwr")
 
 @dataclass
 class Worker:
-    """The processes that answer tasks now.
+    """The processes that are answering tasks."""
 
-    Attributes:
-        answer: called in a new process with a task's token; it returns its exit code.
-        running: tokens by process.
-        started: tasks since the worker began.
-    """
-
-    answer: Callable[[str], int]
-    running: dict[int, str] = field(default_factory=dict)
-    started: int = 0
+    answer: Callable[[str], int]  # gets a task's token in a new process, whose exit code it returns
+    running: dict[int, str] = field(default_factory=dict)  # tokens by process
+    started: int = 0  # tasks since the worker began
 
     def start(self, token: str) -> None:
         """Fork a process that answers a task."""
@@ -83,7 +78,7 @@ class Worker:
         self.started += 1
 
     def reap(self) -> None:
-        """Collect the processes that have ended, and say of one that was killed that it was."""
+        """Reap the processes that have ended, and log those that were killed."""
         while self.running:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
@@ -93,27 +88,28 @@ class Worker:
                 name = signal.Signals(os.WTERMSIG(status)).name
                 _log.error(
                     "fedsilo: the process %d that answered a message was ended by %s; Flower gives "
-                    "the message up when it has not heard of it for some time",
+                    "up the message after some time without a sign of life",
                     process,
                     name,
                 )
 
     def end(self) -> None:
-        """End what runs."""
+        """End the running processes."""
         for process in self.running:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Tell whether the worker should begin anew: many tasks, or threads that forks would lose.
+        """Tell whether to restart the worker: after many tasks, or threads that forks would lose.
 
-        A pool of OpenBLAS's does not count: it ends itself before a fork.
+        OpenBLAS's pool does not count: it ends itself before a fork.
         """
-        return self.started >= _RENEWED_AFTER or (self.started > 0 and _threads() > 1)
+        threads = psutil.Process().num_threads()
+        return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
 
 def preload() -> None:
-    """Import what messages need; nothing is computed."""
+    """Import what messages need, and compute nothing."""
     for name in _MODULES:
         importlib.import_module(name)
     for package in _PACKAGES:
@@ -154,39 +150,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
-    """Ask for tasks and start them, as long as the process that started this one runs.
+    """Ask for tasks and start them, as long as the process ``hospital`` is this one's parent.
 
     Raises:
-        SettingError: the SuperNode does not take the worker's secret.
+        SettingError: the SuperNode does not accept the worker's secret.
     """
-    pace, told = Pace(), False
+    interval, silent = PollInterval(), False
     while os.getppid() == hospital:
         worker.reap()
         given = _acquired(client)
-        if given is None and not told:
+        if given is None and not silent:
             _log.warning("fedsilo: the SuperNode's Runtime API does not answer; the worker waits")
-        told = given is None
+        silent = given is None
         if given and given.HasField("task") and given.token:
             worker.start(given.token)
-            pace.quicken()
+            interval.arrived()
             continue
         if not worker.running and worker.is_worn():
-            _begin_anew()
-        time.sleep(pace.next())
+            _restart()
+        time.sleep(interval.seconds())
 
 
 def _acquired(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask for a task; None: the SuperNode does not answer, which it may yet.
-
-    Raises:
-        SettingError: it does not take the worker's secret.
-    """
+    """Ask for a task; None if the SuperNode does not answer yet."""
     try:
         return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
     except httpx.HTTPStatusError as error:
         if error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise SettingError(
-                "the SuperNode does not take the worker's secret: start both with the same file "
+                "the SuperNode does not accept the worker's secret: start both with the same file "
                 "(--superexec-auth-secret-file of the SuperNode, --secret of the worker)"
             ) from None
         return None
@@ -195,22 +187,22 @@ def _acquired(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 
 def runs_any_app(site_file: Path) -> bool:
-    """Tell whether a hospital's site file lets a run's own app be run; unreadable: it does not."""
+    """Tell whether a site file allows a run's own app to be executed; False if unreadable."""
     from fedsilo.client_app.site.policy import parsed_site_file
 
     try:
         return parsed_site_file(site_file.read_text(encoding="utf-8")).app == "any"
     except (OSError, UnicodeDecodeError, SettingError):
-        return False  # the installed app will say what is wrong with it
+        return False  # the installed app will report what is wrong with it
 
 
 def _become_task(answer: Callable[[str], int], token: str) -> None:
-    """Answer in this new process, and end it without what the parent would do at its end."""
+    """Answer in this new process, and end it without the parent's cleanup."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
     try:
         code = answer(token)
-    except BaseException:  # also an exit: nothing of the parent's may run on in its fork
+    except BaseException:  # also SystemExit: the parent's code must not continue in its fork
         _log.exception("fedsilo: a task ended by an error")
     finally:
         sys.stdout.flush()
@@ -219,12 +211,12 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 
 
 def _run_theirs(address: str, token: str, hospital: int) -> None:
-    """Become Flower's own process, which runs the app that came with the run."""
+    """Become Flower's own process, which executes the app that came with the run."""
     beside = Path(sys.executable).parent / TaskType.CLIENT_APP.value
     command = str(beside) if beside.is_file() else shutil.which(TaskType.CLIENT_APP.value)
     if command:
-        told = ("--runtime-api-address", address, "--token", token, "--insecure")
-        os.execv(command, [command, *told, "--parent-pid", str(hospital)])
+        options = ("--runtime-api-address", address, "--token", token, "--insecure")
+        os.execv(command, [command, *options, "--parent-pid", str(hospital)])
 
 
 def _client(address: str, secret: bytes) -> RuntimeHttpClient:
@@ -251,16 +243,8 @@ def _secret(path: Path) -> bytes:
     return secret
 
 
-def _threads() -> int:
-    """Return the threads of this process; 1 where the system does not say."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
-
-
-def _begin_anew() -> None:
-    """Become a new worker, by the same id: the hospital's process needs to know nothing."""
+def _restart() -> None:
+    """Become a new worker with the same process id: the hospital's process notices nothing."""
     os.execv(
         sys.executable, [sys.executable, "-m", "fedsilo.client_app.worker.parent", *sys.argv[1:]]
     )

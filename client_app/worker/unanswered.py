@@ -1,9 +1,9 @@
-"""Messages that nobody will answer: a SuperNode must not wait for them for ever.
+"""Give up messages that nobody will answer, so that a SuperNode does not wait for ever.
 
-Flower's SuperNode takes a message, waits for the reply and only then for the next. Of a task whose
-process was killed it makes an error reply a minute after its last sign of life, but not if that
-process had not fetched the message yet, nor if it ended by saying that it had failed: then it waits
-for ever and the hospital is lost to the server until it is started anew.
+Flower's SuperNode takes a message, waits for its reply, and only then takes the next. If the
+process of a task is killed, it makes an error reply a minute after the last sign of life. It does
+not if that process had not fetched the message yet, or had reported that it failed: then it waits
+for ever, and the hospital is lost to the server until it is restarted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
 
 def give_up_unanswered(state: Any) -> int:
-    """Reply with an error to messages that no task will answer; return how many.
+    """Reply with an error to messages that no task will answer, and return how many there were.
 
-    Args:
-        state: the SuperNode's, of Flower 1.39.0 (``InMemoryNodeState``).
+    ``state`` is the SuperNode's ``InMemoryNodeState``, of Flower 1.39.0.
     """
     if state.get_tasks(statuses=UNFINISHED):
         return 0
@@ -36,23 +35,22 @@ def give_up_unanswered(state: Any) -> int:
             and entry.message.metadata.message_id not in replied
         ]
         for entry in left:
-            entry.is_retrieved = True  # by nobody, but only then it gets a reply
+            entry.is_retrieved = True  # by nobody, but otherwise it cannot get a reply
             state.record_message_processing_start(entry.message.metadata.message_id)
         runs = {entry.message.metadata.run_id for entry in left}
     if left:
         state._store_error_replies(runs, CLIENT_APP_CRASHED_ERROR)
         logging.getLogger("flwr").error(
-            "fedsilo: %d message(s) that no process answers any more are given up", len(left)
+            "fedsilo: gave up %d message(s) that no process answers any more", len(left)
         )
     return len(left)
 
 
 def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
-    """Return Flower's ``_push_messages`` with a look at what it waits for, at each of its waits.
+    """Return Flower's ``_push_messages``, which now and then gives up messages while it waits.
 
-    Args:
-        push: Flower's function, which sleeps by ``waits`` until there is a reply.
-        waits: has an attribute ``look``, called at each sleep.
+    ``push`` is Flower's function, which sleeps with ``waits`` until there is a reply; each sleep
+    may call the attribute ``look`` of ``waits``.
     """
 
     def pushing(state: Any, *rest: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
 """The processes of a deployment.
 
-Stands on run.
+It imports run.
 """

@@ -1,7 +1,7 @@
 """``fedsilo deploy``: a server and hospitals as processes of one machine, with TLS and keys.
 
-It wraps Flower's own commands and says each as it runs it; docs/deployment.md gives the same
-steps by hand for machines of their own.
+It runs Flower's own commands and prints each of them; docs/deployment.md gives the same steps by
+hand for separate machines.
 """
 
 from __future__ import annotations
@@ -41,31 +41,19 @@ from fedsilo.server_app.run.watched import look_at, newest_run
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """What is known of the server or of a site.
+    """The state of the server or of a site."""
 
-    Attributes:
-        member: ``server`` or the site.
-        pid: of its process, None if that does not run.
-        seen: by the server: ``online`` or ``offline``, empty for the server itself.
-        log: the file that its process writes to.
-    """
-
-    member: str
-    pid: int | None
-    seen: str
-    log: Path
+    member: str  # ``server`` or the site
+    pid: int | None  # of its process; None if that does not run
+    seen: str  # by the server: online or offline, or empty for the server itself
+    log: Path  # the file that its process writes to
 
 
 def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
-    """Start what does not run: all of a new deployment, or what has ended of one.
-
-    Args:
-        folder: the deployment's.
-        request: what it is to be made of.
-        say: is told each command and what is waited for.
+    """Start the members that do not run, of a new deployment all.
 
     Raises:
-        FedsiloError: what is asked for contradicts the deployment, or a member does not start.
+        FedsiloError: the request contradicts the deployment, or a member does not start.
     """
     folder = folder.expanduser().resolve()
     if is_deployment(folder):
@@ -88,11 +76,7 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
 
 
 def status(folder: Path) -> list[MemberStatus]:
-    """Return what runs: processes, and whom the server sees.
-
-    Raises:
-        DeploymentError: there is no deployment, or its server does not answer.
-    """
+    """Return the state of all members; DeploymentError if the server runs and does not answer."""
     deployment = read_deployment(folder)
     online_sites = online(deployment) if deployment.process(SERVER) else []
     members = []
@@ -105,7 +89,7 @@ def status(folder: Path) -> list[MemberStatus]:
 
 
 def newest(folder: Path) -> str:
-    """Return how far a deployment's newest run is, in one line; empty: there has been none.
+    """Return the progress of a deployment's newest run in one line, or an empty string if none.
 
     Raises:
         FedsiloError: there is no deployment, or the run is of another version of fedsilo.
@@ -128,23 +112,20 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment; its folder stays, and 'up' goes on with it.
-
-    Returns:
-        The deployment, and the members whose process ran.
+    """End all processes of a deployment, whose folder stays; return it and the members that ran.
 
     Raises:
         DeploymentError: there is no deployment.
     """
     deployment = read_deployment(folder)
     running = deployment.running()
-    for members in (deployment.sites, [SERVER]):  # a site says goodbye while the server listens
+    for members in (deployment.sites, [SERVER]):  # sites first: they sign off at the server
         end_trees([p for member in members if (p := deployment.process(member))])
     return deployment, running
 
 
 def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
-    """Start a member's process; it outlives this command."""
+    """Start a member's process, which outlives this command."""
     command = deployment.command(member)
     tell(command, say)
     with deployment.log(member).open("ab") as log:
@@ -161,7 +142,7 @@ def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
 
 
 def _registered(deployment: Deployment, say: Say) -> Deployment:
-    """Make the server know the keys that it does not know yet, and which site each is."""
+    """Register the keys that the server does not know yet, and bind each to its site."""
     for site in deployment.sites:
         if site not in deployment.nodes:
             command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
@@ -171,7 +152,7 @@ def _registered(deployment: Deployment, say: Say) -> Deployment:
                 raise DeploymentError(
                     f"{site} was not registered: {error}; if its key is in use, an earlier "
                     f"registration was cut short: remove {site}.key and {site}.pub from "
-                    f"{deployment.secrets}, make others by {MAKE_SECRETS} --out "
+                    f"{deployment.secrets}, make new ones with {MAKE_SECRETS} --out "
                     f"{deployment.secrets} --add-hospital {site}, and repeat 'fedsilo deploy up'"
                 ) from None
             deployment = deployment.with_node(site, str(answer["node-id"]))

@@ -1,23 +1,22 @@
-"""A deployment on one machine: its folder, its processes, and Flower's commands that start them.
+"""A deployment on one machine: its folder, its processes, and the Flower commands that start them.
 
 ``<folder>/deployment.json`` names sites, ports and processes; ``secrets/`` is what make-secrets.sh
-writes; ``server/`` and ``sites/<site>/`` hold what a machine of their own would have.
+writes; ``server/`` and ``sites/<site>/`` hold what separate machines would have.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import tomli_w
+from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.silo.site_names import LONGEST, site_name_fault
@@ -34,7 +33,7 @@ _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
 class DeploymentError(FedsiloError):
-    """A deployment that is not there, is there already, or does not start."""
+    """A deployment that does not exist, exists already, or does not start."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +50,13 @@ class Started:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployment's plan and what runs of it.
+    """A deployment's plan and its processes."""
 
-    Attributes:
-        folder: where all of it lies, absolute.
-        ports: of the Control and Runtime API (``http``), the Fleet API (``fleet``), and each site's
-            own Runtime API by site.
-        node_config: of each site, what its SuperNode is told.
-        started: process by ``server`` or site.
-        nodes: the server's number of each registered site.
-    """
-
-    folder: Path
-    ports: Mapping[str, int]
-    node_config: Mapping[str, Mapping[str, Value]]
-    started: Mapping[str, Started] = field(default_factory=dict)
-    nodes: Mapping[str, str] = field(default_factory=dict)
+    folder: Path  # absolute
+    ports: dict[str, int]  # http (Control and Runtime API), fleet, and each site's Runtime API
+    node_config: dict[str, dict[str, Value]]  # each site's, for its SuperNode
+    started: dict[str, Started] = field(default_factory=dict)  # by member: the server or a site
+    nodes: dict[str, str] = field(default_factory=dict)  # the server's number of each known site
 
     @property
     def sites(self) -> list[str]:
@@ -80,17 +70,17 @@ class Deployment:
 
     @property
     def secrets(self) -> Path:
-        """Certificates and keys."""
+        """The folder of certificates and keys."""
         return self.folder / "secrets"
 
     @property
     def runs(self) -> Path:
-        """The run directories, at the server."""
+        """The folder of run directories, at the server."""
         return self.folder / SERVER / "runs"
 
     @property
     def registry(self) -> Path:
-        """Which site each registered key is, at the server."""
+        """The file at the server that binds sites to keys."""
         return self.folder / SERVER / "registry.json"
 
     def home(self, member: str) -> Path:
@@ -98,11 +88,7 @@ class Deployment:
         return self.folder / SERVER if member == SERVER else self.folder / "sites" / member
 
     def log(self, member: str) -> Path:
-        """Return the file that a member's process writes to.
-
-        Raises:
-            SettingError: there is no such member.
-        """
+        """Return the log of a member's process, or raise a SettingError for an unknown member."""
         if member not in self.members:
             raise unknown_name("member of the deployment", member, self.members)
         return self.home(member) / f"{member}.log"
@@ -117,28 +103,25 @@ class Deployment:
         return [member for member in self.members if self.process(member)]
 
     def with_started(self, member: str, pid: int) -> Deployment:
-        """Return the deployment in which ``member`` is process ``pid``, and write it down."""
-        at = psutil.Process(pid).create_time()
-        changed = replace(self, started={**self.started, member: Started(pid, at)})
-        changed.write()
-        return changed
+        """Return the deployment in which ``member`` is process ``pid``, written to its file."""
+        started = Started(pid, psutil.Process(pid).create_time())
+        return replace(self, started=self.started | {member: started}).write()
 
     def with_node(self, site: str, node: str) -> Deployment:
-        """Return the deployment in which ``site`` is registered, and write it down."""
-        changed = replace(self, nodes={**self.nodes, site: node})
-        changed.write()
-        return changed
+        """Return the deployment in which ``site`` is registered, written to its file."""
+        return replace(self, nodes=self.nodes | {site: node}).write()
 
-    def write(self) -> None:
-        """Write deployment.json."""
-        content = asdict(self) | {"folder": str(self.folder)}
-        write_atomically(self.folder / _FILE, json.dumps(content, indent=2) + "\n")
+    def write(self) -> Deployment:
+        """Write deployment.json, and return this."""
+        content = TypeAdapter(Deployment).dump_json(self, indent=2).decode()
+        write_atomically(self.folder / _FILE, content + "\n")
+        return self
 
     def write_registry(self) -> None:
-        """Write which site each registered key is: a hello of another name is refused.
+        """Write which key belongs to which site, so that no other node can use a site's name.
 
         Raises:
-            DeploymentError: a public key is missing or is none.
+            DeploymentError: a public key is missing or damaged.
         """
         entries = {
             site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
@@ -178,7 +161,7 @@ class Deployment:
         return self.superlink_command() if member == SERVER else self.supernode_command(member)
 
     def environment(self, member: str) -> dict[str, str]:
-        """Return the environment of a member's process: a FLWR_HOME of its own, no telemetry."""
+        """Return the environment of a member's process, with a FLWR_HOME of its own."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDSILO_"))}
         variables = {
             "FLWR_HOME": str(self.home(member) / "flwr"),
@@ -208,35 +191,39 @@ class Deployment:
 
 
 def key_fingerprint(public_key: Path) -> str:
-    """Return the fingerprint of a public key of OpenSSH form, as ``ssh-keygen -l`` says it.
+    """Return the fingerprint of a public key in OpenSSH's form, as ``ssh-keygen -l`` prints it.
 
     Raises:
-        DeploymentError: it cannot be read, or is none.
+        DeploymentError: it cannot be read, or is no such key.
     """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import (
+        load_ssh_public_key,
+        ssh_key_fingerprint,
+    )
+
     try:
-        blob = base64.b64decode(public_key.read_text(encoding="ascii").split()[1], validate=True)
-    except (OSError, ValueError, IndexError):
+        digest = ssh_key_fingerprint(load_ssh_public_key(public_key.read_bytes()), SHA256())
+    except (OSError, ValueError, UnsupportedAlgorithm):
         raise DeploymentError(
-            f"{public_key} is no public key of OpenSSH form, or cannot be read: bring it back from "
+            f"{public_key} is no public key of OpenSSH form, or cannot be read: restore it from "
             "where the keys were made"
         ) from None
-    return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def plan(
     folder: Path, sites: Sequence[str], ports: Sequence[int], shared: Mapping[str, Value]
 ) -> Deployment:
-    """Return a new deployment of ``sites``.
+    """Return a new deployment of ``sites`` in ``folder``, an absolute path.
 
-    Args:
-        folder: an absolute path.
-        sites: their names.
-        ports: two of the server and one of each site.
-        shared: what every SuperNode is told beside its name and its state's folder.
+    ``ports`` are two for the server and one for each site; ``shared`` is what the node config of
+    every site says beside its name and the folder of its state.
 
     Raises:
-        SettingError: two sites have one name, there is none, one cannot be a name, or ``shared``
-            says what is each site's alone.
+        SettingError: there is no site, two have one name, a name is not possible, or ``shared``
+            has a key that each site has of its own.
     """
     for site in sites:
         if site_name_fault(site) or site in _TAKEN:
@@ -244,16 +231,15 @@ def plan(
                 f"site '{site}' cannot be a name: at most {LONGEST} letters, digits, '.', '_' and "
                 f"'-', the first no '.' or '-', and not {', '.join(sorted({'all', *_TAKEN}))}"
             )
-    if alone := sorted({"site", "state-dir"} & shared.keys()):
-        raise SettingError(f"node config '{alone[0]}' is each site's own: leave it out")
-    twice = sorted({site for site in sites if list(sites).count(site) > 1})
-    if twice or not sites:
+    if own := sorted({"site", "state-dir"} & shared.keys()):
+        raise SettingError(f"node config '{own[0]}' is each site's own: leave it out")
+    if not sites:
+        raise SettingError("no site is named: a deployment needs at least one")
+    names = sorted(sites)  # a site's port must not depend on the order in which sites were named
+    if twice := [name for name in names if names.count(name) > 1]:
         raise SettingError(
             f"site '{twice[0]}' is named twice: each hospital needs a name of its own"
-            if twice
-            else "no site is named: a deployment needs at least one"
         )
-    names = sorted(sites)  # a site's port does not hang on the order in which they were named
     return Deployment(
         folder,
         dict(zip(["http", "fleet", *names], ports, strict=True)),
@@ -265,12 +251,12 @@ def plan(
 
 
 def is_deployment(folder: Path) -> bool:
-    """Tell whether a deployment was made in ``folder``."""
+    """Tell whether there is a deployment in ``folder``."""
     return (folder / _FILE).is_file()
 
 
 def read_deployment(folder: Path) -> Deployment:
-    """Return the deployment of a folder, which may be relative or below ``~``.
+    """Return the deployment in a folder, which may be relative or below ``~``.
 
     Raises:
         DeploymentError: there is none, or its file is damaged.
@@ -280,12 +266,8 @@ def read_deployment(folder: Path) -> Deployment:
     if not path.is_file():
         raise DeploymentError(f"there is no deployment in {folder}: 'fedsilo deploy up' makes one")
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        started = {name: Started(**known) for name, known in content["started"].items()}
-        return Deployment(
-            folder, content["ports"], content["node_config"], started, content["nodes"]
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return replace(TypeAdapter(Deployment).validate_json(path.read_bytes()), folder=folder)
+    except ValueError as error:
         raise DeploymentError(
             f"{path} is damaged ({type(error).__name__}): end its processes by hand, "
             f"and remove {folder}"

@@ -1,4 +1,4 @@
-"""What is asked of Flower: its ``flwr`` command, whom the server sees, and to wait for members."""
+"""Calls to Flower: its ``flwr`` command, which sites the server sees, and waiting for members."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import ssl
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,21 +21,12 @@ _START_LIMIT = 90.0  # seconds for a member to be there
 
 
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
-    """Return what a ``flwr`` command answers in JSON.
-
-    Raises:
-        DeploymentError: it failed; with Flower's own reason.
-    """
+    """Return the JSON answer of a ``flwr`` command, or raise DeploymentError with its reason."""
     command = [tool("flwr"), *arguments, "--format", "json"]
     if say:
         tell(command, say)
-    done = subprocess.run(
-        command,
-        env=deployment.environment(SERVER),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = deployment.environment(SERVER)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -47,31 +37,37 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
     return answer
 
 
+def node_states(deployment: Deployment) -> dict[str, str]:
+    """Return the server's word for each site, such as online, or unregistered."""
+    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    states = {str(node["node-id"]): str(node["status"]) for node in nodes}
+    known = deployment.nodes
+    return {site: states.get(known.get(site, ""), "unregistered") for site in deployment.sites}
+
+
 def online(deployment: Deployment) -> list[str]:
     """Return the sites that the server sees."""
-    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
-    online_nodes = {str(node["node-id"]) for node in nodes if node["status"] == "online"}
-    return [site for site in deployment.sites if deployment.nodes.get(site) in online_nodes]
+    return [site for site, state in node_states(deployment).items() if state == "online"]
 
 
 def offline(deployment: Deployment) -> list[str]:
-    """Return the sites that the server does not see, or sees for a process that has ended."""
+    """Return the sites that the server does not see, or whose process has ended."""
     seen = online(deployment)
     return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
 
 
 def healthy(deployment: Deployment) -> bool:
-    """Tell whether the server answers, by a certificate that holds."""
+    """Tell whether the server answers; DeploymentError if its certificate is not valid."""
     context = ssl.create_default_context(cafile=str(deployment.secrets / "ca.crt"))
     url = f"https://127.0.0.1:{deployment.ports['http']}/health"
     try:
         with urllib.request.urlopen(url, timeout=2, context=context):
             return True
-    except (urllib.error.URLError, OSError) as error:
+    except OSError as error:  # URLError is one
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise DeploymentError(
-                f"the server's certificate does not hold: {reason.verify_message}; renew it by "
+                f"the server's certificate is not valid: {reason.verify_message}; renew it with "
                 f"{MAKE_SECRETS} --out {deployment.secrets} --renew-server, then 'fedsilo deploy "
                 "down' and 'up'"
             ) from None
@@ -82,14 +78,14 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
     """Wait until no member is missing.
 
     Raises:
-        DeploymentError: the process of one ended, or it takes too long; with the end of its log.
+        DeploymentError: a member's process ended or takes too long; with its last log line.
     """
     limit = time.monotonic() + _START_LIMIT
     while awaited := missing(deployment):
         ended = [member for member in awaited if deployment.process(member) is None]
         if ended or time.monotonic() > limit:
             member = (ended or awaited)[0]
-            failure = "ended at its start" if ended else f"was not there after {_START_LIMIT:.0f} s"
+            failure = "ended at its start" if ended else f"did not start in {_START_LIMIT:.0f} s"
             path = deployment.log(member)
             last = last_line(path.read_text(encoding="utf-8", errors="replace"))
             raise DeploymentError(f"{member} {failure}: {last} (all of it: {path})")
@@ -97,17 +93,16 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
-    """Wait until the server has noticed that a killed process is gone: it lets in only one."""
-    limit, announced = time.monotonic() + _START_LIMIT, False
+    """Wait until the server has noticed that a killed process is gone: it admits only one."""
+    limit = time.monotonic() + _START_LIMIT
+    if site in online(deployment):
+        say(f"{site} ended without signing off: the server notices within a minute, waiting")
     while site in online(deployment) and time.monotonic() < limit:
-        if not announced:
-            say(f"{site} ended without a word: the server misses it within a minute, waiting")
-            announced = True
         time.sleep(1.0)
 
 
 def tell(command: Sequence[str], say: Say) -> None:
-    """Say a command as one could type it."""
+    """Print a command as one could type it."""
     say(f"$ {shlex.join(command)}")
 
 

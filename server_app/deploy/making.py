@@ -1,4 +1,4 @@
-"""How a deployment is made: its sites, ports and node config, its keys; and what it refuses."""
+"""Make a deployment: its sites, ports, node configs and keys."""
 
 from __future__ import annotations
 
@@ -20,28 +20,18 @@ from fedsilo.server_app.run.processes import app_folder, free_ports
 
 @dataclass(frozen=True)
 class DeploymentRequest:
-    """What a deployment is to be made of; of one that is there it must be true.
+    """What a deployment is made of; an existing one must match it."""
 
-    Attributes:
-        experiment: whose silos are the sites, unless ``sites`` names them.
-        site_count: how many silos the experiment is cut into; None: as many as it has.
-        sites: the sites by name.
-        data_dir: where the sites' data lie.
-        device: of all sites; None: cpu.
-        node_config: what else every SuperNode is told, as ``key=value``.
-        file: the simulation file; None: the usual one.
-    """
-
-    experiment: str = "uefl-digits"
-    site_count: int | None = None
-    sites: Sequence[str] = ()
-    data_dir: Path | None = None
-    device: str | None = None
-    node_config: Sequence[str] = ()
-    file: Path | None = None
+    experiment: str = "uefl-digits"  # whose silos are the sites, unless ``sites`` names them
+    site_count: int | None = None  # how many silos; None: as many as the experiment has
+    sites: Sequence[str] = ()  # by name
+    data_dir: Path | None = None  # where the sites' data are
+    device: str | None = None  # of all sites; None: cpu
+    node_config: Sequence[str] = ()  # more of every site's node config, as key=value
+    file: Path | None = None  # the simulation file; None: the usual one
 
     def own_config(self) -> dict[str, Value]:
-        """Return what is asked for of every site's node config."""
+        """Return what the request says about every site's node config."""
         config: dict[str, Value] = {}
         if self.device:
             config["device"] = self.device
@@ -51,11 +41,7 @@ class DeploymentRequest:
 
 
 def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
-    """Refuse what a deployment does not have: it was made with its own.
-
-    Raises:
-        SettingError: names the first that differs.
-    """
+    """Raise a SettingError if a request differs from the deployment that exists."""
     config = deployment.node_config[deployment.sites[0]]
     asked: dict[str, tuple[Value, Value]] = {
         f"--node-config {key}": (value, config.get(key, ""))
@@ -74,14 +60,10 @@ def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
 
 
 def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
-    """Return a new deployment of the sites asked for, with ports that are free now.
-
-    Args:
-        folder: where it is to lie, absolute.
-        request: its sites and what they are told.
+    """Return a new deployment in ``folder``, an absolute path, with ports that are free now.
 
     Raises:
-        SettingError: the folder would go to every site, or the sites cannot be.
+        SettingError: the folder would be sent to every site, or the sites are not possible.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
@@ -98,14 +80,14 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in made.members:
         home = made.home(member)
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)  # the database holds all that passes
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)  # the database holds all messages
         (home / "flwr").mkdir(mode=0o700, exist_ok=True)
     made.write()
     return made
 
 
 def _silos(request: DeploymentRequest) -> list[str]:
-    """Return the names of an experiment's silos, as many as are asked for."""
+    """Return the names of an experiment's silos, as many as the request says."""
     count = request.site_count
     overrides: dict[str, Value] = {"silos": count} if count else {}
     sources = RunSources(file=request.file, out=Path("/"))
@@ -114,13 +96,13 @@ def _silos(request: DeploymentRequest) -> list[str]:
     if count and len(names) != count:
         raise SettingError(
             f"--sites is {count}, and {request.experiment} has the silos "
-            f"{', '.join(names) or 'that the sites name'}: name them by --site, or ask for as many"
+            f"{', '.join(names) or 'that the sites name'}: name them by --site, or give that count"
         )
     return names
 
 
 def make_secrets(deployment: Deployment, say: Say) -> None:
-    """Make certificates and keys; if they are there, only look that nobody else may read them.
+    """Make certificates and keys; if they exist, only check that nobody else may read the keys.
 
     Raises:
         DeploymentError: they could not be made, or others may read a key.

@@ -1,4 +1,4 @@
-"""``fedsilo deploy run``: an experiment on a deployment, from its start to its summary."""
+"""``fedsilo deploy run``: run an experiment on a deployment, from its start to its summary."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import tomli_w
+
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.settings import grouped
+from fedsilo.server_app.config.settings import RunSettings, grouped
 from fedsilo.server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
@@ -25,8 +27,9 @@ from fedsilo.server_app.run.meeting import Meeting, read_meeting
 from fedsilo.server_app.run.planning import RunSources, planned
 from fedsilo.server_app.run.processes import app_folder, tool
 
-_AWAY = 5.0  # seconds that a meeting waits for a site that has gone: nothing is lost by it
+_AWAY = 5.0  # seconds that a meeting waits for a site that is away: it loses nothing by it
 _PAUSE = 3.0  # seconds between looks at a run whose log has broken off
+_COMPLETED = "finished:completed"
 
 
 def run(
@@ -39,39 +42,35 @@ def run(
     name: str | None = None,
     overrides: Mapping[str, Value] | None = None,
 ) -> Path:
-    """Run an experiment on the deployment and wait for its end.
+    """Run an experiment on a deployment, wait for its end, and return the run directory.
 
     Args:
         experiment: its name.
         folder: the deployment's.
-        sources: where its settings come from; its runs lie at the server, wherever ``out`` is.
-        say: is told each command.
+        sources: where its settings come from; run directories are at the server, not in ``out``.
+        say: gets each command.
         seed: instead of the experiment's.
         name: of the run directory.
         overrides: settings over all others, by key.
 
-    Returns:
-        The run directory.
-
     Raises:
-        FedsiloError: a member is down, the run directory is not as it must be, or the run failed.
+        FedsiloError: a member is down, the run directory cannot be used, or the run failed.
     """
-    import tomli_w
-
     deployment = read_deployment(folder)
     given: dict[str, Value | None] = {"seed": seed, "run-name": name}
     chosen = {key: value for key, value in given.items() if value is not None}
-    at_server = dataclasses.replace(sources, out=deployment.runs)
-    settings, _ = planned(experiment, at_server, overrides={**chosen, **(overrides or {})})
+    settings = _planned(experiment, deployment, sources, chosen | dict(overrides or {}))
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)
-    config = deployment.home(SERVER) / f"{run_name}.toml"
-    config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
-    number, status = _follow(deployment, config, say)
-    if status != "finished:completed":
+    number = _start(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
+    log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
+    tell(log, say)
+    subprocess.run(log, env=deployment.environment(SERVER), check=False)
+    status = _end(deployment, number)
+    if status != _COMPLETED:
         again = resume_command(experiment, folder, sources, seed, run_name)
-        after = f"; after mending it: {again}" if directory.is_dir() else ""
+        after = f"; once that is fixed: {again}" if directory.is_dir() else ""
         raise DeploymentError(
             f"run {number} ended as {status}: the lines above say why, or 'fedsilo deploy logs "
             f"server --dir {deployment.folder}'{after}"
@@ -80,50 +79,37 @@ def run(
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
-    """Let the deployment's server meet the sites as for a run, and go no further.
-
-    Args:
-        experiment: its name.
-        deployment: whose sites are met.
-        sources: where the settings come from.
-        seed: instead of the experiment's.
+    """Let the deployment's server meet the sites as for a run, and stop there.
 
     Raises:
         FedsiloError: the server is down, or the sites could not be met.
     """
-    import tomli_w
-
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
-        overrides: dict[str, Value] = {"meeting": str(Path(folder) / "meeting.json")}
+        meeting = Path(folder) / "meeting.json"
+        overrides: dict[str, Value] = {"meeting": str(meeting), "away-timeout": _AWAY}
         overrides |= {} if seed is None else {"seed": seed}
-        at_server = dataclasses.replace(sources, out=deployment.runs)
-        overrides |= {"away-timeout": _AWAY}
-        settings, _ = planned(experiment, at_server, overrides=overrides)
-        config = Path(folder) / "config.toml"
-        config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
-        number = _start(deployment, config, None)
-        status = _end(deployment, number)
-        if status != "finished:completed":
+        settings = _planned(experiment, deployment, sources, overrides)
+        status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
+        if status != _COMPLETED:
             raise DeploymentError(
                 f"the sites could not be met ({status}): 'fedsilo deploy logs server --deployment "
                 f"{deployment.folder}' says why"
             )
-        return read_meeting(Path(settings.common.meeting))
+        return read_meeting(meeting)
 
 
-def _start(deployment: Deployment, config: Path, say: Say | None) -> str:
-    """Start a run and return its number."""
+def _planned(
+    experiment: str, deployment: Deployment, sources: RunSources, overrides: Mapping[str, Value]
+) -> RunSettings:
+    at_server = dataclasses.replace(sources, out=deployment.runs)
+    return planned(experiment, at_server, overrides=dict(overrides))[0]
+
+
+def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
+    """Write the settings to ``config``, start a run with them, and return its number."""
+    config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
     return str(flwr(deployment, *command, say=say)["run-id"])
-
-
-def _follow(deployment: Deployment, config: Path, say: Say) -> tuple[str, str]:
-    """Start a run, print its log to its end; return its number, and how it ended."""
-    number = _start(deployment, config, say)
-    log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
-    tell(log, say)
-    subprocess.run(log, env=deployment.environment(SERVER), check=False)
-    return number, _end(deployment, number)
 
 
 def _refuse_incomplete(deployment: Deployment) -> None:
@@ -137,7 +123,7 @@ def _refuse_incomplete(deployment: Deployment) -> None:
 
 
 def _end(deployment: Deployment, number: str) -> str:
-    """Wait until a run has ended and return how; its log may break off while it goes on."""
+    """Wait until a run has ended and return its status; its log may break off before."""
     while True:
         try:
             (listed,) = flwr(deployment, "list", FEDERATION, "--run-id", number)["runs"]
@@ -153,7 +139,7 @@ def _end(deployment: Deployment, number: str) -> str:
 def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
-    """Return the command that resumes the run ``name``, with what it was started with."""
+    """Return the command that resumes the run ``name`` with the options of its start."""
     words = ["fedsilo", "deploy", "run", experiment, "--dir", str(folder)]
     if sources.config:
         words += ["--config", str(sources.config)]

@@ -1,4 +1,4 @@
-"""What stands in a run's way, told before it: checks of a site, of a server, of a run.
+"""Checks of a site, of a server and of a run: what would make a run fail, found before it starts.
 
-Stands on deploy and run.
+It imports deploy and run.
 """

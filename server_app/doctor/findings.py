@@ -1,4 +1,4 @@
-"""A check and what it finds: PASSED, FAILED with what to do, or SKIPPED with why."""
+"""A check and its findings: PASSED, FAILED with how to fix it, or SKIPPED with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.one_line import one_line
 
 S = TypeVar("S")
-_LONGEST = 600  # characters of what is said
+T = TypeVar("T")
+_MAX_LENGTH = 600  # characters of a text
 
 
 class Status(StrEnum):
@@ -23,36 +24,34 @@ class Status(StrEnum):
 
 
 class Refused(FedsiloError):
-    """What is not as it must be, and what to do about it; as text both on one line."""
+    """A fault and how to fix it; as text, both on one line."""
 
-    def __init__(self, fault: str, mend: str = "") -> None:
-        super().__init__(f"{fault}: {mend}" if mend else fault)
-        self.fault, self.mend = fault, mend
+    def __init__(self, fault: str, fix: str = "") -> None:
+        super().__init__(f"{fault}: {fix}" if fix else fault)
+        self.fault, self.fix = fault, fix
 
 
 class Skipped(Exception):
-    """A check that says nothing here; the message is why."""
+    """A check that does not apply; the message is the reason."""
+
+
+def given(value: T | None, otherwise: str) -> T:
+    """Return what a check looks at; if it is None or empty, skip the check with that reason."""
+    if not value:
+        raise Skipped(otherwise)
+    return value
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """What a check found."""
 
-    Attributes:
-        check: its name.
-        status: how it ended.
-        said: what was found, or why it was skipped.
-        mend: what to do; empty where ``said`` says it too, or nothing is to be done.
-        about: the site that it is about; empty: the whole.
-        details: more lines.
-    """
-
-    check: str
+    check: str  # its name
     status: Status
-    said: str
-    mend: str = ""
-    about: str = ""
-    details: tuple[str, ...] = ()
+    said: str  # what was found, or why it was skipped
+    fix: str = ""  # how to fix it, or empty if ``said`` says so already or nothing is wrong
+    about: str = ""  # the site, or empty if it is not about one site
+    details: tuple[str, ...] = ()  # more lines
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -61,49 +60,39 @@ class Finding:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a check says that found nothing wrong; ``details`` are more lines."""
+    """What a check says that found no fault."""
 
     said: str
-    details: tuple[str, ...] = ()
-
-
-Found = str | Passed | Sequence[Finding]
+    details: tuple[str, ...] = ()  # more lines
 
 
 @dataclass(frozen=True)
 class Check(Generic[S]):
-    """One thing that is looked at.
+    """One thing to look at in a setup of type ``S``.
 
-    Attributes:
-        name: a word or two, by which ``needs`` and JSON know it.
-        purpose: what it is good for, for people.
-        look: looks at a set-up, and returns what it says or what it found of each site; an error
-            told on purpose fails the check, ``Skipped`` skips it.
-        needs: checks that must have passed for this one to mean anything.
+    ``look`` returns what it says, or a finding for each site. It raises ``Skipped`` to be skipped;
+    any other error fails the check.
     """
 
-    name: str
-    purpose: str
-    look: Callable[[S], Found]
-    needs: tuple[str, ...] = ()
+    name: str  # a word or two, used by ``needs`` and in JSON
+    purpose: str  # what it looks at, for people
+    look: Callable[[S], str | Passed | Sequence[Finding]]
+    needs: tuple[str, ...] = ()  # earlier checks that must have passed
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Yield what each check finds in ``setup``, in order; nothing that it finds stops the others.
+    """Yield what each check finds in ``setup``, a site's if ``about`` names it; none stops others.
 
-    Args:
-        checks: each after those that it needs.
-        setup: what is looked at.
-        about: the site that it is of; empty: none.
+    ``checks`` are ordered: each comes after those that it needs.
     """
     passed: set[str] = set()
     for check in checks:
-        lacking = [name for name in check.needs if name not in passed]
-        if lacking:
-            said = f"it needs '{lacking[0]}', which has not passed"
-            yield Finding(check.name, Status.SKIPPED, said, about=about)
-            continue
-        found = _look(check, setup, about)
+        missing = [name for name in check.needs if name not in passed]
+        if missing:
+            reason = f"it needs '{missing[0]}', which has not passed"
+            found: Sequence[Finding] = [Finding(check.name, Status.SKIPPED, reason, about=about)]
+        else:
+            found = _look(check, setup, about)
         if all(finding.status is Status.PASSED for finding in found):
             passed.add(check.name)
         yield from found
@@ -112,37 +101,34 @@ def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[F
 def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
     try:
         found = check.look(setup)
-    except Skipped as why:
-        return [Finding(check.name, Status.SKIPPED, one_line(why, _LONGEST), about=about)]
-    except Exception as error:  # the boundary: a check that cannot be made must not hide the others
-        return [failed(check.name, error, about)]
-    if isinstance(found, str):
-        found = Passed(found)
-    if isinstance(found, Passed):
-        said = one_line(found.said, _LONGEST)
-        return [Finding(check.name, Status.PASSED, said, about=about, details=found.details)]
-    return found
+    except Skipped as reason:
+        said = one_line(reason, _MAX_LENGTH)
+        return [Finding(check.name, Status.SKIPPED, said, about=about)]
+    except Exception as error:  # the boundary: a check that breaks must not hide the others
+        said, fix = (one_line(text, _MAX_LENGTH) for text in _fault_and_fix(error))
+        return [Finding(check.name, Status.FAILED, said, fix, about)]
+    passed = Passed(found) if isinstance(found, str) else found
+    if not isinstance(passed, Passed):
+        return passed
+    said = one_line(passed.said, _MAX_LENGTH)
+    return [Finding(check.name, Status.PASSED, said, about=about, details=passed.details)]
 
 
-def failed(check: str, error: Exception, about: str = "") -> Finding:
-    """Return the finding of an error: told on purpose, of the system, or of a fault of ours."""
+def _fault_and_fix(error: Exception) -> tuple[str, str]:
+    """Return what went wrong and how to fix it, for our errors, the system's, and bugs."""
     if isinstance(error, Refused):
-        said, mend = error.fault, error.mend
-    elif isinstance(error, FedsiloError):
-        said, mend = str(error), ""
-    elif isinstance(error, OSError):
-        said = f"{error.filename or 'the system'}: {error.strerror or error}"
-        mend = "see that this user may read and write there"
-    else:
-        said = f"the check itself failed ({type(error).__name__}: {error})"
-        mend = "tell fedsilo's makers"
-    return Finding(
-        check, Status.FAILED, one_line(said, _LONGEST), one_line(mend, _LONGEST), about=about
-    )
+        return error.fault, error.fix
+    if isinstance(error, FedsiloError):
+        return str(error), ""
+    if isinstance(error, OSError):
+        fault = f"{error.filename or 'the system'}: {error.strerror or error}"
+        return fault, "see that this user may read and write there"
+    fault = f"the check itself failed ({type(error).__name__}: {error})"
+    return fault, "report it to fedsilo's makers"
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 0 where something passed and nothing failed, 1 if something failed, else 3."""
+    """Return 1 if something failed, 0 if something passed and nothing failed, otherwise 3."""
     found = {finding.status for finding in findings}
     if Status.FAILED in found:
         return 1

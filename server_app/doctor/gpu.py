@@ -1,4 +1,4 @@
-"""A hospital's GPU: driver, what PyTorch's wheels were built for, bf16, memory, one convolution."""
+"""The check of a hospital's GPU: driver, PyTorch's build, bf16, memory, and one convolution."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from fedsilo.server_app.doctor.findings import Passed, Refused, Skipped
 from fedsilo.server_app.doctor.machine import GIGABYTE
 
-_LEAST = 2.0  # gigabytes: a context, its libraries' buffers, and a small network
-_APART = 1e-2  # of a convolution here and on the CPU; TF32 has 10 bits
+_MIN_FREE = 2.0  # gigabytes: a context, the libraries' buffers, and a small network
+_MAX_DIFFERENCE = 1e-2  # of a convolution from the CPU's; TF32 has 10 bits
 
 
 def look(device: str) -> Passed:
-    """Say what the device of a node config is, after one convolution on it.
-
-    Args:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """Describe the device of a node config (auto, cpu, cuda or cuda:N) after one convolution.
 
     Raises:
-        Refused: it cannot be used, and why.
+        Refused: it cannot be used.
         Skipped: the CPU is meant, or there is no GPU and none is asked for.
     """
     if device == "cpu":
@@ -27,36 +24,35 @@ def look(device: str) -> Passed:
 
     if not torch.cuda.is_available():
         if device == "auto":
-            raise Skipped("no GPU that PyTorch can use is here, and 'device' is auto: the CPU is")
-        raise Refused(f"'device' is {device}, and {_why_none()}", "mend that, or set it to cpu")
+            raise Skipped("PyTorch finds no GPU, and 'device' is auto: the CPU is used")
+        raise Refused(f"'device' is {device}, and {_why_none()}", "fix that, or set it to cpu")
     index = int(device.partition(":")[2] or 0)
     if index >= (count := torch.cuda.device_count()):
         raise Refused(f"'device' is {device}, and there are {count} GPUs", "count them from 0")
     _refuse_unbuilt(index)
-    free, whole = (size / GIGABYTE for size in torch.cuda.mem_get_info(index))
-    if free < _LEAST:
+    free, total = (size / GIGABYTE for size in torch.cuda.mem_get_info(index))
+    if free < _MIN_FREE:
         raise Refused(
-            f"GPU {index} has {free:.1f} of {whole:.1f} GB free, and a run takes {_LEAST:g} at "
-            "least",
+            f"GPU {index} has {free:.1f} of {total:.1f} GB free, and a run needs at least "
+            f"{_MIN_FREE:g}",
             "end what else runs there ('nvidia-smi' names it), or name another in 'device'",
         )
-    apart = _convolution_apart(index)
-    if not apart < _APART:
+    if not (difference := _difference(index)) < _MAX_DIFFERENCE:
         raise Refused(
-            f"a convolution on GPU {index} is {apart:g} from the CPU's",
+            f"a convolution on GPU {index} differs from the CPU's by {difference:g}",
             "update its driver; if it stays so the GPU is broken: set 'device' to cpu",
         )
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     capability = ".".join(map(str, torch.cuda.get_device_capability(index)))
     return Passed(
-        f"{torch.cuda.get_device_name(index)}, capability {capability}, {free:.1f} of {whole:.1f} "
+        f"{torch.cuda.get_device_name(index)}, capability {capability}, {free:.1f} of {total:.1f} "
         f"GB free, {'native bf16' if native else 'no native bf16: runs in fp32'}",
         (f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}",),
     )
 
 
 def _why_none() -> str:
-    """Say why PyTorch finds no GPU."""
+    """Return why PyTorch finds no GPU."""
     import torch
 
     if torch.version.cuda is None:
@@ -69,7 +65,7 @@ def _why_none() -> str:
 
 
 def _refuse_unbuilt(index: int) -> None:
-    """Refuse a GPU of a capability that the installed wheels hold no code for."""
+    """Refuse a GPU of a capability for which PyTorch was not built."""
     import torch
 
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
@@ -82,26 +78,21 @@ def _refuse_unbuilt(index: int) -> None:
 
 
 def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Tell whether code of ``built``, such as sm_80 or compute_90, runs on such a GPU.
+    """Tell whether code for ``built``, such as sm_80 or compute_90, runs on such a GPU.
 
-    Machine code ('sm') runs on the same major number from its minor one on; what is compiled when
-    it is first used ('compute') on any later GPU.
+    Machine code (sm) runs on GPUs of the same major number and at least its minor one. Code that
+    is compiled at first use (compute) runs on every later GPU.
     """
     for kind, _, digits in (name.partition("_") for name in built):
         number = int("".join(c for c in digits if c.isdigit()))  # some end in a letter: sm_90a
         code = divmod(number, 10)
-        same = code[0] == capability[0] or kind == "compute"
-        if same and code <= capability:
+        if code <= capability and (kind == "compute" or code[0] == capability[0]):
             return True
     return False
 
 
-def _convolution_apart(index: int) -> float:
-    """Return by how much one convolution there differs from the CPU's, at most.
-
-    Raises:
-        Refused: it cannot be computed.
-    """
+def _difference(index: int) -> float:
+    """Return the largest relative difference of a convolution on the GPU from the CPU's."""
     import torch
 
     torch.manual_seed(0)

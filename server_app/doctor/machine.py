@@ -1,4 +1,4 @@
-"""What a machine must have: versions, disk, memory, ports that nobody else listens on."""
+"""What a machine needs: versions, disk, memory, and ports on which nobody else listens."""
 
 from __future__ import annotations
 
@@ -7,49 +7,53 @@ import platform
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from fedsilo.client_app.worker.installed import InstalledApp, installed_app, local_changes
+from fedsilo.client_app.worker.installed import installed_app, local_changes
 from fedsilo.models.contract.versions import FEDSILO, git_revision
 from fedsilo.server_app.doctor.findings import Passed, Refused
 
 GIGABYTE = 10**9
-_SHOWN = ("flwr", "torch")
 _CGROUP = Path("/sys/fs/cgroup")
 _PROBE = 2**20  # bytes
 
 
+def utc_now() -> datetime:
+    """Return the time by this machine's clock."""
+    return datetime.now(UTC)
+
+
 def software() -> Passed:
-    """Say what is installed, and hold it against what the installed fedsilo asks for.
+    """Return what is installed, compared with what the installed fedsilo requires.
 
     Raises:
-        Refused: Python or a package is missing, or of another version; names all of them.
+        Refused: Python or packages are missing or of other versions; names all of them.
     """
     app = installed_app()
-    if wrong := _wrong_versions(app):
-        names = " ".join(f"'{name}'" for name in wrong.values())
-        raise Refused(f"installed are {', '.join(wrong)}", f"pip install {names}")
-    said = ", ".join(f"{name} {version(name)}" for name in _SHOWN)
+    if wrong := _wrong_versions(app.project["project"]):
+        packages = " ".join(f"'{name}'" for name in wrong.values())
+        raise Refused(f"installed are {', '.join(wrong)}", f"pip install {packages}")
     changed = local_changes(app.folder)
-    details = [f"changed here: {', '.join(changed[:5])}"] if changed else []
     return Passed(
         f"fedsilo {FEDSILO} (revision {git_revision()[:12]}), Python {platform.python_version()}, "
-        f"{said}",
-        tuple(details),
+        f"flwr {version('flwr')}, torch {version('torch')}",
+        (f"changed here: {', '.join(changed[:5])}",) if changed else (),
     )
 
 
-def _wrong_versions(app: InstalledApp) -> dict[str, str]:
-    """Return what is not as pyproject.toml asks: what there is, and what to install instead."""
+def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is installed but not as pyproject.toml requires -> what to install instead."""
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
-    project, wrong = app.project["project"], {}
+    wrong = {}
     if platform.python_version() not in SpecifierSet(project["requires-python"]):
         wrong[f"Python {platform.python_version()}"] = f"python{project['requires-python']}"
     for text in project["dependencies"]:
@@ -65,87 +69,70 @@ def _wrong_versions(app: InstalledApp) -> dict[str, str]:
 
 
 def room(folders: Iterable[Path], least: float) -> str:
-    """Say how much is free where folders lie, each of which must take a file.
-
-    Args:
-        folders: that are there.
-        least: gigabytes that must be free.
-
-    Raises:
-        Refused: it is less, or nothing can be written.
-    """
+    """Return how much is free in folders; Refused below ``least`` gigabytes or if not writable."""
     free = {}
     for folder in folders:
         free[folder] = shutil.disk_usage(folder).free / GIGABYTE
         if free[folder] < least:
             raise Refused(
-                f"{folder} has {free[folder]:.2f} GB free, and a run needs {least:g} at least",
+                f"{folder} has {free[folder]:.2f} GB free, and a run needs at least {least:g}",
                 "make room, or name a folder of another disk",
             )
-        _write_probe(folder)
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"\0" * _PROBE)
+                os.fsync(probe.fileno())
+        except OSError as error:
+            fault = f"{folder} takes no file ({error.strerror})"
+            raise Refused(fault, "fix the disk, or let this user write there") from error
     return ", ".join(f"{folder}: {gigabytes:.0f} GB free" for folder, gigabytes in free.items())
 
 
 def nearest(folder: Path) -> Path:
-    """Return a folder, or the one that is there in which it will be made."""
+    """Return the folder, or the existing one in which it will be made."""
     return next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
 
 
-def _write_probe(folder: Path) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"\0" * _PROBE)
-            os.fsync(probe.fileno())
-    except OSError as error:
-        fault = f"{folder} takes no file ({error.strerror})"
-        raise Refused(fault, "mend the disk, or let this user write there") from error
-
-
 def memory(least: float, most: float = 0.0) -> str:
-    """Say how much memory is free, by the container's bound too.
+    """Return how much memory is free, also within the container's limit.
 
-    Args:
-        least: gigabytes that one message needs at least.
-        most: gigabytes that the hospital gives a message; 0: nine tenths of the machine's.
+    ``least`` are the gigabytes that a message needs, ``most`` those that the hospital allows it (0:
+    nine tenths of the machine's).
 
     Raises:
-        Refused: it is less than ``least``.
+        Refused: either is less than ``least``.
     """
-    free = min(psutil.virtual_memory().available, *_left_in_container()) / GIGABYTE
+    free = min(psutil.virtual_memory().available, _left_in_container()) / GIGABYTE
     if most and most < least:
         raise Refused(
-            f"'max-memory' gives a message {most:g} GB, and PyTorch alone takes {least:g}",
+            f"'max-memory' gives a message {most:g} GB, and PyTorch alone needs {least:g}",
             "raise it in the site file or the node config",
         )
     if free < least:
-        fault = f"{free:.1f} GB of memory are free, and a message takes {least:g} at least"
+        fault = f"{free:.1f} GB of memory are free, and a message needs at least {least:g}"
         raise Refused(fault, "end what else runs here, or raise the container's bound")
     return f"{free:.1f} GB free"
 
 
-def _left_in_container() -> list[float]:
-    """Return the bytes that the container may still take; infinite where nothing bounds it."""
-    left = [float("inf")]
-    with suppress(OSError, ValueError, KeyError):  # "max" is no number: there is no bound
-        most, used, stat = (
+def _left_in_container() -> float:
+    """Return the bytes that the container may still use, or infinity if it has no limit."""
+    try:
+        limit, used, statistics = (
             (_CGROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat")
         )
-        cached = dict(line.split() for line in stat.splitlines())["inactive_file"]
-        left.append(int(most) - int(used) + int(cached))  # what is only cached makes room
-    return left
+        cached = dict(line.split() for line in statistics.splitlines())["inactive_file"]
+        return int(limit) - int(used) + int(cached)  # the page cache makes room
+    except (OSError, ValueError, KeyError):  # "max" is not a number: there is no limit
+        return float("inf")
 
 
 def own_port(host: str, port: int, what: str, own: str) -> str:
-    """Say that a port is free, or that what is to listen there does so already.
+    """Return that a port is free, or in use by ``what``, which is meant to listen there.
 
-    Args:
-        host: the address to listen on.
-        port: its number.
-        what: what listens there, for people.
-        own: a word of that program's command by which it is known, such as the path of its key.
+    ``own`` is a word of that program's command line, such as the path of its key.
 
     Raises:
-        Refused: somebody else listens there.
+        Refused: another program listens there.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -156,10 +143,10 @@ def own_port(host: str, port: int, what: str, own: str) -> str:
     except OSError as error:
         process = _listener(port)
         if process and _is_of(process, own):
-            return f"{host}:{port} is {what}'s, which runs already (process {process.pid})"
-        taken = f"taken by process {process.pid} ({process.name()})" if process else "not to be had"
+            return f"{host}:{port} is in use by {what}, which already runs (process {process.pid})"
+        user = f"taken by process {process.pid} ({process.name()})" if process else "not available"
         raise Refused(
-            f"{host}:{port}, meant for {what}, is {taken} ({error.strerror})",
+            f"{host}:{port}, meant for {what}, is {user} ({error.strerror})",
             "end what listens there, or choose another port",
         ) from error
 
@@ -171,7 +158,7 @@ def runs_on(port: int, own: str) -> bool:
 
 
 def _listener(port: int) -> psutil.Process | None:
-    """Return the process that listens on a port, None if there is none or it is hidden."""
+    """Return the process that listens on a port, or None if there is none or it is hidden."""
     with suppress(psutil.Error):
         for found in psutil.net_connections(kind="tcp"):
             listens = found.status == psutil.CONN_LISTEN
@@ -181,10 +168,8 @@ def _listener(port: int) -> psutil.Process | None:
 
 
 def _is_of(process: psutil.Process, word: str) -> bool:
-    """Tell whether ``word`` is one of the command of a process, or of one that started it."""
-    if not word:
-        return False
-    for one in (process, *process.parents()):
+    """Tell whether ``word`` is in the command of a process, or of one that started it."""
+    for one in (process, *process.parents()) if word else ():
         with suppress(psutil.Error):
             if word in one.cmdline():
                 return True

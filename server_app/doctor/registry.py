@@ -1,4 +1,4 @@
-"""All checks by what they look at: ``fedsilo doctor site | server | run``, and the page on it."""
+"""All checks by target: ``fedsilo doctor site | server | run``, and its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fedsilo doctor run``: the sites are met as a run would, and nothing is trained."""
+"""``fedsilo doctor run``: meet the sites as a run would, and train nothing."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import SERVER, Deployment
-from fedsilo.server_app.deploy.flower import online
+from fedsilo.server_app.deploy.flower import offline
 from fedsilo.server_app.deploy.run import meet
-from fedsilo.server_app.doctor.findings import Check, Finding, Passed, Refused, Skipped, Status
+from fedsilo.server_app.doctor.findings import (
+    Check,
+    Finding,
+    Passed,
+    Refused,
+    Skipped,
+    Status,
+    given,
+)
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
 from fedsilo.server_app.run.planning import RunSources, planned
 
 _REFUSED = (
-    "see to it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer "
-    "and run without it"
+    "fix it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer and "
+    "run without it"
 )
-_LONGEST = 600  # characters of a site's refusal
+_MAX_LENGTH = 600  # characters of a site's refusal
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-    """A run that is asked for.
-
-    Attributes:
-        experiment: its name.
-        sources: where its settings come from.
-        seed: instead of the experiment's.
-        supernodes: simulated sites; None: all silos.
-        deployment: whose sites are met; None: simulated ones.
-    """
+    """A run that somebody wants to start."""
 
     experiment: str
-    sources: RunSources
-    seed: int | None = None
-    supernodes: int | None = None
-    deployment: Deployment | None = None
+    sources: RunSources  # where its settings come from
+    seed: int | None = None  # None: the experiment's
+    supernodes: int | None = None  # how many sites are simulated; None: all silos
+    deployment: Deployment | None = None  # whose sites are met; None: simulated ones
 
     @cached_property
     def planned(self) -> tuple[RunSettings, Mapping[str, Value]]:
@@ -50,7 +50,7 @@ class RunSetup:
 
     @cached_property
     def meeting(self) -> Meeting:
-        """What the sites said; errors as ``meet``."""
+        """The sites' answers; errors as ``meet``."""
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
         settings, resources = self.planned
@@ -67,37 +67,29 @@ def _settings(setup: RunSetup) -> str:
 
 
 def _members(setup: RunSetup) -> str:
-    deployment = setup.deployment
-    if deployment is None:
-        raise Skipped("no deployment is named: the sites are simulated")
+    deployment = given(setup.deployment, "no deployment is named: the sites are simulated")
     again = f"fedsilo deploy up --deployment {deployment.folder}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)
-    seen = online(deployment)
-    gone = [s for s in deployment.sites if s not in seen or not deployment.process(s)]
-    if gone:
+    if gone := offline(deployment):
         raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
-    return f"server and {len(seen)} sites of {deployment.folder} are there"
+    return f"the server and {len(deployment.sites)} sites of {deployment.folder} are online"
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
     """Return a finding for each site that can take part, and for each that cannot."""
     if setup.deployment and not setup.deployment.process(SERVER):
         raise Skipped("the server is down")
-    meeting = setup.meeting
-    there = [
-        Finding("sites", Status.PASSED, _holds(site, facts), about=site)
-        for site, facts in meeting.sites.items()
+    passed = [
+        Finding("sites", Status.PASSED, _content(site, facts), about=site)
+        for site, facts in setup.meeting.sites.items()
     ]
-    refused = [
-        Finding("sites", Status.FAILED, one_line(reason, _LONGEST), _REFUSED)
-        for reason in meeting.refused
-    ]
-    return [*there, *refused]
+    refused = [one_line(reason, _MAX_LENGTH) for reason in setup.meeting.refused]
+    return [*passed, *(Finding("sites", Status.FAILED, why, _REFUSED) for why in refused)]
 
 
-def _holds(site: str, facts: Mapping[str, Any]) -> str:
-    """Say what a site holds, by its entry in silos.json."""
+def _content(site: str, facts: Mapping[str, Any]) -> str:
+    """Describe a site's data and software from its entry in silos.json."""
     sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
     labels = " ".join(f"{split} {counts}" for split, counts in facts["label_counts"].items())
     software = facts.get("software") or {}
@@ -113,7 +105,7 @@ def _enough(setup: RunSetup) -> Passed:
     if there < needed:
         raise Refused(
             f"{there} of {meeting.asked} sites can take part and {needed} are needed ('min-sites')",
-            f"mend the others, or set 'min-sites' to {there}" if there else "mend the sites",
+            f"fix the others, or set 'min-sites' to {there}" if there else "fix the sites",
         )
     return Passed(
         f"{there} of {meeting.asked} sites can take part, {needed} are needed", meeting.notices
@@ -126,15 +118,21 @@ def _method(setup: RunSetup) -> Passed:
         raise Skipped("no site can take part")
     if meeting.fault:
         raise Refused(meeting.fault, "change the experiment's settings, or leave those sites out")
-    noise = (f"noise that is no differential privacy: {meeting.noise}",) if meeting.noise else ()
-    leaves = tuple(f"leaves each site: {sentence}" for sentence in meeting.leaves)
-    return Passed("can begin with these sites", (*leaves, *noise))
+    details = [f"leaves each site: {sentence}" for sentence in meeting.leaves]
+    if meeting.noise:
+        details.append(f"noise that is no differential privacy: {meeting.noise}")
+    return Passed("can start with these sites", tuple(details))
 
 
 CHECKS: tuple[Check[RunSetup], ...] = (
     Check("settings", "the experiment's, as a run would read them", _settings),
-    Check("members", "server and sites of the deployment are there", _members),
-    Check("sites", "who can take part, with what, and who refuses why", _sites, ("settings",)),
+    Check("members", "server and sites of the deployment are online", _members),
+    Check(
+        "sites",
+        "who can take part with which data, and who refuses",
+        _sites,
+        ("settings",),
+    ),
     Check("enough", "as many sites as the run needs", _enough, ("settings",)),
-    Check("method", "it can begin, and what it makes leave", _method, ("settings",)),
+    Check("method", "it can start, and what leaves the sites", _method, ("settings",)),
 )

@@ -1,7 +1,7 @@
-"""Certificates, keys and folders as they must be; the containers' entry points look by these too.
+"""Checks of certificates, keys and folders, which the containers' entry points use too.
 
-Each function returns what is as it must be, and refuses what is not by one line with its mend. No
-heavy import: a container starts by it.
+Each function returns what is valid, and otherwise raises ``Refused`` with one line and its fix. No
+heavy imports: a container starts with it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,20 @@ from fedsilo.server_app.doctor.findings import Refused
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-CERTIFICATE, PRIVATE_KEY, OPENSSH_KEY = (
-    "BEGIN CERTIFICATE",
-    "PRIVATE KEY",
-    "BEGIN OPENSSH PRIVATE KEY",
-)
+CERTIFICATE, PRIVATE_KEY = "BEGIN CERTIFICATE", "PRIVATE KEY"
+OPENSSH_KEY = "BEGIN OPENSSH PRIVATE KEY"
 _RENEW = "renew it (make-secrets.sh --renew-server)"
 _CLOCK = "set this machine's clock"
+_BRING = "copy the data there, or mount them read-only"
 
 
 def secret(path: Path, marker: str, private: bool) -> Path:
-    """Return the path of a secret that is there, readable and of the right kind.
-
-    Raises:
-        Refused: it is missing, empty, not readable, no such kind, or private and open to others.
-    """
+    """Return the path of a readable secret that holds ``marker``, and is private if it must be."""
     try:
         text = path.read_text(encoding="ascii", errors="replace")
         mode = path.stat().st_mode & 0o777
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise Refused(f"secret {path} is missing", "bring the file there, or mount it") from error
+        raise Refused(f"secret {path} is missing", "copy the file there, or mount it") from error
     except PermissionError as error:
         fault = f"secret {path} is not readable by user {os.getuid()}"
         raise Refused(fault, "chown it to that user") from error
@@ -48,23 +42,18 @@ def secret(path: Path, marker: str, private: bool) -> Path:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Return a certificate; Refused if it is missing or cannot be read."""
+    """Return a certificate."""
     from cryptography.x509 import load_pem_x509_certificate
 
     secret(path, CERTIFICATE, private=False)
     try:
         return load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
-        raise Refused(f"certificate {path} cannot be read", "make it anew") from error
+        raise Refused(f"certificate {path} cannot be read", "make a new one") from error
 
 
 def certificate(path: Path, now: datetime | None = None) -> Path:
-    """Return the path of a certificate that is readable and holds; Refused otherwise.
-
-    Args:
-        path: the file.
-        now: when it must hold; None: today.
-    """
+    """Return the path of a certificate that is valid now."""
     found, today = read_certificate(path), now or datetime.now(UTC)
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if today > end:
@@ -75,27 +64,23 @@ def certificate(path: Path, now: datetime | None = None) -> Path:
 
 
 def lasting_certificate(path: Path, now: datetime, days: int) -> str:
-    """Say until when a certificate holds.
-
-    Raises:
-        Refused: it does not hold, or not for so many days more.
-    """
+    """Return until when a certificate is valid, which must be at least so many days."""
     end = read_certificate(certificate(path, now)).not_valid_after_utc
     left = (end - now).days
     if left < days:
         raise Refused(f"certificate {path} ends on {end:%Y-%m-%d}, in {left} days", _RENEW)
-    return f"{path} holds until {end:%Y-%m-%d}, {left} days"
+    return f"{path} is valid until {end:%Y-%m-%d}, {left} days"
 
 
 def matching_key(path: Path, certificate_path: Path) -> Path:
-    """Return the path of the private key of a certificate; Refused if it is another's."""
+    """Return the path of the private key of a certificate."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     secret(path, PRIVATE_KEY, private=True)
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (TypeError, ValueError) as error:
-        raise Refused(f"secret {path} is no unencrypted PEM key", "mount such a one") from error
+        raise Refused(f"secret {path} is no unencrypted PEM key", "mount such a key") from error
     if key.public_key() != read_certificate(certificate_path).public_key():
         raise Refused(f"secret {path} is not the key of {certificate_path}", "mount the pair")
     return path
@@ -109,11 +94,11 @@ def signed_by(path: Path, authority: Path) -> None:
         read_certificate(path).verify_directly_issued_by(read_certificate(authority))
     except (ValueError, TypeError, InvalidSignature) as error:
         fault = f"certificate {path} was not signed by {authority}"
-        raise Refused(fault, "bring the pair that make-secrets.sh made") from error
+        raise Refused(fault, "use the pair that make-secrets.sh made") from error
 
 
 def writable_folder(path: Path, what: str) -> Path:
-    """Return a folder that this user can write into; Refused otherwise."""
+    """Return a folder that this user can write into."""
     if not path.is_dir():
         raise Refused(f"{what} {path} is missing", "make the folder, or mount a volume there")
     if not os.access(path, os.W_OK | os.X_OK):
@@ -123,32 +108,27 @@ def writable_folder(path: Path, what: str) -> Path:
 
 
 def data_folder(path: Path) -> Path:
-    """Return a folder of data that is there, readable and not empty; Refused otherwise."""
+    """Return a readable folder of data that is not empty."""
     if not path.is_dir():
-        raise Refused(
-            f"data directory {path} is missing", "bring the data there, or mount them read-only"
-        )
+        raise Refused(f"data directory {path} is missing", _BRING)
     try:
         first = next(path.iterdir(), None)
     except PermissionError as error:
         fault = f"data directory {path} is not readable by user {os.getuid()}"
         raise Refused(fault, "let that user read it") from error
     if first is None:
-        raise Refused(
-            f"data directory {path} is empty", "bring the data there, or mount them read-only"
-        )
+        raise Refused(f"data directory {path} is empty", _BRING)
     return path
 
 
 def site_file(path: Path) -> bool:
-    """Return whether the hospital has a site file: compose mounts /dev/null where it has none.
+    """Return whether there is a site file; compose mounts /dev/null if the hospital has none.
 
-    Raises:
-        Refused: something else is there, and going on would drop the hospital's own word.
+    Anything else in its place is refused: to go on would ignore the hospital's own rules.
     """
     if not path.exists() or path.is_char_device():
         return False
-    if not path.is_file():  # the engine makes a folder of a path that is not on the host
+    if not path.is_file():  # Docker makes a folder of a path that is not on the host
         raise Refused(
             f"site file {path} is no file", "what SITE_FILE_n names must be a file on the host"
         )

@@ -1,4 +1,4 @@
-"""``fedsilo doctor server``: a server, by the arguments that start it."""
+"""``fedsilo doctor server``: the checks of a server, from the arguments that start it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from fedsilo.datasets.io.atomic_files import scratch_folder
 from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
 from fedsilo.server_app.deploy.deployment import FEDERATION, Deployment, key_fingerprint
-from fedsilo.server_app.deploy.flower import flwr
+from fedsilo.server_app.deploy.flower import node_states
 from fedsilo.server_app.doctor import machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, given
 from fedsilo.server_app.doctor.secrets import (
     lasting_certificate,
     matching_key,
@@ -25,74 +25,53 @@ from fedsilo.server_app.doctor.secrets import (
 )
 from fedsilo.server_app.doctor.wire import handshake, parts
 
-_DAYS = 14  # that a certificate must hold at least
+_DAYS = 14  # that a certificate must stay valid
 _DISK, _MEMORY = 2.0, 1.0  # gigabytes
-_COMMITS, _SLOW = 20, 0.25  # seconds of one commit: Flower gives a locked database up after 5
+_COMMITS, _SLOW = 20, 0.25  # seconds of one commit: Flower gives up a locked database after 5
 _PATIENCE = 3.0  # seconds
 _SQLITE = b"SQLite format 3\0"
 
 
-def _today() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True)
 class ServerSetup:
-    """What a SuperLink is started with, and whom it is to know.
+    """What a SuperLink is started with, and the hospitals that it must know."""
 
-    Attributes:
-        authority, certificate, key: its TLS files; None: not named.
-        database: its file; None: it keeps everything in memory.
-        fleet: address of the Fleet API, which hospitals reach.
-        control: address of the Control and Runtime API, on the loopback.
-        runs: folder of run directories; None: not named.
-        registry: the file that binds names to keys; None: there is none.
-        hospitals: those that are to take part, with their public keys where these are here.
-        deployment: the one that all of it is of, if it is one.
-        now: tells the time.
-    """
-
-    authority: Path | None = None
+    authority: Path | None = None  # its TLS files; None: not named
     certificate: Path | None = None
     key: Path | None = None
-    database: Path | None = None
-    fleet: str = "0.0.0.0:9092"
-    control: str = "127.0.0.1:8000"
-    runs: Path | None = None
-    registry: Path | None = None
+    database: Path | None = None  # None: it keeps everything in memory
+    fleet: str = "0.0.0.0:9092"  # address of the Fleet API, for hospitals
+    control: str = "127.0.0.1:8000"  # address of the Control and Runtime API, on the loopback
+    runs: Path | None = None  # the folder of run directories; None: not named
+    registry: Path | None = None  # the file that binds names to keys; None: there is none
+    # Those that are to take part, with the files of their public keys if these are here
     hospitals: tuple[tuple[str, Path | None], ...] = ()
-    deployment: Deployment | None = None
-    now: Callable[[], datetime] = _today
+    deployment: Deployment | None = None  # whose server it is, if it is one's
+    now: Callable[[], datetime] = machine.utc_now
 
     @property
     def mark(self) -> str:
-        """The word by which a SuperLink of this set-up is known among processes."""
+        """The word that identifies the process of this SuperLink."""
         return str(self.key or "")
 
 
-def _software(setup: ServerSetup) -> Passed:
-    return machine.software()
-
-
 def _authority(setup: ServerSetup) -> str:
-    if setup.authority is None:
-        raise Skipped("no --ssl-ca-certfile is named")
-    return lasting_certificate(setup.authority, setup.now(), _DAYS)
+    authority = given(setup.authority, "no --ssl-ca-certfile is named")
+    return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _certificate(setup: ServerSetup) -> str:
-    if setup.certificate is None:
-        raise Skipped("no --ssl-certfile is named")
-    said = lasting_certificate(setup.certificate, setup.now(), _DAYS)
+    certificate = given(setup.certificate, "no --ssl-certfile is named")
+    said = lasting_certificate(certificate, setup.now(), _DAYS)
     if setup.authority:
-        signed_by(setup.certificate, setup.authority)
+        signed_by(certificate, setup.authority)
     return said
 
 
 def _key(setup: ServerSetup) -> str:
-    if setup.key is None or setup.certificate is None:
-        raise Skipped("no --ssl-keyfile is named")
-    return f"{matching_key(setup.key, setup.certificate)} is the certificate's"
+    key = given(setup.key, "no --ssl-keyfile is named")
+    assert setup.certificate is not None, "the check needs that of the certificate"
+    return f"{matching_key(key, setup.certificate)} is the certificate's"
 
 
 def _fleet(setup: ServerSetup) -> str:
@@ -102,11 +81,8 @@ def _fleet(setup: ServerSetup) -> str:
 def _control(setup: ServerSetup) -> str:
     host, port = parts(setup.control)
     if host not in ("127.0.0.1", "::1", "localhost"):
-        raise Refused(
-            f"the Control API is to listen on {host}, and whoever reaches it starts runs and "
-            "admits hospitals",
-            "--host 127.0.0.1",
-        )
+        fault = f"the Control API would listen on {host}, and whoever reaches it starts runs and "
+        raise Refused(f"{fault}admits hospitals", "--host 127.0.0.1")
     return machine.own_port(host, port, "the Control API", setup.mark)
 
 
@@ -116,39 +92,36 @@ def _answer(setup: ServerSetup) -> str:
     if not setup.authority or not machine.runs_on(port, setup.mark):
         raise Skipped("the SuperLink does not run yet")
     handshake(address, setup.authority, _PATIENCE)
-    return f"{address} answers by a certificate of {setup.authority}"
+    return f"{address} answers with a certificate of {setup.authority}"
 
 
 def _database(setup: ServerSetup) -> str:
-    if setup.database is None:
-        raise Skipped("no --database is named: runs and hospitals are forgotten at each restart")
-    _refuse_damaged(setup.database)
-    folder = writable_folder(setup.database.parent, "the database's folder")
-    seconds = commit_seconds(folder)
-    slowest = 1000 * max(seconds)
-    if statistics.median(seconds) > _SLOW:
+    reason = "no --database is named: runs and hospitals are forgotten at each restart"
+    database = given(setup.database, reason)
+    _refuse_damaged(database)
+    seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
+    median, slowest = statistics.median(seconds), 1000 * max(seconds)
+    if median > _SLOW:
         raise Refused(
-            f"a commit beside {setup.database} takes {slowest:.0f} ms, and Flower's database locks",
-            "give the server a disk of its own, and no network's",
+            f"a commit beside {database} takes {slowest:.0f} ms, and Flower's database locks",
+            "give the server a disk of its own, not a network's",
         )
-    said = f"commits beside {setup.database} take {1000 * statistics.median(seconds):.1f} ms"
+    said = f"commits beside {database} take {1000 * median:.1f} ms"
     return f"{said}, the slowest of {len(seconds)} {slowest:.1f} ms"
 
 
 def _refuse_damaged(database: Path) -> None:
-    """Refuse a file that is there and is no database of SQLite's; an empty one is a new one."""
+    """Refuse an existing file that is no SQLite database; an empty one counts as a new one."""
     if not database.exists():
         return
     with database.open("rb") as file:
         head = file.read(len(_SQLITE))
     if head and head != _SQLITE:
-        raise Refused(
-            f"{database} is no database of SQLite's", "name another file, or bring back its copy"
-        )
+        raise Refused(f"{database} is no SQLite database", "name another file, or restore a copy")
 
 
 def commit_seconds(folder: Path) -> list[float]:
-    """Return the seconds of single commits to a scratch database in ``folder``."""
+    """Return the seconds of each of some commits to a scratch database in ``folder``."""
     seconds = []
     with (
         scratch_folder(folder, "doctor") as scratch,
@@ -166,74 +139,60 @@ def commit_seconds(folder: Path) -> list[float]:
 
 def _disk(setup: ServerSetup) -> str:
     folders = [setup.runs, setup.database and setup.database.parent]
-    there = [machine.nearest(folder) for folder in folders if folder]
-    if not there:
-        raise Skipped("neither --database nor --out is named")
-    return machine.room(dict.fromkeys(there), _DISK)
-
-
-def _memory(setup: ServerSetup) -> str:
-    return machine.memory(_MEMORY)
+    found = [machine.nearest(folder) for folder in folders if folder]
+    return machine.room(dict.fromkeys(given(found, "neither --database nor --out is named")), _DISK)
 
 
 def _registry(setup: ServerSetup) -> Passed:
-    """Hold the registry against the hospitals named, and each key against its file."""
-    if not setup.registry:
-        raise Skipped(f"${REGISTRY} names no registry: a node may say any name")
-    keys = registered_keys(setup.registry)
+    """Compare the registry with the named hospitals, and each key with its file."""
+    registry = given(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
+    keys = registered_keys(registry)
     register = f"flwr supernode register NAME.pub {FEDERATION} --name NAME, and enter it there"
     for name, public in setup.hospitals:
         if name not in keys:
-            raise Refused(f"hospital {name} is not in {setup.registry}", register)
+            raise Refused(f"hospital {name} is not in {registry}", register)
         if public and key_fingerprint(public) != keys[name]:
             raise Refused(
-                f"{setup.registry} has another key of {name} than {public}",
-                "bring the right file, or revoke that node and register this key",
+                f"{registry} has another key of {name} than {public}",
+                "get the right file, or revoke that node and register this key",
             )
     named = {name for name, _ in setup.hospitals}
     others = sorted(keys.keys() - named) if named else []
-    told = (f"registered and not named: {', '.join(others)}",) if others else ()
-    return Passed(f"{setup.registry} knows {', '.join(sorted(keys)) or 'nobody'}", told)
+    details = (f"registered and not named: {', '.join(others)}",) if others else ()
+    return Passed(f"{registry} knows {', '.join(sorted(keys)) or 'nobody'}", details)
 
 
 def _nodes(setup: ServerSetup) -> Passed:
     """Ask Flower which of the deployment's hospitals it knows, and which are online."""
-    deployment = setup.deployment
-    if deployment is None:
-        raise Skipped(f"no deployment is named; by hand: flwr supernode list {FEDERATION}")
+    reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
+    deployment = given(setup.deployment, reason)
     if not deployment.process("server"):
         raise Skipped("the server does not run: 'fedsilo deploy up' starts it")
-    listed = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
-    states = {str(node["node-id"]): str(node["status"]) for node in listed}
-    by_site = {
-        site: states.get(deployment.nodes.get(site, ""), "unregistered")
-        for site in deployment.sites
-    }
-    if gone := [site for site, state in by_site.items() if state == "unregistered"]:
+    states = node_states(deployment)
+    if gone := [site for site, state in states.items() if state == "unregistered"]:
         raise Refused(
             f"the server does not know the key of {', '.join(gone)}",
-            "make other keys (make-secrets.sh --add-hospital) and 'fedsilo deploy up'",
+            "make new keys (make-secrets.sh --add-hospital) and 'fedsilo deploy up'",
         )
-    away = [f"{site} is {state}" for site, state in by_site.items() if state != "online"]
-    if away:
+    if away := [f"{site} is {state}" for site, state in states.items() if state != "online"]:
         raise Refused(
-            f"not everybody is there: {', '.join(away)}",
+            f"not all are online: {', '.join(away)}",
             "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs SITE' says why",
         )
-    return Passed(f"online: {', '.join(by_site)}")
+    return Passed(f"online: {', '.join(states)}")
 
 
 CHECKS: tuple[Check[ServerSetup], ...] = (
-    Check("software", "versions that this fedsilo was made for", _software),
+    Check("software", "the versions that this fedsilo requires", lambda _: machine.software()),
     Check("authority", "the certificate by which hospitals know the server", _authority),
     Check("certificate", "the server's own", _certificate),
     Check("key", "the certificate's, readable by its owner alone", _key, ("certificate",)),
     Check("fleet port", "where hospitals reach the server", _fleet),
     Check("control port", "where runs are started, on the loopback", _control),
-    Check("answer", "hospitals are answered by a certificate that holds", _answer, ("authority",)),
-    Check("database", "Flower's, how long a commit takes", _database),
+    Check("answer", "hospitals get a valid certificate", _answer, ("authority",)),
+    Check("database", "Flower's, and how long a commit takes", _database),
     Check("disk", "room for runs and database", _disk),
-    Check("memory", "room for one model a hospital", _memory),
-    Check("registry", "names bound to the keys of the hospitals named", _registry),
+    Check("memory", "room for one model per hospital", lambda _: machine.memory(_MEMORY)),
+    Check("registry", "binds the named hospitals to their keys", _registry),
     Check("nodes", "which hospitals Flower knows and sees", _nodes),
 )

@@ -1,10 +1,8 @@
-"""Set-ups to look at: those of a deployment, of its own commands' arguments."""
+"""The setups that doctor looks at: a node config by hand, and those of a deployment."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value, unknown_name
@@ -15,16 +13,12 @@ from fedsilo.server_app.doctor.site import SiteSetup
 
 
 def node_config(texts: Sequence[str]) -> dict[str, Value]:
-    """Return a node config as Flower reads it, of one text or several.
-
-    Raises:
-        SettingError: it cannot be read.
-    """
+    """Return a node config as Flower parses it, or raise a SettingError."""
     from flwr.common.config import parse_config_args
 
     try:
         return dict(parse_config_args(list(texts)))
-    except Exception as error:  # it is Typer's or TOML's, and ends the SuperNode too
+    except Exception as error:  # Typer's or TOML's, which would end the SuperNode too
         raise SettingError(
             f"--node-config cannot be read: {' '.join(str(error).split())}"
         ) from None
@@ -33,7 +27,7 @@ def node_config(texts: Sequence[str]) -> dict[str, Value]:
 def sites_of(
     deployment: Deployment, names: Sequence[str], settings: RunSettings | None
 ) -> list[SiteSetup]:
-    """Return the set-ups of a deployment's sites, of all where none is named.
+    """Return the setups of the named sites of a deployment, or of all if none is named.
 
     Raises:
         SettingError: there is no such site.
@@ -41,30 +35,22 @@ def sites_of(
     for name in names:
         if name not in deployment.sites:
             raise unknown_name("site of the deployment", name, deployment.sites)
-    return [_site_of(deployment, name, settings) for name in names or deployment.sites]
-
-
-def _site_of(deployment: Deployment, name: str, settings: RunSettings | None) -> SiteSetup:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--superlink", "--host", "--node-config"):
-        parser.add_argument(option)
-    for option in ("--root-certificates", "--auth-supernode-private-key"):
-        parser.add_argument(option, type=Path)
-    parser.add_argument("--port", type=int)
-    told = parser.parse_known_args(deployment.supernode_command(name))[0]
-    return SiteSetup(
-        node_config([told.node_config]),
-        told.superlink,
-        told.root_certificates,
-        told.auth_supernode_private_key,
-        told.host,
-        told.port,
-        settings,
-    )
+    secrets, ports = deployment.secrets, deployment.ports
+    return [
+        SiteSetup(
+            deployment.node_config[site],
+            superlink=f"127.0.0.1:{ports['fleet']}",
+            authority=secrets / "ca.crt",
+            key=secrets / f"{site}.key",
+            port=ports[site],
+            settings=settings,
+        )
+        for site in names or deployment.sites
+    ]
 
 
 def server_of(deployment: Deployment) -> ServerSetup:
-    """Return the set-up of a deployment's server."""
+    """Return the setup of a deployment's server."""
     secrets = deployment.secrets
     return ServerSetup(
         authority=secrets / "ca.crt",

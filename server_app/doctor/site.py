@@ -1,10 +1,10 @@
-"""``fedsilo doctor site``: a hospital's node, by the arguments that start it."""
+"""``fedsilo doctor site``: the checks of a hospital's node, from the arguments that start it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build, keys_with, unknown_key
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.doctor import gpu, machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, given
 from fedsilo.server_app.doctor.secrets import (
     OPENSSH_KEY,
     data_folder,
@@ -48,53 +48,39 @@ if TYPE_CHECKING:
     from fedsilo.models.contract.site_facts import SiteFacts
 
 _NODE_KEYS = ("site", "state-dir", SITE_FILE, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
-_DAYS = 14  # that a certificate must hold at least
-_PATIENCE = 3.0  # seconds that the server has to answer
+_DAYS = 14  # that a certificate must stay valid
+_PATIENCE = 3.0  # seconds in which the server must answer
 _DISK, _MEMORY = 1.0, 1.0  # gigabytes
-_NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics of each reply
-
-
-def _today() -> datetime:
-    return datetime.now(UTC)
+_NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics in each reply
 
 
 @dataclass(frozen=True)
 class SiteSetup:
-    """What a hospital's node is started with, and what a run would ask.
-
-    Attributes:
-        node_config: what the SuperNode is told.
-        superlink: the server's address; empty: nothing is known of a server.
-        authority: the certificate that signed the server's.
-        key: the hospital's private key.
-        host, port: where the SuperNode's own Runtime API listens.
-        settings: of an experiment; None: none is named.
-        now: tells the time.
-    """
+    """What a hospital's node is started with, and the experiment that it would be asked to run."""
 
     node_config: Mapping[str, Value]
-    superlink: str = ""
-    authority: Path | None = None
-    key: Path | None = None
-    host: str = "127.0.0.1"
+    superlink: str = ""  # the server's address, or empty if it is not known
+    authority: Path | None = None  # the certificate that signed the server's
+    key: Path | None = None  # the hospital's private key
+    host: str = "127.0.0.1"  # of the SuperNode's own Runtime API
     port: int = 9094
-    settings: RunSettings | None = None
-    now: Callable[[], datetime] = _today
+    settings: RunSettings | None = None  # the experiment's; None: none is named
+    now: Callable[[], datetime] = machine.utc_now
 
     @property
     def name(self) -> str:
-        """The hospital's name, empty where the node config has none."""
+        """The hospital's name, or empty if the node config has none."""
         return str(self.node_config.get("site", ""))
 
     @property
     def context(self) -> Context:
-        """What Flower would give the app, of the experiment if there is one."""
+        """What Flower would give the app."""
         run = self.settings.as_mapping() if self.settings else {}
         return Context(0, 0, dict(self.node_config), RecordDict(), run)
 
     @cached_property
     def rules(self) -> SiteFile:
-        """What holds here: site file and node config; errors as ``effective``."""
+        """The rules of site file and node config; errors as ``effective``."""
         return effective(self.context)
 
     @cached_property
@@ -102,17 +88,16 @@ class SiteSetup:
         """The site as a run's first message opens it; errors as ``open_site``."""
         from fedsilo.client_app.opening import open_site  # torch, which takes seconds
 
-        self.asked()
+        self.required_settings()
         return open_site(self.rules.over(self.context))
 
-    def asked(self) -> RunSettings:
+    def required_settings(self) -> RunSettings:
         """Return the settings of the experiment; Skipped if none is named."""
-        if self.settings is None:
-            raise Skipped("no experiment is named, whose data set and settings would be opened")
-        return self.settings
+        reason = "no experiment is named, whose data set and settings would be opened"
+        return given(self.settings, reason)
 
     def folder(self, key: str) -> Path | None:
-        """Return a folder of the node config, None if it names none."""
+        """Return a folder of the node config, or None if it names none."""
         named = str(self.node_config.get(key, ""))
         return Path(named).expanduser() if named else None
 
@@ -145,39 +130,35 @@ def _node_config(setup: SiteSetup) -> str:
 def _rules(setup: SiteSetup) -> Passed:
     path, named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
     if path and not site_file(path):
-        raise Refused(f"site file {path} is missing", "bring it there, or take 'site-file' away")
+        raise Refused(f"site file {path} is missing", "copy it there, or remove 'site-file'")
     rules = setup.rules
     if log := rules.audit_log:
         writable_folder(Path(log).parent, "the audit log's folder")
-    said = f"{path} can be read" if named else "there is none: floors and quotas hold all the same"
+    said = f"{path} can be read" if named else "there is none: floors and quotas apply all the same"
     return Passed(said, tuple(explained(rules, named)))
 
 
 def _certificate(setup: SiteSetup) -> str:
-    if setup.authority is None:
-        raise Skipped("no --root-certificates are named")
-    return lasting_certificate(setup.authority, setup.now(), _DAYS)
+    authority = given(setup.authority, "no --root-certificates are named")
+    return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _key(setup: SiteSetup) -> str:
-    if setup.key is None:
-        raise Skipped("no --auth-supernode-private-key is named")
-    return f"{secret(setup.key, OPENSSH_KEY, private=True)} is readable by its owner alone"
+    key = given(setup.key, "no --auth-supernode-private-key is named")
+    return f"{secret(key, OPENSSH_KEY, private=True)} is readable by its owner alone"
 
 
 def _server(setup: SiteSetup) -> str:
-    if not setup.superlink:
-        raise Skipped("no --superlink is named")
-    if setup.authority is None:
-        raise Skipped("no --root-certificates are named, by which a server is known")
-    handshake(setup.superlink, setup.authority, _PATIENCE)
-    return f"{setup.superlink} answers by a certificate of {setup.authority}"
+    address = given(setup.superlink, "no --superlink is named")
+    authority = given(setup.authority, "no --root-certificates are named to check the server with")
+    handshake(address, authority, _PATIENCE)
+    return f"{address} answers with a certificate of {authority}"
 
 
 def _clock(setup: SiteSetup) -> str:
-    if setup.authority is None or setup.key is None:
-        raise Skipped("no key is named to ask the server by")
-    return same_clock(setup.superlink, setup.authority, setup.key, setup.now())
+    authority, key = setup.authority, given(setup.key, "no key is named to ask the server with")
+    assert authority is not None, "the check needs that of the server, which needs it"
+    return same_clock(setup.superlink, authority, key, setup.now())
 
 
 def _port(setup: SiteSetup) -> str:
@@ -198,9 +179,8 @@ def _memory(setup: SiteSetup) -> str:
 
 
 def _data_folder(setup: SiteSetup) -> str:
-    if (folder := setup.folder("data-dir")) is None:
-        raise Skipped("the node config names no 'data-dir'; some data sets need none")
-    return f"{data_folder(folder)} is there and not empty"
+    reason = "the node config names no 'data-dir'; some data sets need none"
+    return f"{data_folder(given(setup.folder('data-dir'), reason))} exists and is not empty"
 
 
 def _data(setup: SiteSetup) -> Passed:
@@ -211,41 +191,36 @@ def _data(setup: SiteSetup) -> Passed:
     ]
     sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
     left_out = f"; {silo.dropped} left out, missing or broken" if silo.dropped else ""
-    return Passed(
-        f"{sizes} samples of {setup.asked().common.dataset}{left_out}, cached in "
-        f"{own_cache(setup.context) or 'the usual cache'}",
-        tuple(counts),
-    )
+    dataset = setup.required_settings().common.dataset
+    cache = own_cache(setup.context) or "the usual cache"
+    return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(counts))
 
 
 def _requests(setup: SiteSetup) -> Passed:
-    """Ask all that the hospital's own word may refuse, as a run's messages would."""
+    """Ask for everything that the hospital may refuse, as a run's messages would."""
     from fedsilo.client_app.app import site_facts
     from fedsilo.client_app.opening import admit
 
-    settings = setup.asked()
-    context = setup.rules.over(setup.context)
+    settings = setup.required_settings()
+    common, context = settings.common, setup.rules.over(setup.context)
     with refusing_as(setup.name):
         if SITE_FILE in setup.node_config:
-            setup.rules.refuse_request(settings.common, 1)
-        limits_of(context).refuse_settings(settings.common)
+            setup.rules.refuse_request(common, 1)
+        limits_of(context).refuse_settings(common)
         admit(setup.site, context)
         facts = site_facts(setup.site)
-        cls = strategy_class(settings.common.method)
-        if unfit := cls.why_unfit(settings.common, settings.own, facts):
+        if unfit := strategy_class(common.method).why_unfit(common, settings.own, facts):
             raise Refused(unfit)
-        names, told = _leaving(settings, facts)
+        names, sentences = _leaving(settings, facts)
         setup.rules.refuse_names(names)
-    withheld = [split for split in facts.sizes() if split not in facts.measured]
-    lines = [f"no measurement on {', '.join(withheld)} leaves"] if withheld else []
-    common = settings.common
-    return Passed(
-        f"nothing of {common.method} on {common.dataset} would be refused", (*told, *lines)
-    )
+    if withheld := [split for split in facts.sizes() if split not in facts.measured]:
+        sentences.append(f"no measurement on {', '.join(withheld)} leaves")
+    said = f"nothing of {common.method} on {common.dataset} would be refused"
+    return Passed(said, tuple(sentences))
 
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """Return the names of what a run's first round makes leave, and the same in words."""
+    """Return the names of the records that leave in a run's first round, and sentences on them."""
     from fedsilo.strategies.loop.asking import first_question
     from fedsilo.strategies.meeting.participants import Participants
 
@@ -267,18 +242,18 @@ def _gpu(setup: SiteSetup) -> Passed:
 
 
 CHECKS: tuple[Check[SiteSetup], ...] = (
-    Check("software", "versions that this fedsilo was made for", _software),
-    Check("node config", "what the node is told of itself", _node_config),
+    Check("software", "the versions that this fedsilo requires", _software),
+    Check("node config", "what the node is told about itself", _node_config),
     Check("site file", "what the hospital allows, in sentences", _rules, ("node config",)),
     Check("authority", "the certificate by which the server is known", _certificate),
     Check("key", "by which the server knows the hospital", _key),
-    Check("server", "it answers by a certificate that holds", _server, ("authority",)),
-    Check("clock", "near the server's: else it lets nobody in", _clock, ("server", "key")),
-    Check("port", "where SuperNode and worker speak", _port),
+    Check("server", "answers with a valid certificate", _server, ("authority",)),
+    Check("clock", "near the server's, which otherwise admits nobody", _clock, ("server", "key")),
+    Check("port", "where SuperNode and worker communicate", _port),
     Check("disk", "room for private state and decoded data", _disk, ("node config",)),
     Check("memory", "room for one message", _memory, ("site file",)),
-    Check("data folder", "there, readable, not empty", _data_folder),
+    Check("data folder", "exists, is readable and not empty", _data_folder),
     Check("data", "opened as a run opens them", _data, ("site file",)),
     Check("requests", "what of a run this site would refuse", _requests, ("data",)),
-    Check("gpu", "driver, wheels, bf16, memory, one convolution", _gpu, ("node config",)),
+    Check("gpu", "driver, PyTorch's build, bf16, memory, one convolution", _gpu, ("node config",)),
 )

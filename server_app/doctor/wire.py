@@ -1,4 +1,4 @@
-"""What a hospital sees of the server over the wire: its certificate, its clock."""
+"""What a hospital can check of the server over the network: its certificate and its clock."""
 
 from __future__ import annotations
 
@@ -11,25 +11,22 @@ from fedsilo.server_app.doctor.findings import Refused, Skipped
 
 
 class Silent(Refused):
-    """A server that does not answer, and why; a container waits for it."""
+    """A server that does not answer; a container waits for it."""
 
-    def __init__(self, address: str, why: str, mend: str) -> None:
-        super().__init__(f"server {address} does not answer ({why})", mend)
+    def __init__(self, address: str, why: str, fix: str) -> None:
+        super().__init__(f"server {address} does not answer ({why})", fix)
         self.why = why
 
 
 def handshake(address: str, authority: Path, patience: float = 10.0) -> None:
-    """Refuse a server whose certificate does not hold: Flower itself would try again for ever.
+    """Refuse a server whose certificate is not valid, which Flower would retry for ever.
 
-    Args:
-        address: of the Fleet API, host:port.
-        authority: the certificate that must have signed the server's.
-        patience: seconds to wait for an answer.
+    ``address`` is that of the Fleet API, host:port, and ``authority`` the certificate that must
+    have signed the server's. ``patience`` is in seconds.
 
     Raises:
         Silent: it does not answer.
-        Refused: its certificate ended, is another host's or another authority's, or no TLS is
-            spoken there.
+        Refused: its certificate ended, belongs to another host or authority, or it has no TLS.
     """
     host, port = parts(address)
     context = ssl.create_default_context(cafile=str(authority))
@@ -42,9 +39,9 @@ def handshake(address: str, authority: Path, patience: float = 10.0) -> None:
             return
     except ssl.SSLCertVerificationError as error:
         fault = f"server {address} is not to be trusted with {authority}: {error.verify_message}"
-        raise Refused(fault, "ask the server's keeper, send nothing") from error
+        raise Refused(fault, "ask the server's operator, send nothing") from error
     except ssl.SSLEOFError:
-        raise Silent(address, "it ends connections", "wait: it is ending, or starting") from None
+        raise Silent(address, "it closes connections", "wait: it is starting or ending") from None
     except ssl.SSLError as error:
         fault = f"server {address} does not speak TLS ({error.reason})"
         raise Refused(fault, "name the port of its Fleet API") from error
@@ -57,11 +54,7 @@ def handshake(address: str, authority: Path, patience: float = 10.0) -> None:
 
 
 def parts(address: str) -> tuple[str, int]:
-    """Return host and port of an address such as ``[::1]:9092``.
-
-    Raises:
-        Refused: it is none.
-    """
+    """Return host and port of an address such as ``[::1]:9092``, or raise ``Refused``."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Refused(f"the server's address is '{address}'", "give host:port")
@@ -69,14 +62,14 @@ def parts(address: str) -> tuple[str, int]:
 
 
 def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
-    """Ask the server, by a signed call that it refuses, whether it takes this machine's time.
+    """Ask the server, by a signed call that it refuses, whether it accepts this machine's time.
 
-    Flower lets a hospital in only if the time that it signs is at most some minutes off. The call
-    is a heartbeat of node 0, which no node is: a server that takes the time refuses that number.
+    Flower admits a hospital only if the time that it signs is at most some minutes off. The call
+    is a heartbeat of node 0, which does not exist: a server that accepts the time refuses the node.
 
     Raises:
-        Refused: the clocks are apart.
-        Skipped: the server does not ask for keys, or says something else.
+        Refused: the clocks differ.
+        Skipped: the server does not ask for keys, or answers something else.
     """
     import grpc  # type: ignore[import-untyped]  # its stubs are another package
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -93,7 +86,7 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 
     private = load_ssh_private_key(key.read_bytes(), None)
     if not isinstance(private, EllipticCurvePrivateKey):
-        raise Refused(f"secret {key} is no EC key", "make one by make-secrets.sh --add-hospital")
+        raise Refused(f"secret {key} is no EC key", "make one with make-secrets.sh --add-hospital")
     stamp = now.isoformat()
     signed = (
         (PUBLIC_KEY_HEADER, public_key_to_bytes(private.public_key())),
@@ -109,13 +102,13 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
         except grpc.RpcError as error:
             said = str(error.details())
         else:
-            raise Skipped("the server asks for no keys, and takes any time")
+            raise Skipped("the server asks for no keys, and accepts any time")
     if said == "Invalid timestamp":
         raise Refused(
             f"here it is {now:%Y-%m-%d %H:%M} UTC, more than {TIMESTAMP_TOLERANCE // 60} minutes "
-            "from the server's time, which lets nobody in",
+            "from the server's time, so that the server admits nobody",
             "set this machine's clock (or the server's), by NTP",
         )
     if said != "Invalid node ID":
-        raise Skipped(f"the server said '{said}', which tells nothing of its time")
+        raise Skipped(f"the server said '{said}', which does not reveal its time")
     return f"{now:%Y-%m-%d %H:%M} UTC, near the server's time"

@@ -66,7 +66,7 @@ class Watched:
         if self.gone:
             return f"its process has ended without a word: {again}"
         said = {
-            RUNNING: "no word for a minute" if self.silent else "runs",
+            RUNNING: "no word for a minute" if self.silent else "running",
             FINISHED: "finished",
             FAILED: f"failed: {self.progress.why}",
             INTERRUPTED: f"interrupted: {again}",

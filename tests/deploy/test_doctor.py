@@ -87,7 +87,7 @@ def test_what_a_hospital_refuses_is_told_at_the_server_and_at_the_site(
         rules.write_text(before)
 
 
-def test_a_site_that_is_killed_is_named_and_the_mend_brings_it_back(
+def test_a_site_that_is_killed_is_named_and_the_fix_brings_it_back(
     doctor: Callable[..., tuple[int, Found]], folder: Path
 ) -> None:
     process = read_deployment(folder).process("s2a")
@@ -99,9 +99,9 @@ def test_a_site_that_is_killed_is_named_and_the_mend_brings_it_back(
     assert code == 1
     told = _failed(found)["members"]
     assert "s2a of" in told["said"]
-    assert told["mend"].startswith("fedsilo deploy up --deployment ")
+    assert told["fix"].startswith("fedsilo deploy up --deployment ")
     assert [f["about"] for f in found if f["check"] == "sites" and f["about"]] == ["s1a", "s3a"]
-    assert main(told["mend"].split()[1:]) == 0
+    assert main(told["fix"].split()[1:]) == 0
     code, found = doctor("run")
     assert (code, _failed(found)) == (0, {})
 
@@ -114,7 +114,7 @@ def test_keys_and_registry_are_looked_at_where_they_lie(
     code, found = doctor("site", "--site", "s3a")
     key.chmod(0o600)
     assert code == 1
-    assert "chmod 600" in _failed(found)["key s3a"]["mend"]
+    assert "chmod 600" in _failed(found)["key s3a"]["fix"]
     entries = json.loads(deployment.registry.read_text())
     deployment.registry.write_text(json.dumps({k: v for k, v in entries.items() if k != "s3a"}))
     code, found = doctor("server")

@@ -97,10 +97,10 @@ def test_a_certificate_must_hold_today_and_for_this_host(
     with _listening(_context(tmp_path)) as address:
         if said:
             with pytest.raises(checks.Refused, match=said) as told:
-                checks.handshake(address, authority)
+                checks.refuse_untrusted(address, authority)
             assert str(told.value).startswith(f"server {address} is not to be trusted")
         else:
-            checks.handshake(address, authority)
+            checks.refuse_untrusted(address, authority)
 
 
 def test_the_server_of_another_authority_is_refused(
@@ -112,12 +112,12 @@ def test_the_server_of_another_authority_is_refused(
         _listening(_context(tmp_path / "other")) as address,
         pytest.raises(checks.Refused, match="certificate"),
     ):
-        checks.handshake(address, made_secrets / "ca.crt")
+        checks.refuse_untrusted(address, made_secrets / "ca.crt")
 
 
 def test_a_port_without_tls_is_refused(checks: ModuleType, made_secrets: Path) -> None:
     with _listening(None) as address, pytest.raises(checks.Refused, match="does not speak TLS"):
-        checks.handshake(address, made_secrets / "ca.crt")
+        checks.refuse_untrusted(address, made_secrets / "ca.crt")
 
 
 def test_a_server_that_does_not_answer_yet_is_waited_for(
@@ -125,7 +125,7 @@ def test_a_server_that_does_not_answer_yet_is_waited_for(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    checks.handshake(f"127.0.0.1:{port}", made_secrets / "ca.crt")
+    checks.refuse_untrusted(f"127.0.0.1:{port}", made_secrets / "ca.crt")
     assert "does not answer yet" in capsys.readouterr().err
 
 

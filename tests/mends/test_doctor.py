@@ -22,10 +22,10 @@ TRIED = (
     "update its driver; if it stays so",
     "update its driver, or set 'device' to cpu",
     "install a PyTorch that has it",
-    "see to it at that site",
-    "mend the others, or set 'min-sites' to",
+    "fix it at that site",
+    "fix the others, or set 'min-sites' to",
     "choose another 'site' in the node config",
-    "bring it there, or take 'site-file' away",
+    "copy it there, or remove 'site-file'",
 )
 EXPERIMENT = "{method: fedavg, dataset: table, network: logistic, rounds: 1, mc-passes: 0"
 Doctor = Callable[..., dict[str, dict[str, Any]]]
@@ -56,7 +56,7 @@ def test_a_name_that_cannot_be_passes_once_another_is_chosen(
     doctor: Doctor, tmp_path: Path
 ) -> None:
     told = doctor(*_node(tmp_path, site="a/b"))["node config"]
-    assert (told["status"], told["mend"]) == ("FAILED", "choose another 'site' in the node config")
+    assert (told["status"], told["fix"]) == ("FAILED", "choose another 'site' in the node config")
     assert doctor(*_node(tmp_path, site="north"))["node config"]["status"] == "PASSED"
 
 
@@ -66,7 +66,7 @@ def test_a_site_file_that_is_missing_is_brought_or_taken_away(
     file = tmp_path / "site.yaml"
     told = doctor(*_node(tmp_path, site_file=str(file)))["site file"]
     assert told["status"] == "FAILED"
-    assert told["mend"] == "bring it there, or take 'site-file' away"
+    assert told["fix"] == "copy it there, or remove 'site-file'"
     assert doctor(*_node(tmp_path))["site file"]["status"] == "PASSED"
     file.write_text("{methods: ['*'], datasets: ['*'], records: ['*']}")
     assert doctor(*_node(tmp_path, site_file=str(file)))["site file"]["status"] == "PASSED"
@@ -124,7 +124,7 @@ def test_a_gpu_that_fails_passes_with_what_it_lacks_and_the_cpu_does_without_it(
 ) -> None:
     _machine(monkeypatch, driver, built)
     found = doctor(*_node(tmp_path, device="cuda"))["gpu"]
-    assert (found["status"], found["mend"]) == ("FAILED", told)
+    assert (found["status"], found["fix"]) == ("FAILED", told)
     by_cpu = doctor(*_node(tmp_path, device="cpu"))["gpu"]
     assert (by_cpu["status"], by_cpu["said"]) == ("SKIPPED", "the node config's 'device' is cpu")
     _machine(monkeypatch, _works, "sm_90")
@@ -156,8 +156,8 @@ def test_a_run_does_without_a_site_that_refuses(doctor: Doctor, experiment: Path
     run = ["run", "own", "--file", str(experiment)]
     found = doctor(*run)
     assert _statuses(found, "sites", "enough") == ["FAILED", "FAILED"]
-    assert "or set 'min-sites' to fewer and run without it" in found["sites"]["mend"]
-    assert found["enough"]["mend"] == "mend the others, or set 'min-sites' to 1"
+    assert "or set 'min-sites' to fewer and run without it" in found["sites"]["fix"]
+    assert found["enough"]["fix"] == "fix the others, or set 'min-sites' to 1"
     assert "1 of 2 can and 2 are needed ('min-sites')" in _run_of(experiment)
     assert doctor(*run, "--set", "min-sites=1")["enough"]["status"] == "PASSED"
     assert _run_of(experiment, "min-sites=1") == ""
@@ -165,8 +165,8 @@ def test_a_run_does_without_a_site_that_refuses(doctor: Doctor, experiment: Path
 
 def test_what_a_run_refuses_is_seen_to_at_the_site(doctor: Doctor, experiment: Path) -> None:
     run, folder = ["run", "own", "--file", str(experiment)], experiment.parent
-    told = doctor(*run)["sites"]["mend"]
-    assert told.startswith("see to it at that site, where 'fedsilo doctor site' says more")
+    told = doctor(*run)["sites"]["fix"]
+    assert told.startswith("fix it at that site, where 'fedsilo doctor site' says more")
     kind, *node = _node(folder, data_dir=str(folder))
     site = [kind, "own", *run[2:], *node]
     found = doctor(*site)["data"]

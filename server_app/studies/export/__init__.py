@@ -1,4 +1,4 @@
-"""A finished run's model in forms that others read, and the card that goes with it.
+"""Export a finished run's model in forms that other programs read, with its model card.
 
-Stands on predict and records.
+It imports predict and records.
 """

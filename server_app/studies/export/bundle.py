@@ -1,8 +1,9 @@
-"""A MONAI bundle: the program, how MONAI's own commands run it, and what its metadata must say."""
+"""A MONAI bundle: the program, the configuration of MONAI's own commands, and the metadata."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,40 +20,19 @@ _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"
 )
-# Read by MONAI in a process that need not know fedsilo
-_NETWORK = '''\
-"""The exported program as a module: MONAI calls eval(), which a program has no need of."""
-
-import torch
-
-
-class ExportedProgram(torch.nn.Module):
-    """Maps samples to class probabilities."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.program = torch.export.load(file).module()
-
-    def train(self, mode=True):
-        """Leave the program as it is: it was exported for inference."""
-        return self
-
-    def forward(self, inputs):
-        """Map (batch, channels, height, width) to (batch, classes)."""
-        return self.program(inputs)
-'''
+_FILES = Path(__file__).parent / "templates" / "monai"
 
 
 def write_bundle(program: Program, folder: Path) -> float:
-    """Write the bundle's folder; return how far the program's answers are from ours, at most.
+    """Write the bundle's folder, and return the largest difference of its answers from ours.
 
     Raises:
-        ExportError: the model is of a table, the extra is not installed, or the program answers
-            otherwise.
+        ExportError: the model is of a table, the extra is not installed, or the difference is too
+            large.
     """
     if program.vectors.ndim != 4:
         raise ExportError(
-            "format 'monai' is of images, and the run's data set is a table: choose pt2 or onnx"
+            "format 'monai' is for images, and the run's data set is a table: choose pt2 or onnx"
         )
     try:
         monai = version("monai")
@@ -60,15 +40,16 @@ def write_bundle(program: Program, folder: Path) -> float:
         raise ExportError(
             "format 'monai' needs the extra of that name: pip install 'fedsilo[monai]'"
         ) from None
-    for name in ("configs", "models", "docs", "scripts"):
-        (folder / name).mkdir()
-    difference = write_pt2(program, folder / "models" / "model.pt2")
+    configs, models, scripts = (folder / name for name in ("configs", "models", "scripts"))
+    for made in (configs, models, scripts, folder / "docs"):
+        made.mkdir()
+    difference = write_pt2(program, models / "model.pt2")
     with quiet():
-        torch.save(dict(exported(program).state_dict), folder / "models" / "model.pt")
-    (folder / "scripts" / "__init__.py").write_text('"""What this bundle runs by."""\n')
-    (folder / "scripts" / "network.py").write_text(_NETWORK)
-    for name, content in (("metadata", _metadata(program, monai)), ("inference", _INFERENCE)):
-        (folder / "configs" / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+        torch.save(dict(exported(program).state_dict), models / "model.pt")
+    (scripts / "__init__.py").touch()
+    shutil.copyfile(_FILES / "network.py.txt", scripts / "network.py")  # it does not need fedsilo
+    shutil.copyfile(_FILES / "inference.json", configs / "inference.json")
+    (configs / "metadata.json").write_text(json.dumps(_metadata(program, monai), indent=2) + "\n")
     return difference
 
 
@@ -111,7 +92,7 @@ def _metadata(program: Program, monai: str) -> dict[str, Any]:
 def _image(program: Program) -> dict[str, Any]:
     channels, height, width = program.vectors.shape[1:]
     kind = program.vectors.dtype
-    deep = kind == torch.int16
+    names = ("R", "G", "B") if channels == 3 else ("image",)
     return {
         "type": "image",
         "format": "RGB" if channels == 3 else "magnitude",
@@ -119,26 +100,7 @@ def _image(program: Program) -> dict[str, Any]:
         "num_channels": channels,
         "spatial_shape": [height, width],
         "dtype": str(kind).removeprefix("torch."),
-        "value_range": [-32768, 32767] if deep else [0, 255],
+        "value_range": [-32768, 32767] if kind == torch.int16 else [0, 255],
         "is_patch_data": False,
-        "channel_def": {str(place): name for place, name in enumerate(("R", "G", "B")[:channels])}
-        if channels == 3
-        else {"0": "image"},
+        "channel_def": {str(place): name for place, name in enumerate(names)},
     }
-
-
-_INFERENCE: dict[str, Any] = {
-    "imports": ["$import glob", "$import json", "$import numpy", "$import torch"],
-    "bundle_root": ".",
-    "input_dir": "$@bundle_root + '/inputs'",
-    "device": "$torch.device('cpu')",
-    "network_def": {
-        "_target_": "scripts.network.ExportedProgram",
-        "file": "$@bundle_root + '/models/model.pt2'",
-    },
-    "network": "$@network_def.to(@device)",
-    "files": "$sorted(glob.glob(@input_dir + '/*.npy'))",
-    "load": "$lambda file: torch.from_numpy(numpy.load(file))[None].to(@device)",
-    "answers": "${file: @network(@load(file))[0].tolist() for file in @files}",
-    "run": ["$print(json.dumps(@answers, indent=2))"],
-}

@@ -1,6 +1,6 @@
-"""``fedsilo export``: a finished run's model as one program, with its test vectors and its card.
+"""``fedsilo export``: a finished run's model as one program, with test vectors and a model card.
 
-A folder, whole or not at all, and only if the program answers as fedsilo does.
+The folder is written as a whole, and only if the program answers as fedsilo does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.export.program import (
     open_program,
 )
 from fedsilo.server_app.studies.finetune.request import refuse_target
-from fedsilo.server_app.studies.predict.model import SiteModel, open_model
+from fedsilo.server_app.studies.predict.model import open_model
 
 CARD = "model-card.md"
 FORMATS = ("pt2", "onnx", "monai")
@@ -36,42 +36,18 @@ _WRITERS: Mapping[str, tuple[str, Callable[[Program, Path], float]]] = {
     "pt2": ("model.pt2", write_pt2),
     "onnx": ("model.onnx", write_onnx),
 }
-_USAGE = {
-    "pt2": """\
-```python
-import torch
-model = torch.export.load("model.pt2").module()   # nothing of fedsilo is needed
-probabilities = model(inputs)
-```""",
-    "onnx": """\
-```python
-import onnxruntime
-session = onnxruntime.InferenceSession("model.onnx")
-(probabilities,) = session.run(["probabilities"], {"inputs": inputs})
-```""",
-    "monai": """\
-```sh
-python -m monai.bundle run --config_file configs/inference.json --bundle_root . --input_dir DIR
-```""",
-}
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported.
-
-    Attributes:
-        folder: where it lies.
-        difference: how far its probabilities are from fedsilo's on the test vectors, at most.
-        interface: what the program takes and answers.
-    """
+    """What was exported."""
 
     folder: Path
-    difference: float
-    interface: Mapping[str, Any]
+    difference: float  # the largest, of its probabilities from fedsilo's on the test vectors
+    interface: Mapping[str, Any]  # what the program takes and returns
 
     def lines(self) -> list[str]:
-        """Return it for a terminal."""
+        """Return a summary for a terminal."""
         taken, given = self.interface["inputs"], self.interface["outputs"]
         return [
             f"takes {taken['type']} {_shape(taken)}: {taken['meaning']}",
@@ -93,15 +69,15 @@ def export(
 
     Args:
         run_dir: the run directory.
-        form: of ``FORMATS``.
+        form: one of ``FORMATS``.
         site: whose model; None: that of all sites.
-        out: the folder to write, not there yet; None: one in the run directory.
+        out: the folder to write, which must not exist; None: one in the run directory.
         data_dir: the data directory; None: the run's own.
         state_dir: the site's private state; None: the run directory's.
 
     Raises:
         FedsiloError: the model cannot be opened or written in this form, the program answers
-            otherwise, or the folder is there already.
+            differently, or the folder exists already.
     """
     if form not in FORMATS:
         raise SettingError(f"--format is '{form}'; it must be one of {', '.join(FORMATS)}")
@@ -119,14 +95,15 @@ def export(
             differences.append(write(program, work / name))
             card_at = work / CARD
         _write_about(program, work, differences[0])
-        card_at.write_text(_card(model, site, form))
+        facts = {"weights (SHA-256)": model.weights_digest()} | installed_software()
+        card_at.write_text(card_text(model.run, site if model.own else None, form, facts))
 
     build_folder(folder, fill)
     return Export(folder, differences[0], program.interface())
 
 
 def _write_about(program: Program, folder: Path, difference: float) -> None:
-    """Write what goes in and out, and the vectors by which one sees that it works."""
+    """Write what goes in and out, and the vectors that show whether a program works."""
     model = program.model
     about = program.interface() | {
         "run": model.run.path.resolve().name,
@@ -143,15 +120,6 @@ def _write_about(program: Program, folder: Path, difference: float) -> None:
     (folder / "program.json").write_text(json.dumps(about, indent=2) + "\n")
     tensors = {INPUTS: program.vectors.contiguous(), PROBABILITIES: program.answers.contiguous()}
     save_file(tensors, folder / VECTORS_FILE)
-
-
-def _card(model: SiteModel, site: str | None, form: str) -> str:
-    taken = (
-        "`program.json` says what goes in and what comes out. Files are decoded as the run's "
-        "were, which is not part of the program: `fedsilo predict` does both."
-    )
-    facts = {"weights (SHA-256)": model.weights_digest()} | installed_software()
-    return card_text(model.run, site if model.own else None, [_USAGE[form], "", taken], facts)
 
 
 def _shape(side: Mapping[str, Any]) -> str:

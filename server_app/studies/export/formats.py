@@ -1,4 +1,4 @@
-"""The forms that a program is written in, each read back and held against our own answers."""
+"""The formats of an exported program; each is read back and compared with our own answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 from fedsilo.models.contract.errors import ExportError
 from fedsilo.server_app.studies.export.program import INPUTS, PROBABILITIES, VECTORS, Program
 
-_SIZES = (VECTORS, 1, 3)  # batches that a program is tried with
+_SIZES = (VECTORS, 1, 3)  # sizes of batches that a program is tried with
 
 
 def exported(program: Program) -> ExportedProgram:
@@ -33,10 +33,10 @@ def exported(program: Program) -> ExportedProgram:
 
 
 def write_pt2(program: Program, path: Path) -> float:
-    """Write the program for PyTorch; return how far its answers are from ours, at most.
+    """Write the program for PyTorch, and return the largest difference of its answers from ours.
 
     Raises:
-        ExportError: it cannot be exported, or answers otherwise.
+        ExportError: it cannot be exported, or the difference is too large.
     """
     with quiet():
         torch.export.save(exported(program), path)
@@ -46,14 +46,14 @@ def write_pt2(program: Program, path: Path) -> float:
 
 
 def write_onnx(program: Program, path: Path) -> float:
-    """Write the program for ONNX runtimes; return how far its answers are from ours, at most.
+    """Write the program for ONNX runtimes; returns and raises as ``write_pt2``.
 
     Raises:
-        ExportError: it cannot be exported, answers otherwise, or the extra is not installed.
+        ExportError: also if the extra is not installed.
     """
     try:
         import onnxruntime
-        import onnxscript  # noqa: F401  # what torch writes ONNX by
+        import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
     except ImportError:
         raise ExportError(
             "format 'onnx' needs the extra of that name: pip install 'fedsilo[onnx]'"
@@ -89,7 +89,7 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep exporters' chatter, which is for their authors, off the terminal."""
+    """Keep the exporters' own messages, which are for their authors, off the terminal."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

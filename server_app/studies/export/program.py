@@ -1,4 +1,4 @@
-"""The program that is exported: what it takes, what it answers, and how one knows that it is right.
+"""The program that is exported: its inputs, its outputs, and test vectors that check it.
 
 Test vectors are made up: no patient's row or image leaves with a model.
 """
@@ -28,25 +28,18 @@ _CPU = Compute(torch.device("cpu"), bf16=False)
 
 @dataclass(frozen=True)
 class Program:
-    """A model ready to be exported, on the CPU.
-
-    Attributes:
-        model: whose it is.
-        module: from inputs to probabilities.
-        vectors: (8, *input_shape), made-up inputs.
-        answers: (8, classes), what fedsilo's own prediction says of them, without dropout.
-    """
+    """A model ready to be exported, on the CPU."""
 
     model: SiteModel
-    module: ProbabilityModel
-    vectors: Tensor
-    answers: Tensor
+    module: ProbabilityModel  # from inputs to probabilities
+    vectors: Tensor  # (8, *input_shape), made-up inputs
+    answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
 
     def difference(self, answers: Tensor, of: int = VECTORS) -> float:
-        """Return how far the answers (of, classes) to the first vectors are from ours, at most.
+        """Return the largest difference of answers (of, classes) to the first vectors from ours.
 
         Raises:
-            ExportError: further than the tolerance.
+            ExportError: it exceeds the tolerance.
         """
         most = (answers.double() - self.answers[:of].double()).abs().max().item()
         if not most <= TOLERANCE:
@@ -79,21 +72,18 @@ class Program:
 
 
 def open_program(model: SiteModel) -> Program:
-    """Return a model's program; the model itself stays where it is."""
+    """Return a model's program; the model itself is not changed."""
     network = copy.deepcopy(model.network).cpu()
     module = ProbabilityModel(network, model.silo.figures, model.pixel_figures())
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
-    # By the silo's own preparation, not by the module's: the two are compared
+    # The silo's own preparation, not the module's: the two are to be compared
     logits = over_batches(network, _prepared(model, vectors), _CPU, network)
     return Program(model, module, vectors, torch.softmax(logits, dim=1))
 
 
 def made_up_inputs(model: SiteModel) -> Tensor:
-    """Return eight inputs that no patient gave: numbers around a table's means, or noise.
-
-    Of a table's first one a value is missing.
-    """
+    """Return eight made-up inputs: noise, or numbers around a table's means with one missing."""
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.task.input_shape)
     if figures := model.silo.figures:
@@ -108,7 +98,7 @@ def made_up_inputs(model: SiteModel) -> Tensor:
 
 
 def _prepared(model: SiteModel, vectors: Tensor) -> Tensor:
-    """Return raw inputs as a silo of the run holds them."""
+    """Return raw inputs prepared as a silo of the run does it."""
     if figures := model.silo.figures:
         return standardised(vectors, figures)
     if pixels := model.pixel_figures():
@@ -119,11 +109,8 @@ def _prepared(model: SiteModel, vectors: Tensor) -> Tensor:
 def _meaning(vectors: Tensor, pixels: bool) -> str:
     if vectors.ndim == 2:
         return "a table's features in this order as they are read; a missing value is NaN"
-    kinds = {
-        torch.uint8: "pixels 0 to 255, decoded and of this size",
-        torch.int16: "pixels of 16 bits less 32768, decoded and of this size",
-    }
-    usual = "pixels 0 to 255, of this size"
-    if not pixels and vectors.dtype == torch.float32:
-        return f"{usual}, as they are read"
-    return kinds.get(vectors.dtype, usual)
+    if vectors.dtype == torch.uint8:
+        return "pixels 0 to 255, decoded and of this size"
+    if vectors.dtype == torch.int16:
+        return "pixels of 16 bits less 32768, decoded and of this size"
+    return "pixels 0 to 255, of this size" + ("" if pixels else ", as they are read")

@@ -1,4 +1,4 @@
-"""A finished model put to a task of one's own.
+"""Train a finished run's model on a task of its own.
 
-Stands on run, compare and figures.
+It imports run, compare and figures.
 """

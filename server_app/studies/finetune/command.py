@@ -1,7 +1,7 @@
-"""``fedsilo finetune``: a finished run's model put to use, beside the same network from scratch.
+"""``fedsilo finetune``: a finished run's model on a new task, beside the same network from scratch.
 
-All weights are trained on the pooled training images of the sites here; validation images choose
-the epoch, and test images are read once, for the figures of that epoch.
+All networks are trained on the pooled training images of the sites on this machine. Validation
+images choose the epoch; test images are read once, for the metrics of that epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedsilo.server_app.studies.finetune.data import chosen_sites
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, FinetuneRequest
 from fedsilo.server_app.studies.finetune.results import FinetuneResult, StartResult, write_results
 from fedsilo.server_app.studies.finetune.settings import network_of, settings_of
-from fedsilo.server_app.studies.finetune.tasks import Classification, Segmentation
+from fedsilo.server_app.studies.finetune.tasks import Downstream, Segmentation
 from fedsilo.server_app.studies.finetune.training import Study, start, train
 from fedsilo.server_app.studies.finetune.weights import SCRATCH, RunModel, Source, open_start
 
@@ -24,15 +24,11 @@ Say = Callable[[str], None]
 
 
 def finetune(request: FinetuneRequest, say: Say) -> FinetuneResult:
-    """Train each start over the seeds, and write a folder, whole or not at all.
-
-    Args:
-        request: what is asked.
-        say: is told in a line what begins and what has ended.
+    """Train each start over the seeds and write the folder; ``say`` gets each line of progress.
 
     Raises:
         FedsiloError: a run has not ended or does not fit, settings or data cannot be used, the
-            folder is there already, or training diverged.
+            folder exists already, or training diverged; then nothing is written.
     """
     request.check()
     sources = [open_start(weights, request) for weights in request.weights]
@@ -46,25 +42,21 @@ def finetune(request: FinetuneRequest, say: Say) -> FinetuneResult:
 
 def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
     """Return network, settings and data of all starts; ``sources`` are those not from scratch."""
-    _refuse_twins([source.label for source in sources])
+    labels = [source.label for source in sources]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise SettingError(
+            f"two of --weights are named '{twice[0]}': rename the folder of one, so that their "
+            "lines can be distinguished"
+        )
     network = network_of(request.task, request.network, sources, distil=request.distil_epochs > 0)
     run_models = [source for source in sources if isinstance(source, RunModel)]
     settings = settings_of(request, network, run_models)
-    downstream = (Segmentation if request.task == SEGMENTATION else Classification)(network)
+    downstream = (Segmentation if request.task == SEGMENTATION else Downstream)(network)
     data = downstream.data(settings, chosen_sites(settings, request.sites))
     compute = choose_compute(settings.device, settings.precision, settings.threads)
     return Study(
         downstream, settings, data, compute, request.seeds, request.epochs, request.distil_epochs
     )
-
-
-def _refuse_twins(labels: Sequence[str]) -> None:
-    """Refuse two starts of one name: their lines could not be told apart."""
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise SettingError(
-            f"two of --weights are named '{twice[0]}': rename the folder of one, so that their "
-            "lines can be told apart"
-        )
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
@@ -77,9 +69,10 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
             say(f"{label}: {transfer.summary()}")
         result = train(study, network, seed)
         trained.append(result)
+        value = result.val.get(headline, math.nan)
         say(
             f"{label}, seed {seed}: epoch {result.epoch} of {study.epochs} is best, "
-            f"val {headline} {result.val.get(headline, math.nan):.3f}; {result.seconds:.0f} s"
+            f"validation {headline} {value:.3f}; {result.seconds:.0f} s"
         )
     method = source.method if isinstance(source, RunModel) else ""
     return StartResult(label, method, transfer, tuple(trained))

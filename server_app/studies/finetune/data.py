@@ -1,42 +1,37 @@
-"""The data of fine-tuning: sites' images pooled, with labels or masks."""
+"""The data of fine-tuning: the images of several sites pooled, with labels or masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
-from fedsilo.datasets.radiographs.masks import MaskedSilo, MaskedSplit, load_masked_silo
+from fedsilo.datasets.radiographs.masks import MaskedSplit, load_masked_silo
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
-from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
+from fedsilo.datasets.silo.silos import SPLITS, Split
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 
-S = TypeVar("S", Silo, MaskedSilo)
+_MISSING = {
+    "train": "no training images",
+    "val": "no validation images, by which the epoch is chosen: set 'val-folds'",
+    "test": "no test images: set 'test-folds', or 'use-test' to true",
+}
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """Images of all sites, in site order.
-
-    Attributes:
-        train, val, test: inputs, and labels (n,) or masks (n, h, w).
-        task: input shape and number of classes.
-        classes: their names, empty if they have none.
-        sites: whose images.
-        origin: the site of each test image.
-    """
+    """Images of all sites, in site order, with labels (n,) or masks (n, h, w)."""
 
     train: Split
     val: Split
     test: Split
-    task: Task
-    classes: tuple[str, ...]
+    task: Task  # input shape and number of classes
+    classes: tuple[str, ...]  # their names, or empty if they have none
     sites: tuple[str, ...]
-    origin: tuple[str, ...]
+    origin: tuple[str, ...]  # the site of each test image
 
     def sizes(self) -> dict[str, int]:
         """Return the number of images by split."""
@@ -44,10 +39,10 @@ class Pooled:
 
 
 def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
-    """Return the sites of the data set, or those of them that are ``wanted``.
+    """Return the sites of the data set, or only those ``wanted``.
 
     Raises:
-        SettingError: the data are a table, or one is not there.
+        SettingError: the data are a table, or there is no such site.
     """
     if data_set(settings.dataset).is_table:
         raise SettingError(
@@ -55,12 +50,11 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
             "by --dataset"
         )
     names = silo_names(settings)
-    for site in wanted:
-        if site not in names:
-            raise SettingError(
-                f"there is no site '{site}' in '{settings.dataset}': its sites are "
-                f"{', '.join(names)}"
-            )
+    if unknown := [site for site in wanted if site not in names]:
+        raise SettingError(
+            f"there is no site '{unknown[0]}' in '{settings.dataset}': its sites are "
+            f"{', '.join(names)}"
+        )
     return [site for site in names if site in wanted] if wanted else names
 
 
@@ -68,24 +62,25 @@ def pooled_labels(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     """Return images with their classes.
 
     Raises:
-        DataError: a part has no images, or sites' images or classes differ.
+        DataError: a split has no images, or the sites' images or classes differ.
     """
-    silos = _loaded(load_silo, settings, sites)
+    _refuse_no_sites(settings, sites)
+    silos = [load_silo(site, settings) for site in sites]
     facts = {(silo.task, silo.classes) for silo in silos}
     if len(facts) > 1:
         raise DataError(f"sites {', '.join(sites)} have images or classes of different kinds")
-    task, classes = facts.pop()
-    return _pool(settings, [silo.splits() for silo in silos], sites, task, classes)
+    return _pool(settings, [silo.splits() for silo in silos], sites, *facts.pop())
 
 
 def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     """Return images with their masks.
 
     Raises:
-        DataError: a part has no images or, of training or validation, no mask; a mask is of
-            another size than its image, or holds other values than 0 and 1; sites' images differ.
+        DataError: a split has no images; no training or validation image has a mask; a mask has
+            not its image's size, or other values than 0 and 1; or the sites' images differ.
     """
-    silos = _loaded(load_masked_silo, settings, sites)
+    _refuse_no_sites(settings, sites)
+    silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
         for name, split in silo.splits().items():
             _check_masks(f"{settings.dataset}, site {silo.name}, {name}", split)
@@ -109,12 +104,9 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     return pooled
 
 
-def _loaded(
-    load: Callable[[str, CommonSettings], S], settings: CommonSettings, sites: Sequence[str]
-) -> list[S]:
+def _refuse_no_sites(settings: CommonSettings, sites: Sequence[str]) -> None:
     if not sites:
         raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
-    return [load(site, settings) for site in sites]
 
 
 def _check_masks(where: str, split: MaskedSplit) -> None:
@@ -124,10 +116,9 @@ def _check_masks(where: str, split: MaskedSplit) -> None:
             f"{where}: {images[0]} images are {images[2]}x{images[3]} pixels, and their masks "
             f"{masks}: a mask must have its image's size"
         )
-    if len(split) and int(split.masks.max()) > 1:
+    if len(split) and (value := int(split.masks.max())) > 1:
         raise DataError(
-            f"{where}: a mask holds {int(split.masks.max())}; it must be 0 on the background and 1 "
-            "on the catheter"
+            f"{where}: a mask holds {value}; it must be 0 on the background and 1 on the catheter"
         )
 
 
@@ -138,20 +129,12 @@ def _pool(
     task: Task,
     classes: tuple[str, ...],
 ) -> Pooled:
-    whole = {}
+    pooled = {}
     for name in SPLITS:
         inputs = torch.cat([part[name].inputs for part in parts])
-        whole[name] = Split(inputs, torch.cat([part[name].labels for part in parts]))
+        pooled[name] = Split(inputs, torch.cat([part[name].labels for part in parts]))
         if not len(inputs):
-            raise DataError(f"{', '.join(sites)} of {settings.dataset}: {_LACK[name]}")
-    origin = [
-        site for site, part in zip(sites, parts, strict=True) for _ in range(len(part["test"]))
-    ]
-    return Pooled(**whole, task=task, classes=classes, sites=tuple(sites), origin=tuple(origin))
-
-
-_LACK = {
-    "train": "no training images",
-    "val": "no validation images, by which the epoch is chosen: set 'val-folds'",
-    "test": "no test images: set 'test-folds', or 'use-test' to true",
-}
+            raise DataError(f"{', '.join(sites)} of {settings.dataset}: {_MISSING[name]}")
+    sizes = [len(part["test"]) for part in parts]
+    origin = tuple(site for site, size in zip(sites, sizes, strict=True) for _ in range(size))
+    return Pooled(**pooled, task=task, classes=classes, sites=tuple(sites), origin=origin)

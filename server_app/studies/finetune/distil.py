@@ -1,9 +1,9 @@
-"""A ViT's way into a network that takes none of its arrays: it learns the ViT's tokens first.
+"""Distil a ViT into a network that takes none of its arrays.
 
 The FedEFM paper initialises UNet and SwinUnet from its foundation ViT and does not say how. Here
-the encoder's last map learns to give, by one linear layer that is dropped afterwards, what the ViT
-says of each patch (Romero et al. 2015, FitNets, equation 3), each token normalised over its
-channels (Wei et al. 2022, feature distillation). Images of the training part alone, no labels.
+the encoder's last map, through one linear layer that is dropped afterwards, learns to predict the
+ViT's token of each patch (Romero et al. 2015, FitNets, equation 3), each token normalised over its
+channels (Wei et al. 2022, feature distillation). It uses the training images, without labels.
 """
 
 from __future__ import annotations
@@ -24,23 +24,19 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.pyramids import Segmenter, resized
-from fedsilo.server_app.studies.finetune.epochs import cosine_epochs
+from fedsilo.server_app.studies.finetune.tasks import cosine_epochs
 from fedsilo.server_app.studies.finetune.transfer import transfer
 from fedsilo.server_app.studies.finetune.weights import RunModel
 
 
 @dataclass(frozen=True)
 class DistilReport:
-    """How a network learned a ViT's tokens.
+    """How a network learned a ViT's tokens."""
 
-    Attributes:
-        losses: of each epoch, the share of the tokens' variance that it did not explain.
-    """
-
-    losses: tuple[float, ...]
+    losses: tuple[float, ...]  # by epoch: the share of the tokens' variance left unexplained
 
     def summary(self) -> str:
-        """Return it in a line."""
+        """Return it in one line."""
         return (
             f"its ViT's tokens were distilled into the encoder for {len(self.losses)} epochs: "
             f"{100 * (1 - self.losses[-1]):.1f} % of their variance explained"
@@ -55,15 +51,7 @@ def distil(
     compute: Compute,
     epochs: int,
 ) -> DistilReport:
-    """Teach ``network``, in place, the tokens of a run's ViT.
-
-    Args:
-        network: whose encoder learns.
-        source: a run of a ViT.
-        images: those of the training part; labels are not looked at.
-        settings: data, optimiser and seed of the fine-tuning.
-        compute: where; the network lies there.
-        epochs: passes over the images.
+    """Teach the encoder of ``network``, in place, the tokens of a run's ViT; labels are ignored.
 
     Raises:
         SettingError: the ViT does not take images of this size.
@@ -76,7 +64,9 @@ def distil(
         project = compute.place(nn.Conv2d(channels, teacher.vit.embed_dim, 1))
 
     def objective(inputs: Tensor, labels: Tensor) -> Tensor:
-        return token_loss(project(network.coarsest(inputs)), _tokens(teacher, inputs))
+        with torch.no_grad():
+            tokens = teacher.encode_with_map(inputs)[1]
+        return token_loss(project(network.coarsest(inputs)), tokens)
 
     both = nn.ModuleList([network, project])
     losses = cosine_epochs(
@@ -86,9 +76,9 @@ def distil(
 
 
 def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean square of what maps (batch, c, ., .) lack of tokens (batch, r, k, c).
+    """Return the mean squared distance of maps (batch, c, ., .) from tokens (batch, r, k, c).
 
-    The tokens are normalised over their channels: maps of zeros have a loss of 1.
+    Tokens are normalised over their channels, so that maps of zeros have a loss of 1.
     """
     wanted = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])
     given = resized(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
@@ -96,11 +86,7 @@ def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
 
 
 def vit_of(source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]) -> PromptedViT:
-    """Return a run's ViT for images of ``input_shape``, all its parameters fixed.
-
-    Raises:
-        SettingError: it does not take them.
-    """
+    """Return a run's ViT, frozen, for images of ``input_shape``; SettingError if it has no fit."""
     fields = [key.replace("-", "_") for key in keys_with(CommonSettings, "network")]
     of_run = {field: getattr(source.common, field) for field in fields}
     own = of_run | {"network": "vit", "train_backbone": True, "backbone_weights": "random"}
@@ -108,8 +94,3 @@ def vit_of(source: RunModel, settings: CommonSettings, input_shape: tuple[int, .
     vit = cast(PromptedViT, build_classifier(common, Task(input_shape, source.classes[1])))
     transfer(vit, source, common, source.classes)
     return vit.requires_grad_(False)
-
-
-def _tokens(teacher: PromptedViT, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
-        return teacher.encode_with_map(inputs)[1]

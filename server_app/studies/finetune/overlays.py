@@ -1,4 +1,4 @@
-"""Overlays of segmentation: image, truth and what each network found, side by side."""
+"""Segmentation overlays: the image, the true mask and each network's prediction, side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Told apart by colour-blind people too (Okabe and Ito)
+# Colours that colour-blind people can distinguish too (Okabe and Ito)
 TRUTH = (0.34, 0.71, 0.91)
 HIT, FALSE, MISSED = (0.0, 0.75, 0.45), (0.95, 0.75, 0.0), (0.9, 0.2, 0.75)
 _LEGEND = {"truth": TRUTH, "found": HIT, "found where none is": FALSE, "missed": MISSED}
@@ -23,7 +23,7 @@ _OPACITY = 0.75
 
 
 def spread(origin: Sequence[str], count: int) -> list[int]:
-    """Return ``count`` rows, fewer if there are fewer: the first of each site, then the second."""
+    """Return at most ``count`` rows: the first of each site, then the second, and so on."""
     by_site: dict[str, list[int]] = {}
     for row, site in enumerate(origin):
         by_site.setdefault(site, []).append(row)
@@ -32,14 +32,10 @@ def spread(origin: Sequence[str], count: int) -> list[int]:
 
 
 def coloured(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Return the overlay (h, w, 4) of a predicted mask (h, w) on the true one, clear elsewhere."""
+    """Return the overlay (h, w, 4) of a predicted and a true mask (h, w), transparent elsewhere."""
     marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)
-    for chosen, colour in (
-        (marked & true, HIT),
-        (marked & ~true, FALSE),
-        (~marked & true, MISSED),
-    ):
+    for chosen, colour in ((marked & true, HIT), (marked & ~true, FALSE), (~marked & true, MISSED)):
         layer[chosen] = torch.tensor([*colour, _OPACITY])
     return layer
 
@@ -51,15 +47,7 @@ def draw_overlays(
     names: Sequence[str],
     title: str,
 ) -> Figure:
-    """Return the sheet: a row per image, columns of image, truth and each prediction.
-
-    Args:
-        images: (n, channels, h, w).
-        masks: (n, h, w), 1 on the catheter.
-        predicted: the same of each network, by its label.
-        names: of the images.
-        title: of the sheet.
-    """
+    """Paint a row per image (n, channels, h, w): the image, its mask (n, h, w), each prediction."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -88,7 +76,7 @@ def draw_overlays(
 def _panel(axes: Axes, image: Tensor, layer: Tensor | None, caption: str) -> None:
     draw_image(axes, image)
     if layer is not None:
-        # A large image is drawn smaller than it is, on axes of its own
+        # draw_image shrinks a large image, so the layer takes its extent
         axes.imshow(layer.numpy(), interpolation="nearest", extent=axes.images[0].get_extent())
     axes.set_xticks([])
     axes.set_yticks([])

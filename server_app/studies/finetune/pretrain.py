@@ -1,7 +1,7 @@
-"""``fedsilo pretrain``: a ViT of an experiment's size, trained centrally on public images.
+"""``fedsilo pretrain``: train a ViT of an experiment's size centrally, on public images.
 
-The images are the data set's public part, which shares no lesion with any silo; the weights go to
-the file that the experiment's ``backbone-weights`` names, from where its runs take them.
+The images are the data set's public part, which shares no lesion with any silo. The weights go to
+the file that the experiment's ``backbone-weights`` names, where its runs find them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ from fedsilo.server_app.studies.finetune.request import refuse_target
 
 _SHAPE = keys_with(CommonSettings, "shape")
 _FEWEST = 20  # public images
-_HELD_OUT = 10  # one in so many public images is never trained on: the accuracy told is of those
+_HELD_OUT = 10  # one in so many public images is never trained on; accuracy is measured on these
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Pretraining:
     drop_path: float = setting(0.1, "stochastic depth", minimum=0.0, below=1.0)
     smoothing: float = setting(0.1, "label smoothing", minimum=0.0, below=1.0)
     target: str = setting(
-        "diagnosis", "what dermoscopic images are told apart by", choices=("nevus", "diagnosis")
+        "diagnosis", "what dermoscopic images are classified by", choices=("nevus", "diagnosis")
     )
     seed: int = setting(0, "seed of every random number", minimum=0)
 
@@ -60,63 +61,43 @@ class Pretraining:
 def pretrain(
     experiment: str, sources: RunSources, weights: Path | None, say: Callable[[str], None]
 ) -> Path:
-    """Train, say a line per tenth of the way, and write the weights at the end.
+    """Train an experiment's ViT, write the weights, and return their file.
 
-    Args:
-        experiment: whose ViT is trained.
-        sources: where its settings come from.
-        weights: the file to write; None: the one that 'backbone-weights' names.
-        say: is told a line of the images, and of each tenth of the epochs.
-
-    Returns:
-        The file.
+    The file is ``weights``, or the one that 'backbone-weights' names. ``say`` gets a line about the
+    images, and one after each tenth of the epochs.
 
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
     """
     common = planned(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
-    chosen = _data_set(experiment, common)
-    target = _target(common, weights)
+    if common.network != "vit" or not isinstance(data_set(common.dataset), ImageDataSet):
+        raise SettingError(
+            f"experiment '{experiment}' is of network '{common.network}' on data set "
+            f"'{common.dataset}': there is no ViT to train on public images"
+        )
+    target = weights or _named_file(common)
     refuse_target(target, "--weights FILE")
-    public, classes = _public(chosen, common, recipe)
+    public, classes = _public(common, recipe)
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
     trainer = _Trainer(public, classes, common, recipe)
-    figures = trainer.run(say)
+    metrics = trainer.run(say)
     facts = {
         "backbone": {key: value for key, value in as_mapping(common).items() if key in _SHAPE},
         "image-size": public.inputs.shape[-1],
         "data": [common.dataset, common.public_share, len(public)],
         "pretraining": as_mapping(recipe),
-        "held out": figures,
+        "held out": metrics,
     }
     arrays = {name: tensor.cpu().numpy() for name, tensor in trainer.vit.state_dict().items()}
     save_state(target, arrays, facts)
     return target
 
 
-def _data_set(experiment: str, common: CommonSettings) -> ImageDataSet:
-    """Return the experiment's data set.
-
-    Raises:
-        SettingError: the experiment has no ViT, or its data set no public part.
-    """
-    chosen = data_set(common.dataset)
-    if common.network != "vit" or not isinstance(chosen, ImageDataSet):
-        raise SettingError(
-            f"experiment '{experiment}' is of network '{common.network}' on data set "
-            f"'{common.dataset}': there is no ViT to train on public images"
-        )
-    return chosen
-
-
-def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Return the public images and their number of classes.
-
-    Raises:
-        DataError: they are too few to train on.
-    """
+def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
+    """Return the public images and their number of classes; DataError if they are too few."""
+    chosen = cast(ImageDataSet, data_set(common.dataset))
     if "target" in chosen.settings:
         common = dataclasses.replace(common, target=recipe.target)
     places = find_places(common.data_dir, common.cache_dir)
@@ -129,23 +110,17 @@ def _public(chosen: ImageDataSet, common: CommonSettings, recipe: Pretraining) -
     return public, len(chosen.classes(common, places))
 
 
-def _target(common: CommonSettings, file: Path | None) -> Path:
-    """Return where the weights go.
-
-    Raises:
-        SettingError: nothing names a file.
-    """
-    if file is not None:
-        return file
+def _named_file(common: CommonSettings) -> Path:
+    """Return the file that 'backbone-weights' names, or raise a SettingError if it names none."""
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
             f"setting 'backbone-weights' is '{named}', which names no file: set it, or give "
             "--weights FILE"
         )
-    path = Path(named).expanduser()
-    folder = find_places(common.data_dir, common.cache_dir).cache / BACKBONES
-    return path if path.is_absolute() else folder / path
+    return (
+        find_places(common.data_dir, common.cache_dir).cache / BACKBONES / Path(named).expanduser()
+    )
 
 
 class _Trainer:
@@ -177,8 +152,8 @@ class _Trainer:
         self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
 
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
-        """Train for all epochs and return the figures on the held-out images."""
-        began, recipe, figures = time.monotonic(), self.recipe, {}
+        """Train for all epochs and return the metrics on the held-out images."""
+        began, recipe, metrics = time.monotonic(), self.recipe, {}
         with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
@@ -188,14 +163,14 @@ class _Trainer:
                         "simulation file's 'pretraining'; no weights were written"
                     )
                 if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
-                    figures = self._figures()
-                    held_out = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
+                    metrics = self._metrics()
+                    held_out = ", ".join(f"{key} {value:.3f}" for key, value in metrics.items())
                     seconds = time.monotonic() - began
                     say(f"epoch {epoch}: loss {loss:.3f}; held out: {held_out}; {seconds:.0f} s")
-        return figures
+        return metrics
 
     def _is_finite(self) -> bool:
-        """Tell whether the last step, too, has left a network that answers."""
+        """Tell whether the network's answers are finite after the last step too."""
         self.network.eval()
         with torch.no_grad():
             return bool(self._logits(self.public.inputs[self.held[:1]]).isfinite().all())
@@ -213,12 +188,10 @@ class _Trainer:
 
     def _step(self, images: Tensor, labels: Tensor) -> float:
         self.optimiser.zero_grad(set_to_none=True)
-        smoothing = self.recipe.smoothing
         with self.compute.autocast():
-            logits = self._logits(images)
-            targets = self.compute.bring(labels)
+            logits, targets = self._logits(images), self.compute.bring(labels)
             loss = nn.functional.cross_entropy(
-                logits, targets, self.weights, label_smoothing=smoothing
+                logits, targets, self.weights, label_smoothing=self.recipe.smoothing
             )
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
@@ -231,15 +204,13 @@ class _Trainer:
         logits: Tensor = self.network(pixels)
         return logits.float()
 
-    def _figures(self) -> dict[str, float]:
-        """Return accuracy and its like on the held-out images."""
+    def _metrics(self) -> dict[str, float]:
+        """Return accuracy and other metrics on the held-out images."""
         self.network.eval()
+        batches = in_batches(self.public.inputs[self.held])
         with torch.no_grad(), self.compute.autocast():
-            parts = [
-                self._logits(batch).softmax(1).cpu()
-                for batch in in_batches(self.public.inputs[self.held])
-            ]
-        probabilities, labels = torch.cat(parts), self.public.labels[self.held]
+            probabilities = torch.cat([self._logits(batch).softmax(1).cpu() for batch in batches])
+        labels = self.public.labels[self.held]
         accuracy = (probabilities.argmax(1) == labels).float().mean().item()
         return {"accuracy": accuracy} | classification_metrics(probabilities, labels)
 
@@ -247,24 +218,24 @@ class _Trainer:
 def _schedule(
     optimiser: torch.optim.Optimizer, recipe: Pretraining, steps: int
 ) -> torch.optim.lr_scheduler.OneCycleLR:
-    """Return the step size of ``steps`` steps an epoch: it rises, then falls on a cosine."""
+    """Return a learning rate that rises, then falls on a cosine; ``steps`` are of one epoch."""
     total = steps * recipe.epochs
     rising = min(recipe.warmup_epochs / recipe.epochs, 0.9)
     return torch.optim.lr_scheduler.OneCycleLR(
         optimiser,
         recipe.learning_rate,
         total_steps=total,
-        # A rise of one step, from 0 to 0, is a division by zero in torch
+        # torch divides by zero if the rise has only one step
         pct_start=rising if rising * total > 1 else 1e-6,
         cycle_momentum=False,
     )
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:
-    """Return a weight per class, (classes,), by the inverse root of its frequency; mean 1.
+    """Return weights (classes,), the inverse root of each class's frequency, with mean 1.
 
-    Seven of ten dermoscopic images are nevi: without it the others are hardly learnt. A class
-    without images has weight 0.
+    Seven of ten dermoscopic images are nevi: without weights the other classes are hardly learnt.
+    A class without images has weight 0.
     """
     counts = torch.bincount(labels, minlength=classes).float()
     weights = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), torch.zeros(()))

@@ -1,16 +1,15 @@
-"""What ``fedsilo finetune`` tells: a table, finetune.json, CSV files, the model and overlays."""
+"""What ``fedsilo finetune`` writes: a table, finetune.json, CSV files, the model and overlays."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from rich.table import Table
 
 from fedsilo.datasets.io.atomic_files import write_atomically
@@ -20,40 +19,30 @@ from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.finetune.distil import DistilReport
 from fedsilo.server_app.studies.finetune.overlays import draw_overlays, spread
 from fedsilo.server_app.studies.finetune.settings import used
-from fedsilo.server_app.studies.finetune.tasks import Downstream, Segmentation, predicted_masks
+from fedsilo.server_app.studies.finetune.tasks import Segmentation, predicted_masks
 from fedsilo.server_app.studies.finetune.training import Study, Trained, start
 from fedsilo.server_app.studies.finetune.transfer import TransferReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CURVES = ("weights", "seed", "epoch", "split", "metric", "value")
-_FIGURES = ("network", "weights", "metric", "mean", "sd", "seeds")
-
 
 @dataclass(frozen=True)
 class StartResult:
-    """What came of one start: a line of the table.
+    """The outcome of one start: a line of the table."""
 
-    Attributes:
-        label: what it started from.
-        method: the run's, empty if it was no run.
-        transfer: what the network took or learned, None from scratch.
-        trained: by seed.
-    """
-
-    label: str
-    method: str
-    transfer: TransferReport | DistilReport | None
-    trained: tuple[Trained, ...]
+    label: str  # what it started from
+    method: str  # the run's, or empty if it was not a run
+    transfer: TransferReport | DistilReport | None  # None: from scratch
+    trained: tuple[Trained, ...]  # by seed
 
     def row(self, metric: str) -> Spread | None:
-        """Return a test figure over the seeds that have it, None if none has."""
+        """Return a test metric over the seeds that have it, or None if none has."""
         values = tuple(trained.test[metric] for trained in self.trained if metric in trained.test)
         return Spread.of(values) if values else None
 
     def best(self, headline: str) -> Trained:
-        """Return the seed with the best validation figure, the first of equals."""
+        """Return the seed with the best validation metric, the first of equals."""
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 
 
@@ -66,10 +55,10 @@ class FinetuneResult:
 
 
 def result_table(finetuned: FinetuneResult) -> Table:
-    """Return the test figures for a terminal."""
+    """Return the test metrics for a terminal."""
     study = finetuned.study
     over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
-    title = f"{study.downstream.network} on {study.settings.dataset}, test figures, {over}"
+    title = f"{study.downstream.network} on {study.settings.dataset}, test metrics, {over}"
     table = Table(title=title, title_justify="left")
     table.add_column("weights")
     for metric in study.downstream.shown:
@@ -81,13 +70,11 @@ def result_table(finetuned: FinetuneResult) -> Table:
 
 
 def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
-    """Write figures, curves, the first start's best model and, of masks, the overlays."""
-    write_atomically(
-        folder / "finetune.json",
-        json.dumps(document(study, starts), indent=2, allow_nan=False) + "\n",
-    )
-    write_atomically(folder / "figures.csv", figures_text(study, starts))
-    write_atomically(folder / "curves.csv", curves_text(starts))
+    """Write metrics, curves, the first start's best model and, for masks, the overlays."""
+    content = json.dumps(document(study, starts), indent=2, allow_nan=False)
+    write_atomically(folder / "finetune.json", content + "\n")
+    write_atomically(folder / "figures.csv", metrics_csv(study, starts))
+    write_atomically(folder / "curves.csv", curves_csv(starts))
     best = starts[0].best(study.downstream.headline)
     facts = {
         "task": study.downstream.name,
@@ -116,34 +103,33 @@ def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figur
     return draw_overlays(test.inputs[rows], test.labels[rows], predicted, names, title)
 
 
-def figures_text(study: Study, starts: Sequence[StartResult]) -> str:
-    """Return the test figures of all starts as CSV; one seed has no sd."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_FIGURES)
-    for result in starts:
-        for metric in study.downstream.shown:
-            if row := result.row(metric):
-                sd = f"{row.sd:.6f}" if row.seeds > 1 else ""
-                label = (study.downstream.network, result.label, metric)
-                writer.writerow([*label, f"{row.mean:.6f}", sd, row.seeds])
-    return text.getvalue()
+def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
+    """Return the test metrics of all starts as CSV; a single seed has no sd."""
+    table = [
+        (study.downstream.network, result.label, metric, row.mean, row.sd, row.seeds)
+        for result in starts
+        for metric in study.downstream.shown
+        if (row := result.row(metric))
+    ]
+    frame = pd.DataFrame(table, columns=["network", "weights", "metric", "mean", "sd", "seeds"])
+    frame["sd"] = frame["sd"].where(frame["seeds"] > 1)
+    return frame.to_csv(index=False, float_format="%.6f")
 
 
-def curves_text(starts: Sequence[StartResult]) -> str:
+def curves_csv(starts: Sequence[StartResult]) -> str:
     """Return the curves of all starts and seeds as tidy CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CURVES)
-    for result in starts:
-        for trained in result.trained:
-            for epoch, split, metric, value in trained.curves:
-                writer.writerow([result.label, trained.seed, epoch, split, metric, f"{value:.6f}"])
-    return text.getvalue()
+    table = [
+        (result.label, trained.seed, *point)
+        for result in starts
+        for trained in result.trained
+        for point in trained.curves
+    ]
+    columns = ["weights", "seed", "epoch", "split", "metric", "value"]
+    return pd.DataFrame(table, columns=columns).to_csv(index=False, float_format="%.6f")
 
 
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
-    """Return finetune.json: data, settings, what each figure is, and the figures."""
+    """Return finetune.json: data, settings, the definition of each metric, and the metrics."""
     task, data = study.downstream, study.data
     return {
         "task": task.name,
@@ -156,11 +142,11 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
         "epoch chosen by": f"val {task.headline}",
         "definitions": dict(task.definitions),
         "settings": used(study.settings),
-        "lines": [_start_document(result, task) for result in starts],
+        "lines": [_start_document(result) for result in starts],
     }
 
 
-def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
+def _start_document(result: StartResult) -> dict[str, Any]:
     metrics = sorted({metric for trained in result.trained for metric in trained.test})
     rows = {metric: row for metric in metrics if (row := result.row(metric))}
     took = result.transfer
@@ -170,16 +156,11 @@ def _start_document(result: StartResult, task: Downstream) -> Mapping[str, Any]:
         "taken": asdict(took) if isinstance(took, TransferReport) else None,
         "distilled": asdict(took) if isinstance(took, DistilReport) else None,
         "mean": {metric: row.mean for metric, row in rows.items()},
-        # One seed has no spread: a 0 would be read as one
+        # A single seed has no spread, and 0 would look like one
         "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
         "seeds": [
-            {
-                "seed": trained.seed,
-                "epoch": trained.epoch,
-                "val": trained.val,
-                "test": trained.test,
-                "seconds": round(trained.seconds, 3),
-            }
+            {key: getattr(trained, key) for key in ("seed", "epoch", "val", "test")}
+            | {"seconds": round(trained.seconds, 3)}
             for trained in result.trained
         ],
     }

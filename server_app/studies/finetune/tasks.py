@@ -1,9 +1,9 @@
-"""The two tasks of fine-tuning: how a network is built, trained, measured and compared."""
+"""The two tasks of fine-tuning: how each builds, trains and measures a network."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import in_batches, measure
-from fedsilo.client_app.training.loop import Objective
+from fedsilo.client_app.training.loop import LocalTraining, Objective, open_optimiser, train_locally
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.segmentation_metrics import segmentation_metrics
@@ -26,98 +26,60 @@ from fedsilo.server_app.studies.finetune.data import Pooled, pooled_labels, pool
 from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
 
 
-class Downstream(ABC):
-    """A task.
+class Downstream:
+    """A task of fine-tuning, here classification, for the network of that name."""
 
-    Class attributes:
-        name: its name.
-        headline: the metric by whose validation value the epoch is chosen.
-        shown: the metrics of the table.
-        definitions: what is measured and minimised, in words.
-    """
-
-    name: ClassVar[str]
-    headline: ClassVar[str]
-    shown: ClassVar[tuple[str, ...]]
-    definitions: ClassVar[dict[str, str]]
+    name = CLASSIFICATION
+    headline = "accuracy"  # the metric whose validation value chooses the epoch
+    shown: ClassVar = ("accuracy", "balanced-accuracy", "auc", "loss")  # the metrics of the table
+    definitions: ClassVar = {  # what is measured and minimised
+        "training loss": "mean cross-entropy",
+        "accuracy": "share of the images whose most probable class is theirs",
+        "balanced-accuracy": "mean recall over the classes that occur",
+        "auc": "mean AUC of each class against the rest; for two classes, that of the second",
+        "loss": "mean negative log-likelihood, nats",
+    }
 
     def __init__(self, network: str) -> None:
         self.network = network
 
-    @abstractmethod
     def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
         """Return the pooled data of ``sites``, or raise a ``DataError``."""
-
-    @abstractmethod
-    def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Return the network with the weights of the seed."""
-
-    @abstractmethod
-    def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the part whose arrays are named as a run's."""
-
-    @abstractmethod
-    def objective(self, network: nn.Module) -> Objective:
-        """Return the loss of a batch."""
-
-    @abstractmethod
-    def measured(
-        self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
-    ) -> dict[str, float]:
-        """Return the figures of a split, ``loss`` among them."""
-
-
-class Classification(Downstream):
-    """A run's network with a head for the classes at hand."""
-
-    name = CLASSIFICATION
-    headline = "accuracy"
-    shown = ("accuracy", "balanced-accuracy", "auc", "loss")
-    definitions: ClassVar = {
-        "training loss": "mean cross-entropy",
-        "accuracy": "share of the images whose most probable class is theirs",
-        "balanced-accuracy": "mean recall over the classes that occur",
-        "auc": "mean AUC of each class against the rest; of two classes that of the second",
-        "loss": "mean negative log-likelihood, nats",
-    }
-
-    def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-        """Return images and labels."""
         return pooled_labels(settings, sites)
 
     def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Return the classifier."""
+        """Return the network, initialised by the seed."""
         return build_classifier(settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return all of it."""
+        """Return the part of ``network`` whose arrays have the same names as a run's."""
         return network
 
     def objective(self, network: nn.Module) -> Objective:
-        """Return cross-entropy."""
+        """Return the loss of a batch."""
         return cast(TokenClassifier, network).loss
 
     def measured(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return the figures of ``client_app.training.evaluation.measure``, without dropout."""
+        """Return the metrics of a split, ``loss`` among them; without dropout."""
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
 
 class Segmentation(Downstream):
-    """A network of ``fedsilo.models.networks.segmentation``."""
+    """A network of ``models.networks.segmentation``."""
 
     name = SEGMENTATION
     headline = "dice"
-    shown = ("dice", "jaccard", "miou", "dice-pooled")
+    shown: ClassVar = ("dice", "jaccard", "miou", "dice-pooled")
     definitions: ClassVar = {
         "training loss": "mean cross-entropy plus soft Dice loss of the catheter over a batch",
         "dice": "2D Dice of the catheter, mean over images; an image without a catheter counts 0 "
-        "if some is found in it, and else is left out",
+        "if some is found in it, and is left out otherwise",
         "jaccard": "Jaccard (IoU) of the catheter, mean over the same images",
         "miou": "mean of the IoU of background and of catheter, each over all pixels of the split",
         "dice-pooled": "Dice of the catheter over all pixels of the split taken together",
-        "loss": "the training loss in eval mode, mean over batches weighed by images",
+        "loss": "the training loss in eval mode, mean over batches weighted by images",
     }
 
     def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
@@ -129,9 +91,9 @@ class Segmentation(Downstream):
         return build_segmentation(self.network, settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the encoder that a run can have trained."""
+        """Return the encoder, which a run can have trained."""
         trunk = cast(Segmenter, network).trunk()
-        assert trunk is not None, "the command lets no run's weights to a network without a trunk"
+        assert trunk is not None, "network_of gives no run's weights to a network without a trunk"
         return trunk
 
     def objective(self, network: nn.Module) -> Objective:
@@ -141,35 +103,61 @@ class Segmentation(Downstream):
     def measured(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return the figures of ``fedsilo.models.networks.segmentation``."""
-        masks, losses = split.labels, []
-        start = 0
-
-        def answer(logits: Tensor) -> Tensor:
-            nonlocal start
-            truth = masks[start : start + len(logits)]
-            start += len(logits)
-            losses.append(segmentation_loss(logits, compute.bring(truth)).item() * len(logits))
-            return logits.argmax(dim=1)
-
-        predicted = over_images(network, split.inputs, compute, answer)
-        return segmentation_metrics(predicted, masks) | {"loss": sum(losses) / len(split)}
+        """Return Dice and its like (see ``segmentation_metrics``)."""
+        predicted, losses, start = list[Tensor](), list[float](), 0
+        with torch.no_grad(), compute.autocast():
+            for logits in _logits(network, split.inputs, compute):
+                truth = compute.bring(split.labels[start : start + len(logits)])
+                losses.append(segmentation_loss(logits, truth).item() * len(logits))
+                predicted.append(logits.argmax(dim=1).cpu())
+                start += len(logits)
+        metrics = segmentation_metrics(torch.cat(predicted), split.labels)
+        return metrics | {"loss": sum(losses) / len(split)}
 
 
-def over_images(
-    network: nn.Module, inputs: Tensor, compute: Compute, reduce: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return ``reduce`` of the logits of all images, a batch at a time in eval mode, on the CPU."""
+def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
+    """Yield the logits of a few images at a time, in eval mode."""
     network.eval()
-    with torch.no_grad(), compute.autocast():
-        parts = [
-            reduce(network(float_inputs(compute.bring(batch))).float()).cpu()
-            for part in in_batches(inputs)
-            for batch in torch.split(part, 32)  # its inner maps are many times an image
-        ]
-    return torch.cat(parts)
+    for part in in_batches(inputs):
+        for batch in torch.split(part, 32):  # the inner maps are many times the size of an image
+            yield network(float_inputs(compute.bring(batch))).float()
 
 
 def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
-    """Return the class of each pixel of images (n, c, h, w), (n, h, w) int64 on the CPU."""
-    return over_images(network, inputs, compute, lambda logits: logits.argmax(dim=1))
+    """Return the class of each pixel of images (n, c, h, w): (n, h, w) int64 on the CPU."""
+    with torch.no_grad(), compute.autocast():
+        return torch.cat([part.argmax(1).cpu() for part in _logits(network, inputs, compute)])
+
+
+def cosine_epochs(
+    network: nn.Module,
+    objective: Objective,
+    split: Split,
+    settings: CommonSettings,
+    compute: Compute,
+    *,
+    epochs: int,
+    purpose: str,
+) -> Iterator[float]:
+    """Train ``network`` in place and yield the mean loss of each epoch.
+
+    The learning rate falls from the settings' to 0 over ``epochs``. ``purpose`` keys the order of
+    the batches, which differs from that of other trainings with the same seed.
+    """
+    optimiser = open_optimiser(network, settings)
+    cosine = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda epoch: 0.5 * (1 + math.cos(math.pi / epochs * epoch))
+    )
+    for epoch in range(epochs):
+        yield train_locally(
+            LocalTraining(
+                cast(SiteNetwork, network),  # beside the objective only its parameters are used
+                split,
+                settings,
+                compute,
+                (purpose, epoch),
+                objective=objective,
+                optimiser=optimiser,
+            )
+        )
+        cosine.step()

@@ -1,10 +1,10 @@
-"""One training of ``fedsilo finetune``: a network from a start and a seed, and its best epoch."""
+"""One training of ``fedsilo finetune``: from one start and one seed to the best epoch."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor, nn
@@ -16,9 +16,8 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.pyramids import Segmenter
 from fedsilo.server_app.studies.finetune.data import Pooled
 from fedsilo.server_app.studies.finetune.distil import DistilReport, distil
-from fedsilo.server_app.studies.finetune.epochs import cosine_epochs
 from fedsilo.server_app.studies.finetune.settings import takes
-from fedsilo.server_app.studies.finetune.tasks import Downstream
+from fedsilo.server_app.studies.finetune.tasks import Downstream, cosine_epochs
 from fedsilo.server_app.studies.finetune.transfer import TransferReport, transfer
 from fedsilo.server_app.studies.finetune.weights import RunModel, Source
 
@@ -40,32 +39,23 @@ class Study:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of one seed.
-
-    Attributes:
-        seed: the seed.
-        epoch: the one with the best validation figure, from 1.
-        val, test: the figures of that epoch.
-        curves: (epoch, split, metric, value) of all epochs.
-        arrays: the network's of that epoch, on the CPU.
-        seconds: what it took.
-    """
+    """The outcome of one seed."""
 
     seed: int
-    epoch: int
-    val: dict[str, float]
+    epoch: int  # the one with the best validation metric, from 1
+    val: dict[str, float]  # metrics of that epoch
     test: dict[str, float]
-    curves: tuple[tuple[int, str, str, float], ...]
-    arrays: Arrays
+    curves: tuple[tuple[int, str, str, float], ...]  # (epoch, split, metric, value) of all epochs
+    arrays: Arrays  # the network's after that epoch, on the CPU
     seconds: float
 
 
 def start(
     study: Study, source: Source | None, seed: int
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
-    """Return a network that starts from given weights, or from the seed alone, and what it took.
+    """Return a network initialised by ``source`` (None: the seed alone), and what it took from it.
 
-    The seed's weights are the same for every start, so that starts differ in what they took.
+    The seed's own values are the same for every start: starts differ only in what they took.
 
     Raises:
         SettingError: nothing of the weights fits.
@@ -75,24 +65,22 @@ def start(
     if source is None:
         return study.compute.place(network), None
     if isinstance(source, RunModel) and not takes(study.downstream.network, source):
-        network, compute = study.compute.place(network), study.compute
-        learner = cast(Segmenter, network)
-        epochs = study.distil_epochs
-        return network, distil(learner, source, study.data.train, settings, compute, epochs)
+        learner, compute = cast(Segmenter, study.compute.place(network)), study.compute
+        report = distil(learner, source, study.data.train, settings, compute, study.distil_epochs)
+        return learner, report
     classes = (study.data.classes, study.data.task.classes)
-    report = transfer(study.downstream.trunk(network), source, settings, classes)
+    taken = transfer(study.downstream.trunk(network), source, settings, classes)
     network.requires_grad_(True)
-    return study.compute.place(network), report
+    return study.compute.place(network), taken
 
 
 def _seeded(settings: CommonSettings, seed: int) -> CommonSettings:
-    """Return settings with a seed for weights and batches; that of the data is another."""
-    values = vars(settings) | {"seed": derive_seed(seed, "finetune") % 2**31}
-    return CommonSettings(**values)
+    """Return settings with the seed of weights and batches; the data keep their own."""
+    return replace(settings, seed=derive_seed(seed, "finetune") % 2**31)
 
 
 def train(study: Study, network: nn.Module, seed: int) -> Trained:
-    """Train a network in place for all epochs, on a cosine, and read the test images once.
+    """Train a network in place for all epochs and measure the best one on the test images.
 
     Raises:
         SiteError: training diverged.
@@ -101,16 +89,9 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
     settings, data = _seeded(study.settings, seed), study.data
     curves: list[tuple[int, str, str, float]] = []
     best: tuple[tuple[float, float], int, dict[str, float], Arrays] | None = None
-    epochs = cosine_epochs(
-        network,
-        task.objective(network),
-        data.train,
-        settings,
-        compute,
-        epochs=study.epochs,
-        purpose="finetune",
-    )
-    for epoch, loss in enumerate(epochs, start=1):
+    course = (network, task.objective(network), data.train, settings, compute)
+    losses = cosine_epochs(*course, epochs=study.epochs, purpose="finetune")
+    for epoch, loss in enumerate(losses, start=1):
         val = task.measured(network, data.val, settings, compute)
         if not math.isfinite(val["loss"]):
             raise SiteError(
@@ -120,14 +101,12 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
         curves += [(epoch, "val", name, value) for name, value in val.items()]
         score = (val.get(task.headline, -math.inf), -val["loss"])
         if best is None or score > best[0]:
-            best = (score, epoch, val, _copy(network))
+            state = network.state_dict()
+            arrays = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+            best = (score, epoch, val, arrays)
     assert best is not None, "there is at least one epoch"
     _, epoch, val, arrays = best
     network.load_state_dict(arrays)
     test = task.measured(network, data.test, settings, compute)
     seconds = time.monotonic() - began
     return Trained(seed, epoch, val, test, tuple(curves), arrays, seconds)
-
-
-def _copy(network: nn.Module) -> Arrays:
-    return {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}

@@ -1,4 +1,4 @@
-"""How weights are taken over: copied into a new network array by array, and reported."""
+"""How weights are transferred: copied into a new network array by array, and reported."""
 
 from __future__ import annotations
 
@@ -21,25 +21,17 @@ _HEAD = "head."
 
 @dataclass(frozen=True)
 class TransferReport:
-    """What a network took from pretrained weights.
+    """What a network took from pretrained weights."""
 
-    Attributes:
-        arrays: how many it took, of ``of`` that its encoder has.
-        share: of the numbers in those, which share.
-        left: arrays of the encoder that stayed as the seed drew them.
-        head: whether the head is the run's.
-        backbone: where a frozen backbone came from beside the run; empty: there is none.
-    """
-
-    arrays: int
-    of: int
-    share: float
-    left: tuple[str, ...]
-    head: bool = False
-    backbone: str = ""
+    arrays: int  # how many arrays of the encoder it took,
+    of: int  # of how many
+    share: float  # the share of the encoder's numbers in them
+    left: tuple[str, ...]  # arrays of the encoder that keep the seed's values
+    head: bool = False  # whether the head is the run's
+    backbone: str = ""  # the frozen backbone loaded beside the run's arrays, or empty
 
     def summary(self) -> str:
-        """Return it in a line."""
+        """Return it in one line."""
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
         if self.backbone:
@@ -54,7 +46,7 @@ class TransferReport:
 def transfer(
     trunk: nn.Module, source: Source, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy into ``trunk``, named as a run's network, what fits of the weights of ``source``.
+    """Copy what fits of the weights of ``source`` into ``trunk``, whose arrays have a run's names.
 
     Raises:
         SettingError: nothing fits, or they are of another architecture.
@@ -68,17 +60,16 @@ def transfer(
 
 
 def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays of ``trunk`` but its head's."""
-    state = trunk.state_dict()
+    """Return the floating-point arrays of ``trunk`` without its head's."""
     return {
         name: tensor
-        for name, tensor in state.items()
+        for name, tensor in trunk.state_dict().items()
         if tensor.is_floating_point() and not name.startswith(_HEAD)
     }
 
 
 def _report(encoder: Mapping[str, Tensor], names: Sequence[str], **details: Any) -> TransferReport:
-    """Return the report of having set the arrays ``names`` of the encoder's."""
+    """Return the report for the arrays ``names`` of the encoder having been set."""
     numbers = sum(encoder[name].numel() for name in names)
     share = numbers / sum(target.numel() for target in encoder.values())
     left = tuple(sorted(encoder.keys() - set(names)))
@@ -88,16 +79,13 @@ def _report(encoder: Mapping[str, Tensor], names: Sequence[str], **details: Any)
 def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy what fits of a run's model.
-
-    A head is taken only whole and for the same ``classes``. Position embeddings of a ViT are
-    resampled to the images' size.
-
-    Raises:
-        SettingError: nothing fits.
-    """
-    if not run_model.whole and hasattr(trunk, "vit"):
-        _load_backbone_beside(trunk, run_model, settings)
+    """Copy what fits of a run's model; its head only as a whole and for the same ``classes``."""
+    if not run_model.has_backbone and hasattr(trunk, "vit"):
+        # The check whether the weights have seen images of these silos is about the data used here
+        common = dataclasses.replace(
+            run_model.common, dataset=settings.dataset, public_share=settings.public_share
+        )
+        load_backbone(trunk, common)
     encoder = _encoder_arrays(trunk)
     fitting = {
         name: array
@@ -116,34 +104,20 @@ def _transfer_run(
         for name, array in {**fitting, **head}.items():
             state[name].copy_(array)
     report = _report(encoder, list(fitting), head=bool(head))
-    return _with_backbone(report, encoder, run_model) if not run_model.whole else report
-
-
-def _load_backbone_beside(trunk: nn.Module, run_model: RunModel, settings: CommonSettings) -> None:
-    """Load the frozen backbone that the run had beside its own arrays."""
-    # Whether the weights have seen images of these silos is asked of the data used here
-    common = dataclasses.replace(
-        run_model.common, dataset=settings.dataset, public_share=settings.public_share
-    )
-    load_backbone(trunk, common)
-
-
-def _with_backbone(
-    report: TransferReport, encoder: Mapping[str, Tensor], run_model: RunModel
-) -> TransferReport:
-    """Return the report with a ViT's backbone, if it has one, as loaded and not left."""
     backbone = {name for name in encoder if name.startswith("encoder.vit.")}
-    return dataclasses.replace(
-        report,
-        left=tuple(name for name in report.left if name not in backbone),
-        backbone=run_model.common.backbone_weights if backbone else "",
-    )
+    if run_model.has_backbone or not backbone:
+        return report
+    left = tuple(name for name in report.left if name not in backbone)
+    return dataclasses.replace(report, left=left, backbone=run_model.common.backbone_weights)
 
 
 def _fitting(
     name: str, arrays: Mapping[str, Tensor], target: Tensor, trunk: nn.Module
 ) -> Tensor | None:
-    """Return a run's array as ``target`` takes it, None if it does not fit."""
+    """Return a run's array in the form of ``target``, or None if it does not fit.
+
+    A ViT's position embeddings are resampled to the size of the images.
+    """
     array = arrays.get(name)
     if array is None or array.shape == target.shape:
         return array
@@ -158,7 +132,7 @@ def _fitting(
 
 
 def _head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
-    """Return the arrays of a run's head if all fit, else none."""
+    """Return the arrays of a run's head if all fit, otherwise none."""
     wanted = {name: target for name, target in state.items() if name.startswith(_HEAD)}
     arrays = {name: run_model.arrays[name] for name in wanted if name in run_model.arrays}
     fits = all(name in arrays and arrays[name].shape == wanted[name].shape for name in wanted)

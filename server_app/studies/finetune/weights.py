@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: a finished run's model, or a foundation ViT's weights."""
+"""What fine-tuning starts from: a finished run's model, or a foundation model's weights."""
 
 from __future__ import annotations
 
@@ -24,33 +24,24 @@ from fedsilo.server_app.studies.finetune.request import FinetuneRequest
 SCRATCH = "scratch"
 _ENCODER = ("encoder.", "prompts.")
 
-# The names of the classes, empty if they have none, and how many there are
+# The names of the classes, or empty if they have none, and how many there are
 Classes: TypeAlias = tuple[tuple[str, ...], int]
 
 
 @dataclass(frozen=True)
 class RunModel:
-    """A finished run's model.
+    """A finished run's model."""
 
-    Attributes:
-        label: the run's name, with the site's where the model is a site's own.
-        method: the run's method.
-        common: its settings, the data where they lie now.
-        arrays: by name, on the CPU.
-        classes: the names of its classes, empty if they have none, and how many there are.
-        whole: whether a ViT's backbone is among the arrays; else it is that of 'backbone-weights'.
-    """
-
-    label: str
+    label: str  # the run's name, with the site's if the model is a site's own
     method: str
-    common: CommonSettings
-    arrays: Mapping[str, Tensor]
+    common: CommonSettings  # the run's, with this machine's data directory
+    arrays: Mapping[str, Tensor]  # by name, on the CPU
     classes: Classes
-    whole: bool
+    has_backbone: bool  # a ViT's is among the arrays; else it is that of 'backbone-weights'
 
     @property
     def network(self) -> str:
-        """The run's network; only images are fine-tuned here."""
+        """The run's network."""
         return image_network(self.common)
 
 
@@ -67,7 +58,7 @@ Source: TypeAlias = RunModel | PretrainedWeights
 
 
 def open_start(weights: str, request: FinetuneRequest) -> Source | None:
-    """Return what ``--weights`` names, None for scratch.
+    """Return what ``--weights`` names, or None for scratch.
 
     Raises:
         FedsiloError: it names nothing, or a run that has not ended or has no such model.
@@ -78,10 +69,10 @@ def open_start(weights: str, request: FinetuneRequest) -> Source | None:
     if path.is_dir():
         return open_run_model(path, request)
     if weights.startswith("timm:"):
-        vgg = weights.startswith("timm:vgg16_bn")
-        return PretrainedWeights(weights, weights, "vgg16-bn" if vgg else "vit")
+        network = "vgg16-bn" if weights.startswith("timm:vgg16_bn") else "vit"
+        return PretrainedWeights(weights, weights, network)
     if path.is_file() and path.name == "model.safetensors" and run_beside(path):
-        return open_run_model(path.parent, request)  # what a run has trained on is to be known
+        return open_run_model(path.parent, request)  # we must know what the run has trained on
     if path.is_file():
         return PretrainedWeights(path.name, str(path.resolve()))
     raise SettingError(
@@ -93,8 +84,8 @@ def open_start(weights: str, request: FinetuneRequest) -> Source | None:
 def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
     """Return a finished run's model.
 
-    With ``--from-site`` it is the model that this site was left with, for which its data must be
-    here; else the one of model.safetensors, and nothing but the run directory is needed.
+    Without ``--from-site`` it is that of model.safetensors, and the run directory is enough. With
+    it, it is the model of this site after the run, and the site's data must be on this machine.
 
     Raises:
         FedsiloError: the run has not ended, or has no such model.
@@ -105,30 +96,20 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
         raise SettingError(f"{run_dir} is a run on a table, and fine-tuning is of images")
     label = run_dir.resolve().name
     if request.from_site:
-        arrays = _site_arrays(run_dir, request.from_site, request)
         label = f"{label}, {request.from_site}"
+        network = opened(run_dir, request.from_site, request.data_dir, request.state_dir)[1]
+        state = cast(nn.Module, network).state_dict()
+        arrays = {name: array.cpu() for name, array in state.items()}
     else:
         arrays = _shared_arrays(run_dir, common)
-        _refuse_other_backbone(
-            run_dir, common, {facts.get("backbone", "") for facts in sites.values()}
-        )
+        digests = {facts.get("backbone", "") for facts in sites.values()}
+        _refuse_other_backbone(run_dir, common, digests)
     _refuse_no_encoder(run_dir, common, arrays)
     first_site = next(iter(sites.values()))
     label_counts = next(iter(first_site["label_counts"].values()))
-    return RunModel(
-        label=label,
-        method=common.method,
-        common=common,
-        arrays=arrays,
-        classes=(tuple(first_site["classes"]), len(label_counts)),
-        whole=any(name.startswith("encoder.vit.") for name in arrays),
-    )
-
-
-def _site_arrays(run_dir: Path, site: str, request: FinetuneRequest) -> dict[str, Tensor]:
-    _, network = opened(run_dir, site, request.data_dir, request.state_dir)
-    state = cast(nn.Module, network).state_dict()
-    return {name: array.cpu() for name, array in state.items()}
+    classes = (tuple(first_site["classes"]), len(label_counts))
+    has_backbone = any(name.startswith("encoder.vit.") for name in arrays)
+    return RunModel(label, common.method, common, arrays, classes, has_backbone)
 
 
 def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
@@ -143,14 +124,14 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[str, Any]) -> None:
-    """Refuse a model without an encoder, and one that trained nothing but prompts of noise."""
+    """Refuse a model without an encoder, or with prompts trained beside random weights only."""
     if not any(name.startswith(_ENCODER) for name in arrays):
         raise SettingError(
             f"{run_dir}: the model of method '{common.method}' holds no encoder "
             f"({', '.join(list(arrays)[:3])}, ...); name the site whose own is meant by --from-site"
         )
-    whole = any(name.startswith("encoder.") for name in arrays)
-    if not whole and common.backbone_weights == "random":
+    prompts_only = not any(name.startswith("encoder.") for name in arrays)
+    if prompts_only and common.backbone_weights == "random":
         raise SettingError(
             f"{run_dir}: its ViT is frozen and random, the run has trained no encoder: name a run "
             "with 'train-backbone', or with 'backbone-weights'"
@@ -158,11 +139,11 @@ def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[st
 
 
 def _refuse_other_backbone(run_dir: Path, common: CommonSettings, digests: set[str]) -> None:
-    """Refuse prompts that were trained beside another backbone than is here."""
+    """Refuse prompts trained beside another backbone than the one on this machine."""
     if common.network != "vit" or common.train_backbone or common.backbone_weights == "random":
         return
     if backbone_digest(common) not in digests:
         raise SettingError(
             f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
-            f"those of the run in {run_dir}: bring those back"
+            f"those of the run in {run_dir}: restore those"
         )

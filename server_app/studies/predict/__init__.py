@@ -1,4 +1,4 @@
-"""A finished run's model at work: predictions of new cases, and what calibrates them.
+"""Use a finished run's model: predict new cases, and calibrate the predictions.
 
-Stands on finetune, figures and records; it runs where the data lie and sends nothing.
+It imports finetune, figures and records; it runs where the data are and sends nothing.
 """

@@ -1,20 +1,18 @@
-"""``fedsilo calibrate``: what a site's validation rows say of how sure a model may be.
+"""``fedsilo calibrate``: what a site's validation rows say about how sure a model may be.
 
-A temperature for its probabilities and the scores that decide its prediction sets. The scores are
-of the model's own probabilities, so that the fit of the temperature takes nothing from coverage.
+It fits a temperature for the probabilities, and keeps the scores that decide prediction sets. The
+scores use the model's own probabilities, so that fitting the temperature takes nothing from their
+coverage.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedsilo.client_app.training.evaluation import predict
@@ -29,36 +27,26 @@ from fedsilo.models.maths.conformal import (
     threshold,
 )
 from fedsilo.models.maths.temperature import fit_temperature, mean_loss, tempered
+from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model, refuse_other_rows
 from fedsilo.server_app.studies.predict.request import check_coverage
 
 SPLIT = "val"
-_FEWEST = 10  # rows that a temperature is fitted to
+_MINIMUM = 10  # rows that a temperature is fitted to
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What validation rows say of a model at a site.
+    """What a site's validation rows say about a model."""
 
-    Attributes:
-        run: the run directory's name.
-        site: whose rows.
-        weights: the model's digest (see ``SiteModel.weights_digest``).
-        rows: how many rows.
-        temperature: what its probabilities are scaled by.
-        loss: mean negative log-likelihood in nats of the model's own probabilities.
-        tempered_loss: the same at the temperature.
-        scores: one minus the probability of each row's class, ascending.
-    """
-
-    run: str
+    run: str  # the run directory's name
     site: str
-    weights: str
+    weights: str  # the model's digest (see ``SiteModel.weights_digest``)
     rows: int
     temperature: float
-    loss: float
-    tempered_loss: float
-    scores: tuple[float, ...]
+    loss: float  # mean negative log-likelihood in nats of the model's own probabilities
+    tempered_loss: float  # the same at the temperature
+    scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
         """Return the score up to which classes are in a set.
@@ -76,7 +64,7 @@ class Calibration:
         return limit
 
     def sets(self, probabilities: Tensor, coverage: float) -> Tensor:
-        """Return which classes are in the sets of the model's own probabilities: (n, classes)."""
+        """Return which classes are in the sets, from the model's own probabilities (n, classes)."""
         return prediction_sets(probabilities, self.threshold(coverage))
 
     def tempered(self, probabilities: Tensor) -> Tensor:
@@ -84,23 +72,26 @@ class Calibration:
         return tempered(probabilities, self.temperature)
 
     def lines(self, coverage: float) -> list[str]:
-        """Return what it says and what it does not, a sentence each."""
+        """Return what the calibration says and what it does not, a sentence each."""
         low, high = coverage_range(self.rows, coverage)
         return [
             f"site {self.site}, {self.rows} validation rows: temperature {self.temperature:.3f}, "
             f"loss {self.loss:.3f} -> {self.tempered_loss:.3f} nats on these rows",
-            f"coverage {coverage:g}: a class is in a set from probability "
-            f"{1 - self.threshold(coverage):.3f} on",
-            f"Of new cases like these rows, sets hold the true class in at least {coverage:g} in "
-            f"the mean over calibrations; of one calibration on {self.rows} rows in {low:.2f} to "
-            f"{high:.2f} nine times in ten.",
-            "It is a share of all cases, not of each class or kind of patient, and it holds only "
+            f"coverage {coverage:g}: a class is in a set if its probability is at least "
+            f"{1 - self.threshold(coverage):.3f}",
+            f"For new cases like these rows, at least {coverage:g} of the sets hold the true class "
+            f"on average over calibrations; for one calibration on {self.rows} rows it is "
+            f"{low:.2f} to {high:.2f} nine times in ten.",
+            "This is a share of all cases, not of each class or kind of patient, and it holds only "
             "while cases, machine and ward stay as they were.",
         ]
 
 
+_FORM = TypeAdapter(Calibration)
+
+
 def calibration_path(run_dir: Path, site: str) -> Path:
-    """Return where ``calibrate`` writes unless it is told."""
+    """Return where ``calibrate`` writes by default."""
     return run_dir / f"calibration-{site}.json"
 
 
@@ -112,13 +103,13 @@ def calibrate(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> Calibration:
-    """Calibrate a finished run's model at a site, and write the file, for its owner alone to read.
+    """Calibrate a finished run's model at a site, and write a file that only its owner may read.
 
     Args:
         run_dir: the run directory.
-        site: the site; its data must be here.
-        coverage: the most that sets are to be asked for: it decides how many rows it takes.
-        out: the JSON file to write; None: ``calibration_path``'s, written anew.
+        site: the site; its data must be on this machine.
+        coverage: the highest that sets will be asked for; it decides how many rows are needed.
+        out: the JSON file to write; None: ``calibration_path``'s, which is overwritten.
         data_dir: the data directory; None: the run's own.
         state_dir: the folder of the site's private state; None: the run directory's.
 
@@ -126,11 +117,11 @@ def calibrate(
         FedsiloError: the model cannot be opened, or the site has too few validation rows.
     """
     check_coverage(coverage)
-    if out is not None and out.exists():
-        raise SettingError(f"{out} is there already: remove it, or give another --out")
+    if out is not None:
+        refuse_target(out, "another --out")
     model = open_model(run_dir, site, data_dir, state_dir)
     found = calibrated(model, coverage)
-    content = json.dumps(dataclasses.asdict(found), indent=2) + "\n"
+    content = _FORM.dump_json(found, indent=2).decode() + "\n"
     write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
     return found
 
@@ -143,7 +134,7 @@ def calibrated(model: SiteModel, coverage: float) -> Calibration:
     """
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
-    needed = max(_FEWEST, rows_needed(coverage))
+    needed = max(_MINIMUM, rows_needed(coverage))
     if len(own) < needed:
         raise DataError(
             f"site {model.site} has {len(own)} validation rows, and a calibration for coverage "
@@ -175,24 +166,18 @@ def open_calibration(model: SiteModel, path: Path | None) -> Calibration:
     found = path or calibration_path(model.run.path, model.site)
     if not found.is_file():
         raise SettingError(
-            f"{found} is not there: run 'fedsilo calibrate {model.run.path} --site {model.site}' "
+            f"{found} does not exist: run 'fedsilo calibrate {model.run.path} --site {model.site}' "
             "first, or name its file by --calibration"
         )
-    calibration = _read(found)
+    try:
+        calibration = _FORM.validate_json(found.read_bytes())
+    except (OSError, ValueError):
+        raise CheckpointError(
+            f"{found} is damaged or no calibration: run 'fedsilo calibrate' again"
+        ) from None
     if calibration.weights != model.weights_digest() or calibration.site != model.site:
         raise SettingError(
             f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "
             f"site are not those of {model.run.path} at site {model.site}: calibrate again"
         )
     return calibration
-
-
-def _read(path: Path) -> Calibration:
-    try:
-        content: Mapping[str, Any] = json.loads(path.read_text())
-        whole = Calibration(**{**content, "scores": tuple(map(float, content["scores"]))})
-    except (OSError, ValueError, TypeError, KeyError):
-        raise CheckpointError(
-            f"{path} is damaged or no calibration: run 'fedsilo calibrate' again"
-        ) from None
-    return whole

@@ -1,4 +1,4 @@
-"""What is predicted: files that are read a batch at a time, rows of a table, or a site's split."""
+"""What is predicted: image files read a batch at a time, rows of a table, or a site's split."""
 
 from __future__ import annotations
 
@@ -33,83 +33,72 @@ from fedsilo.server_app.studies.predict.model import (
 )
 from fedsilo.server_app.studies.predict.request import PredictRequest
 
-Advance = Callable[[int], None]  # is told how many more inputs have been read or left out
-Watch = Callable[[int, int], None]  # is told how many inputs have been read, and of how many
+Watch = Callable[[int, int], None]  # gets how many inputs have been read, and of how many
 
 _MANIFEST = ("label", "split", "patient", "mask")  # what a manifest may hold beside its paths
 _AHEAD = 64  # files that are decoded while the network computes
 
 
+@dataclass(kw_only=True)
 class Inputs(ABC):
-    """What is predicted, in order.
+    """What is predicted, in order."""
 
-    Attributes:
-        key: what an input is called by: ``file``, ``line`` or ``row``.
-        names: of all inputs.
-        faults: place among the inputs -> why it could not be read; whole once all were read.
-        truth: (n,) the classes, where they are known.
-        source: where they came from, for the document.
-    """
-
-    key: str
+    key: str  # what an input is called by: file, line or row
     names: Sequence[str]
-    faults: dict[int, str]
-    truth: Tensor | None = None
-    source: Mapping[str, Any]
+    source: Mapping[str, Any]  # where they came from, for the document
+    # Place among the inputs -> why it could not be read; complete once all were read
+    faults: dict[int, str] = field(default_factory=dict)
+    truth: Tensor | None = None  # (n,) the classes, if known
 
     @abstractmethod
-    def batches(self, advance: Advance) -> Iterator[Tensor]:
-        """Yield inputs (batch, *input_shape) as a silo holds them, but those with a fault."""
+    def batches(self) -> Iterator[Tensor]:
+        """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
+
+    def watched(self, watch: Watch) -> Iterator[Tensor]:
+        """Yield the batches, and tell ``watch`` after each how many inputs have been read."""
+        done, total = 0, len(self.names)
+        for batch in self.batches():
+            done += len(batch)
+            watch(done + len(self.faults), total)
+            yield batch
+        watch(total, total)
 
     def kept(self) -> list[int]:
         """Return the places of the inputs that could be read."""
         return [place for place in range(len(self.names)) if place not in self.faults]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RowInputs(Inputs):
-    """Inputs (k, *input_shape) that are here already."""
+    """Inputs (k, *input_shape) in memory."""
 
-    key: str
-    names: Sequence[str]
     inputs: Tensor
-    source: Mapping[str, Any]
-    faults: dict[int, str] = field(default_factory=dict)
-    truth: Tensor | None = None
 
-    def batches(self, advance: Advance) -> Iterator[Tensor]:
+    def batches(self) -> Iterator[Tensor]:
         """Yield them."""
-        advance(len(self.faults))
-        for batch in in_batches(self.inputs):
-            advance(len(batch))
-            yield batch
+        yield from in_batches(self.inputs)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FileInputs(Inputs):
     """Image files; one thread decodes ahead of the network."""
 
-    names: Sequence[str]
     paths: Sequence[Path]
     reader: ImageReader
-    numbers: int
-    source: Mapping[str, Any]
-    key: str = "file"
-    faults: dict[int, str] = field(default_factory=dict)
+    numbers: int  # about how many an image has: it decides the size of a batch
 
-    def batches(self, advance: Advance) -> Iterator[Tensor]:
-        """Yield whole batches, as of a split of those files that can be read.
+    def batches(self) -> Iterator[Tensor]:
+        """Yield full batches, as of a split that holds the readable files alone.
 
         Raises:
-            DataError: none can be read; tells the first one's reason.
+            DataError: none can be read; with the reason of the first.
         """
         from threadpoolctl import threadpool_limits
 
-        size, batch = batch_size(self.numbers), []
-        # Products of small pictures: several threads may round otherwise
+        size, batch = batch_size(self.numbers), list[npt.NDArray[Any]]()
+        # Several threads may round products of small pictures differently
         with threadpool_limits(1, user_api="blas"):
             for place, image in enumerate(self._decoded()):
-                advance(1)
                 if isinstance(image, str):
                     self.faults[place] = image
                     continue
@@ -143,42 +132,41 @@ class FileInputs(Inputs):
             return str(error)
 
 
-def counted(watch: Watch, total: int) -> Advance:
-    """Return what adds up how many inputs have been read, and tells ``watch``."""
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        watch(done, total)
-
-    return advance
-
-
 def open_inputs(model: SiteModel, request: PredictRequest) -> Inputs:
-    """Return what a request names.
+    """Return the inputs of a request.
 
     Raises:
-        DataError: it cannot be read, is of another kind than the run's data, or there is nothing.
+        DataError: they cannot be read, are of another kind than the run's data, or there are none.
     """
     if request.split is not None:
-        return split_inputs(model, request.split)
+        return _split_inputs(model, request.split)
     refuse_table_or_images(model, table=request.table is not None)
     if request.table is not None:
-        return table_inputs(model, request.table)
+        return _table_inputs(model, request.table)
     reader = image_reader(model.site, model.common)
-    files, numbers = files_of(request), int(np.prod(model.silo.task.input_shape))
-    source = {"files": str(request.manifest or request.images)}
-    return FileInputs(list(files), list(files.values()), reader, numbers, source)
+    return file_inputs(request, reader, int(np.prod(model.silo.task.input_shape)))
 
 
-def files_of(request: PredictRequest) -> Mapping[str, Path]:
-    """Return the image files that a request names, by what they are called there.
+def file_inputs(request: PredictRequest, reader: ImageReader, numbers: int) -> FileInputs:
+    """Return the image files that a request names, of about so many ``numbers`` each.
 
     Raises:
         SettingError: it names none.
-        DataError: there are none, or the manifest is of another form.
+        DataError: there are none, or the manifest has another form.
     """
+    files = files_of(request)
+    return FileInputs(
+        key="file",
+        names=list(files),
+        source={"files": str(request.manifest or request.images)},
+        paths=list(files.values()),
+        reader=reader,
+        numbers=numbers,
+    )
+
+
+def files_of(request: PredictRequest) -> Mapping[str, Path]:
+    """Return the image files that a request names, by their names; errors as ``file_inputs``."""
     if request.manifest is not None:
         return _listed(request.manifest)
     if request.images is None:
@@ -186,31 +174,23 @@ def files_of(request: PredictRequest) -> Mapping[str, Path]:
     return _found(request.images)
 
 
-def split_inputs(model: SiteModel, split: str) -> RowInputs:
-    """Return the rows of a split of the site's own.
-
-    Raises:
-        DataError: there are none, or they are not those of the run.
-    """
+def _split_inputs(model: SiteModel, split: str) -> RowInputs:
+    """Return a split of the site; DataError if it is empty or not that of the run."""
     refuse_other_rows(model, split)
     own = model.silo.splits()[split]
     if not len(own):
         raise DataError(f"site {model.site} has no {split} rows in {model.run.path}")
-    names = [str(row) for row in range(len(own))]
-    return RowInputs("row", names, own.inputs, {"split": split}, truth=own.labels)
+    names, source = [str(row) for row in range(len(own))], {"split": split}
+    return RowInputs(key="row", names=names, source=source, inputs=own.inputs, truth=own.labels)
 
 
-def table_inputs(model: SiteModel, path: Path) -> RowInputs:
-    """Return the rows of a CSV file, by the run's schema, standardised as the site's are.
-
-    Raises:
-        DataError: the file is not of the schema; with line and column.
-    """
+def _table_inputs(model: SiteModel, path: Path) -> RowInputs:
+    """Return the rows of a CSV file by the run's schema, standardised as the site's are."""
     data = data_set(model.common.dataset)
     assert isinstance(data, TableDataSet), "the model's data are a table"
     schema = data.schema(find_places(model.common.data_dir, model.common.cache_dir))
-    new, figures = parse_new_rows(read_text(path), schema, str(path)), model.silo.figures
-    assert figures is not None, "a finished run's table is standardised"
+    new, statistics = parse_new_rows(read_text(path), schema, str(path)), model.silo.figures
+    assert statistics is not None, "a finished run's table is standardised"
     numbers = sorted([*new.lines, *new.lacking])
     faults = {
         numbers.index(line): f"has no value of {', '.join(columns)}, and the schema drops such rows"
@@ -218,44 +198,38 @@ def table_inputs(model: SiteModel, path: Path) -> RowInputs:
     }
     if not new.lines:
         raise DataError(f"{path}: none of {len(numbers)} rows can be used; the first {faults[0]}")
-    rows = standardised(torch.from_numpy(new.rows), figures)
-    return RowInputs("line", [str(n) for n in numbers], rows, {"table": str(path)}, faults)
+    return RowInputs(
+        key="line",
+        names=[str(number) for number in numbers],
+        source={"table": str(path)},
+        faults=faults,
+        inputs=standardised(torch.from_numpy(new.rows), statistics),
+    )
 
 
 def _found(folder: Path) -> dict[str, Path]:
-    """Return the files below a folder by their names in it, sorted; hidden ones are left out.
-
-    Raises:
-        DataError: there is no such folder, or nothing in it.
-    """
+    """Return the files below a folder, sorted by name, without hidden ones."""
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: name one with image files by --images")
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    files = {
-        name: paths[name]
-        for name in sorted(paths)
-        if not any(part.startswith(".") for part in Path(name).parts)
-    }
-    if not files:
+    hidden = {name for name in paths if any(part.startswith(".") for part in Path(name).parts)}
+    names = sorted(paths.keys() - hidden)
+    if not names:
         raise DataError(f"{folder} holds no file: name a folder with image files by --images")
-    if odd := [name for name in files if not name.isprintable()]:
+    if odd := [name for name in names if not name.isprintable()]:
         raise DataError(
             f"{folder} holds {len(odd)} files whose names cannot be printed: rename them"
         )
-    return {_as_cell(name): path for name, path in files.items()}
+    return {_as_cell(name): paths[name] for name in names}
 
 
 def _as_cell(name: str) -> str:
-    """Return a file's name such that no spreadsheet computes it."""
+    """Return a file's name so that no spreadsheet takes it for a formula."""
     return f"./{name}" if name[:1] in ("=", "+", "-", "@") else name
 
 
 def _listed(manifest: Path) -> dict[str, Path]:
-    """Return the files that a manifest lists by their names there, in its order.
-
-    Raises:
-        DataError: it is no such manifest, lists nothing, or a file twice.
-    """
+    """Return the files that a manifest lists, by name, in its order."""
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):
         name = row["path"]

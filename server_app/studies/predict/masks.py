@@ -1,13 +1,11 @@
-"""Masks of new images, by the segmentation network that ``fedsilo finetune`` has written.
+"""Predict masks of new images with the segmentation network that ``fedsilo finetune`` wrote.
 
-A folder, whole or not at all: a PNG per image, 255 on the catheter, and a table. A mask is of the
-image as the network sees it: decoded, cut and resized as the images of its training were.
+The result is a folder with a PNG per image, 255 on the catheter, and a table. A mask belongs to the
+image as the network sees it: decoded, cropped and resized as its training images were.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -31,25 +30,19 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation import build_segmentation
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, refuse_target
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks
-from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, counted, files_of
+from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, file_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 
-_DOCUMENT, _TABLE = "finetune.json", "masks.csv"
+_DOCUMENT = "finetune.json"
 
 
 @dataclass(frozen=True)
 class MaskPredictions:
-    """Where masks were written.
-
-    Attributes:
-        folder: the folder.
-        shares: file -> share of its pixels on the catheter.
-        faults: file -> why it has no mask.
-    """
+    """Where masks were written."""
 
     folder: Path
-    shares: Mapping[str, float]
-    faults: Mapping[str, str]
+    shares: Mapping[str, float]  # file -> share of its pixels on the catheter
+    faults: Mapping[str, str]  # file -> why it has no mask
 
     def lines(self) -> list[str]:
         """Return a summary for a terminal."""
@@ -70,27 +63,23 @@ def predict_masks(
 ) -> MaskPredictions:
     """Write a mask for each image that a request names; its ``run_dir`` is finetune's folder.
 
-    Args:
-        request: ``images`` or ``manifest``, and ``out``, a folder that is not there yet.
-        watch: is told how many images have been read, and of how many.
-
     Raises:
-        FedsiloError: the model or the images cannot be opened, or the folder is there already.
+        FedsiloError: the model or the images cannot be opened, or the output exists already.
     """
     if request.out is None:
         raise SettingError("masks are written to a folder: name one by --out")
     refuse_target(request.out, "another --out")
     document, arrays, digest = _opened(request.run_dir)
-    settings, files = _settings(document, request.data_dir), files_of(request)
-    reader = image_reader("", settings)
-    inputs = FileInputs(list(files), list(files.values()), reader, _numbers(settings), {})
+    settings = _settings(document, request.data_dir)
+    numbers = (settings.image_size or 512) ** 2
+    inputs = file_inputs(request, image_reader("", settings), numbers)
     _refuse_shared_names(inputs.names)
     shares: dict[str, float] = {}
 
     def fill(folder: Path) -> None:
         network: nn.Module | None = None
         masks: list[Tensor] = []
-        for batch in inputs.batches(counted(watch, len(files))):
+        for batch in inputs.watched(watch):
             network = network or _network(document, settings, arrays, batch)
             masks += predicted_masks(network, batch, compute_of(settings)).unbind()
         for place, mask in zip(inputs.kept(), masks, strict=True):
@@ -99,7 +88,7 @@ def predict_masks(
             _write_mask(folder / _mask_name(name), mask)
         about = _about(request.run_dir, document, digest)
         (folder / "masks.json").write_text(json.dumps(about, indent=2) + "\n")
-        (folder / _TABLE).write_text(_table(inputs, shares))
+        (folder / "masks.csv").write_text(_table(inputs, shares))
 
     build_folder(request.out, fill)
     faults = {inputs.names[place]: reason for place, reason in inputs.faults.items()}
@@ -129,46 +118,33 @@ def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSetti
     return build(CommonSettings, values)
 
 
-def _numbers(settings: CommonSettings) -> int:
-    """Return about how many numbers an image has: it bounds what is held at once."""
-    return (settings.image_size or 512) ** 2
-
-
 def _network(
     document: Mapping[str, Any],
     settings: CommonSettings,
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Return the network for images of this shape, on the device.
-
-    Raises:
-        DataError: the images have another shape than those that it was trained on.
-    """
+    """Return the network, on the device; DataError if it was trained on images of another shape."""
     task = Task(tuple(batch.shape[1:]), len(document["classes"]))
     network = build_segmentation(document["network"], settings, task)
     try:
         network.load_state_dict(dict(arrays))
     except RuntimeError:
         raise DataError(
-            f"images are {tuple(batch.shape[1:])}, and the network was trained on others: bring "
-            f"back the declaration of data set '{settings.dataset}' that it had, or its settings"
+            f"images are {tuple(batch.shape[1:])}, and the network was trained on others: "
+            f"restore the declaration of data set '{settings.dataset}' that it had, or its settings"
         ) from None
     return compute_of(settings).place(network)
 
 
 def _mask_name(name: str) -> str:
-    """Return where an image's mask lies in the folder, and nowhere else, whatever its path says."""
+    """Return the path of an image's mask inside the folder; ``..`` in a name never leads out."""
     inside = os.path.normpath(f"/{name}").lstrip("/")
     return inside if inside.lower().endswith(".png") else f"{inside}.png"
 
 
 def _refuse_shared_names(names: Sequence[str]) -> None:
-    """Refuse images whose masks would be one file.
-
-    Raises:
-        DataError: names one of them.
-    """
+    """Raise a DataError if the masks of two images would be one file."""
     first: dict[str, str] = {}
     for name in names:
         if (other := first.setdefault(_mask_name(name), name)) != name:
@@ -183,15 +159,12 @@ def _write_mask(path: Path, mask: Tensor) -> None:
 
 
 def _table(inputs: FileInputs, shares: Mapping[str, float]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "mask", "catheter", "fault"])
-    for place, name in enumerate(inputs.names):
-        if (fault := inputs.faults.get(place)) is None:
-            writer.writerow([name, _mask_name(name), shares[name], ""])
-        else:
-            writer.writerow([name, "", "", fault])
-    return text.getvalue()
+    rows = [
+        (name, _mask_name(name) if name in shares else None, shares.get(name), inputs.faults.get(n))
+        for n, name in enumerate(inputs.names)
+    ]
+    frame = pd.DataFrame(rows, columns=["file", "mask", "catheter", "fault"])
+    return frame.to_csv(index=False)
 
 
 def _about(folder: Path, document: Mapping[str, Any], digest: str) -> dict[str, Any]:
@@ -202,7 +175,7 @@ def _about(folder: Path, document: Mapping[str, Any], digest: str) -> dict[str, 
         "dataset": document["dataset"],
         "settings": document["settings"],
         "columns": {
-            "mask": "the PNG in this folder, 255 on the catheter, of the image as it was decoded",
+            "mask": "the PNG in this folder, 255 on the catheter, for the image as it was decoded",
             "catheter": "share of the pixels on the catheter",
             "fault": "why there is no mask",
         },

@@ -1,4 +1,4 @@
-"""A finished run's model as one opens it to use it: network, preprocessing, classes, settings."""
+"""A finished run's model, opened for use: network, preprocessing, classes, settings."""
 
 from __future__ import annotations
 
@@ -23,19 +23,12 @@ from fedsilo.server_app.records.finished_site import finished_site, sites_of
 
 @dataclass(frozen=True)
 class SiteModel:
-    """The model that a finished run left a site with.
-
-    Attributes:
-        run: the run.
-        method: the run's method at the site, after the last round.
-        network: what the run's final figures were measured of, in eval mode, on the device.
-        own: whether it is this site's alone; else every site has the same.
-    """
+    """A site's model after a finished run."""
 
     run: FinishedRun
-    method: SiteMethod
-    network: SiteNetwork
-    own: bool
+    method: SiteMethod  # the run's method at the site, after the last round
+    network: SiteNetwork  # the one that the final metrics are of, in eval mode, on the device
+    own: bool  # True if it is this site's alone; else every site has the same
 
     @property
     def site(self) -> str:
@@ -49,53 +42,45 @@ class SiteModel:
 
     @property
     def common(self) -> CommonSettings:
-        """The run's settings, the data where they lie now."""
+        """The run's settings, with this machine's data directory."""
         return self.method.common
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, their numbers where they have none."""
+        """The names of the classes, or their numbers if they have none."""
         return self.silo.class_names()
 
     @property
     def round(self) -> int:
-        """The round that the run's final evaluation counts as: dropout draws are keyed on it."""
+        """The round of the run's final evaluation, on which dropout samples are keyed."""
         return self.method.request.instruction.round
 
     def inputs(self, split: str = "test") -> Tensor:
-        """Return a split's samples as the network takes them: (n, *input_shape) float32.
-
-        Raises:
-            SettingError: there is no such split.
-        """
+        """Return a split's samples as the network takes them: (n, *input_shape) float32."""
         inputs: Tensor = float_inputs(self.samples(split).inputs)
         return inputs
 
     def samples(self, split: str) -> Split:
-        """Return the samples of a split.
-
-        Raises:
-            SettingError: there is no such split.
-        """
+        """Return the samples of a split, or raise a SettingError if there is no such split."""
         splits = self.silo.splits()
         if split not in splits:
             raise SettingError(f"there is no split '{split}': it is one of {', '.join(splits)}")
         return splits[split]
 
     def pixel_figures(self) -> PixelStatistics | None:
-        """Return what pixels are standardised by before they are a silo's; None: nothing."""
+        """Return mean and scale by which pixels are standardised, or None if they are not."""
         return data_set(self.common.dataset).pixel_figures(self.common)
 
     def module(self) -> ProbabilityModel:
-        """Return one module from samples as they are read to class probabilities, without dropout.
+        """Return a module from samples as they are read to class probabilities, without dropout.
 
-        It shares the network's weights and is on their device.
+        It shares the network's weights and device.
         """
         module = ProbabilityModel(self.network, self.silo.figures, self.pixel_figures())
         return module.to(self.method.compute.device)
 
     def weights_digest(self) -> str:
-        """Return a SHA-256 of all that decides its answers: weights, priors, a table's figures."""
+        """Return a SHA-256 of all that decides its answers: weights, priors, standardisation."""
         arrays = {n: array.cpu().numpy() for n, array in self.network.state_dict().items()}
         for number, evidence in enumerate(evidences(self.network)):
             arrays[f"prior.{number}"] = evidence.prior.cpu().numpy()
@@ -110,7 +95,7 @@ def open_model(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> SiteModel:
-    """Return the model of a finished run, where a site's data lie.
+    """Return the model of a finished run; a site's data must be on this machine.
 
     Args:
         run_dir: the run directory.
@@ -119,8 +104,8 @@ def open_model(
         state_dir: the folder of the site's private state; None: the run directory's.
 
     Raises:
-        FedsiloError: the run has not ended, its weights or the site's data are not here or are
-            others by now, or sites have models of their own and none is named.
+        FedsiloError: the run has not ended; its weights or the site's data are missing or have
+            changed; or each site has a model of its own and none is named.
     """
     if run_dir.is_file():
         raise RunDirectoryError(f"{run_dir} is a file: name the run's directory")
@@ -129,35 +114,25 @@ def open_model(
         return _opened(run, sites_of(run_dir, [site])[0], data_dir, state_dir)
     if state_dir is not None:
         raise SettingError(f"--state-dir {state_dir} is one site's state: name the site by --site")
-    if not (run_dir / "model.safetensors").is_file():
-        raise _no_shared_model(run)
-    model = _at_first_site(run, data_dir)
-    if model.own:
-        raise _no_shared_model(run)
+    shared = (run_dir / "model.safetensors").is_file()
+    model = _at_first_site(run, data_dir) if shared else None
+    if model is None or model.own:
+        raise SettingError(
+            f"{run.path}: with method '{run.settings.common.method}' and these settings each site "
+            f"has a model of its own: name one by --site ({', '.join(sites_of(run.path))})"
+        )
     return model
 
 
 def _at_first_site(run: FinishedRun, data_dir: Path | None) -> SiteModel:
-    """Return the model at the first site whose data are here.
-
-    Raises:
-        FedsiloError: none are; told of the first.
-    """
-    first: DataError | None = None
+    """Return the model at the first site whose data are here, or raise the first site's error."""
+    errors: list[DataError] = []
     for site in sites_of(run.path):
         try:
             return _opened(run, site, data_dir, None)
         except DataError as error:
-            first = first or error
-    assert first is not None, "a run has sites"
-    raise first
-
-
-def _no_shared_model(run: FinishedRun) -> SettingError:
-    return SettingError(
-        f"{run.path}: of method '{run.settings.common.method}' with these settings each site has a "
-        f"model of its own: name one by --site ({', '.join(sites_of(run.path))})"
-    )
+            errors.append(error)
+    raise errors[0]
 
 
 def _opened(
@@ -175,27 +150,23 @@ def _opened(
 
 
 def refuse_other_rows(model: SiteModel, split: str) -> None:
-    """Refuse a split that is not the one that the run had.
+    """Refuse a split that is no longer the run's.
 
     Raises:
-        DataError: a sample was altered, added or left out since.
+        DataError: a sample was changed, added or left out since.
     """
     model.samples(split)
     now, then = model.silo.fingerprints, model.run.silos[model.site]["fingerprints"]
     if now[split] != then[split]:
         raise DataError(
             f"the {split} rows of site {model.site} are not those of the run in {model.run.path}: "
-            "bring its data back, or name them by --data-dir"
+            "restore its data, or name them by --data-dir"
         )
 
 
 def refuse_table_or_images(model: SiteModel, table: bool) -> None:
-    """Refuse rows of a table for a model of images, and the other way round.
-
-    Raises:
-        DataError: says which option fits.
-    """
+    """Raise a DataError for rows of a table with a model of images, and the reverse."""
     if bool(model.silo.features) == table:
         return
-    fits = "is a table: give rows by --table" if not table else "is images: give files by --images"
+    fits = "is images: give files by --images" if table else "is a table: give rows by --table"
     raise DataError(f"data set '{model.common.dataset}' {fits}")

@@ -1,4 +1,4 @@
-"""What is asked of a prediction, and what can be refused before anything is opened."""
+"""What ``fedsilo predict`` is asked to do, and what it refuses before it opens anything."""
 
 from __future__ import annotations
 
@@ -8,49 +8,28 @@ from pathlib import Path
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.finetune.request import refuse_target
 
+_SOURCES = ("images", "manifest", "table", "split")
+
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """One call of ``predict``. One of ``images``, ``manifest``, ``table`` and ``split`` is given.
-
-    Attributes:
-        run_dir: the run directory.
-        site: whose model; None: that of all sites.
-        images: a folder of image files.
-        manifest: a CSV file whose column ``path`` names image files.
-        table: a CSV file of rows, with or without the label's column.
-        split: train, val or test of the site's own data.
-        out: the CSV file to write, not there yet; None: none is written.
-        coverage: of the prediction sets, above 0 and below 1; None: no sets.
-        calibration: the file that ``calibrate`` wrote; None: the run directory's, for ``coverage``.
-        data_dir: the data directory; None: the run's.
-        state_dir: the site's private state; None: the run directory's.
-    """
+    """One call of ``predict``, with one of ``images``, ``manifest``, ``table`` and ``split``."""
 
     run_dir: Path
-    site: str | None = None
-    images: Path | None = None
-    manifest: Path | None = None
-    table: Path | None = None
-    split: str | None = None
-    out: Path | None = None
-    coverage: float | None = None
-    calibration: Path | None = None
-    data_dir: Path | None = None
-    state_dir: Path | None = None
+    site: str | None = None  # whose model; None: the model of all sites
+    images: Path | None = None  # a folder of image files
+    manifest: Path | None = None  # a CSV file whose column "path" names image files
+    table: Path | None = None  # a CSV file of rows, with or without the label's column
+    split: str | None = None  # train, val or test of the site's own data
+    out: Path | None = None  # the CSV file to write, which must not exist; None: write none
+    coverage: float | None = None  # of the prediction sets, between 0 and 1; None: no sets
+    calibration: Path | None = None  # from ``calibrate``; None: the run directory's, for coverage
+    data_dir: Path | None = None  # None: the run's
+    state_dir: Path | None = None  # the site's private state; None: the run directory's
 
     def check(self) -> None:
-        """Refuse what cannot be, before work is done.
-
-        Raises:
-            SettingError: none or several sources are named, the coverage is out of range, or the
-                output is there or cannot be written.
-        """
-        named = [
-            f"--{name}"
-            for name in ("images", "manifest", "table", "split")
-            if getattr(self, name) is not None
-        ]
+        """Raise a SettingError for what cannot be done, before any work."""
+        named = [f"--{name}" for name in _SOURCES if getattr(self, name) is not None]
         if len(named) != 1:
             raise SettingError(
                 f"{' and '.join(named) or 'nothing'} is named to predict: give one of --images, "
@@ -64,11 +43,11 @@ class PredictRequest:
 
 
 def document_path(out: Path) -> Path:
-    """Return where the JSON beside a file of predictions lies."""
+    """Return the path of the JSON beside a file of predictions."""
     return out.with_name(f"{out.name}.json")
 
 
 def check_coverage(coverage: float) -> None:
-    """Refuse a coverage outside 0..1, by a ``SettingError``."""
+    """Raise a SettingError if the coverage is not between 0 and 1."""
     if not 0 < coverage < 1:
         raise SettingError(f"--coverage is {coverage}; it must be above 0 and below 1, such as 0.9")

@@ -1,4 +1,5 @@
-"""``fedsilo survey``: what data the sites hold before anything is trained, as JSON and as a page.
+"""``fedsilo survey``: the data that the sites hold, before training, as JSON and as a page.
 
-Stands on report, deploy and run.
+It imports report, deploy and run. The sites are asked in ``server_app.run.survey``, and answer in
+``client_app.survey``.
 """

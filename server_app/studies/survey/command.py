@@ -1,4 +1,4 @@
-"""A survey from an experiment's name to its page: over simulated sites, or over a deployment."""
+"""``fedsilo survey``: ask simulated sites or a deployment's, and write the page."""
 
 from __future__ import annotations
 
@@ -29,23 +29,21 @@ def survey(
     supernodes: int | None = None,
     name: str | None = None,
 ) -> Path:
-    """Ask an experiment's sites what their data are like.
+    """Ask an experiment's sites about their data, and return the page; survey.json is beside it.
 
     Args:
-        experiment: its name: which data set, cut how.
+        experiment: decides which data set, and how it is cut.
         sources: where its settings come from.
-        say: is told who answers, and each command.
-        deployment: ask the hospitals of this one; None: simulated sites.
-        supernodes: simulated sites; None: the experiment's.
+        say: gets a line for each answer and each command.
+        deployment: whose hospitals are asked; None: simulated sites.
+        supernodes: how many simulated sites; None: the experiment's.
         name: of the run directory; None: experiment and time.
 
-    Returns:
-        The page; ``survey.json`` lies beside it.
-
     Raises:
-        FedsiloError: no site answers, or what is asked for cannot be.
+        FedsiloError: no site answers, or the request cannot be met.
     """
-    run_name = name or _name(experiment)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    run_name = name or f"survey-{re.sub(r'[^A-Za-z0-9._+-]', '-', experiment)}-{stamp}"
     overrides: dict[str, Value] = {"purpose": "survey", "run-name": run_name, "resume": False}
     if deployment is not None:
         folder = deployed.run(experiment, deployment, sources, say, overrides=overrides)
@@ -58,9 +56,3 @@ def survey(
     document = read_survey_document(folder / FILE)
     write_atomically(folder / PAGE, survey_page(document))
     return folder / PAGE
-
-
-def _name(experiment: str) -> str:
-    """Return a name that no earlier run has."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    return f"survey-{re.sub(r'[^A-Za-z0-9._+-]', '-', experiment)}-{stamp}"

@@ -1,4 +1,4 @@
-"""Pictures of a survey: shares of labels and of each feature's cells, a line or bars a site."""
+"""Figures of a survey: shares of labels and of the cells of features, with bars for each site."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from fedsilo.server_app.studies.survey.document import Between
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST = 16  # features that are drawn, the most different first
-_SITES = 10  # more lines than these nobody tells apart
-_LONGEST = 18  # characters below a mark
+_MAX_FEATURES = 16  # that are painted, the most different first
+_MAX_SITES = 10  # more colours are hard to distinguish
+_MAX_LENGTH = 18  # characters of a label below the axis
 
 
 def label_picture(answers: Mapping[str, Survey]) -> Picture | None:
-    """Return the shares of labels of training samples; None: there is nothing to draw."""
-    counts = {s: (a.labels or {}).get("train") for s, a in answers.items()}
-    first = next(iter(answers.values())).about.classes
-    known = {s: c for s, c in counts.items() if c is not None and answers[s].about.classes == first}
-    return _picture("labels", "Labels", first, known, answers)
+    """Return the shares of labels of training samples, or None if there is nothing to paint."""
+    classes = next(iter(answers.values())).about.classes
+    known = {
+        site: answer.labels["train"]
+        for site, answer in answers.items()
+        if answer.labels and "train" in answer.labels and answer.about.classes == classes
+    }
+    return _picture("labels", "Labels", classes, known, answers)
 
 
 def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]) -> list[Picture]:
-    """Return a picture of each feature, of many only of those in which the sites differ most."""
+    """Return a picture of each feature; of many, only those in which the sites differ most."""
     first = {f.name: f for a in answers.values() for f in reversed(a.about.features) if f.cells}
     order = [*dict.fromkeys(one.feature for one in distances), *first]
-    chosen = [first[name] for name in list(dict.fromkeys(order))[:_MOST] if name in first]
+    chosen = [first[name] for name in list(dict.fromkeys(order))[:_MAX_FEATURES] if name in first]
     pictures = [_of_feature(place, feature, answers) for place, feature in enumerate(chosen)]
     return [picture for picture in pictures if picture]
 
@@ -56,18 +59,16 @@ def _picture(
     counts: Mapping[str, Sequence[Count]],
     answers: Mapping[str, Survey],
 ) -> Picture | None:
-    drawn = dict(list(counts.items())[:_SITES])
-    if not any(count for held in drawn.values() for count in held):
+    shown = dict(list(counts.items())[:_MAX_SITES])
+    if not any(count for held in shown.values() for count in held):
         return None
-    figure = _bars(title, cells, drawn, answers)
-    hidden = sum(count is None for held in drawn.values() for count in held)
-    left = len(counts) - len(drawn)
+    hidden = sum(count is None for held in shown.values() for count in held)
+    left = len(counts) - len(shown)
     caption = f"{title}: share of the training samples"
-    caption += f"; {hidden} suppressed counts are drawn as a cross" if hidden else ""
+    caption += f"; {hidden} suppressed counts are shown as crosses" if hidden else ""
     caption += f"; {left} more sites are in the tables" if left else ""
-    return Picture(
-        svg_of(figure, key), f"Bars of {title} by site; the table has the counts", caption
-    )
+    svg = svg_of(_bars(title, cells, shown, answers), key)
+    return Picture(svg, f"Bars of {title} by site; the table has the counts", caption)
 
 
 def _bars(
@@ -88,11 +89,10 @@ def _bars(
         at = places + (number - (len(counts) - 1) / 2) * width
         shares = [np.nan if count is None else count / total for count in held]
         axes.bar(at, shares, width, color=style.color, label=_text(site))
-        lacking = [x for x, count in zip(at, held, strict=True) if count is None]
-        axes.plot(
-            lacking, [0.0] * len(lacking), "x", color=style.color, markersize=4, clip_on=False
-        )
-    axes.set_xticks(places, [_text(cell[:_LONGEST]) for cell in cells], rotation=45, ha="right")
+        hidden = [x for x, count in zip(at, held, strict=True) if count is None]
+        marks = [0.0] * len(hidden)
+        axes.plot(hidden, marks, "x", color=style.color, markersize=4, clip_on=False)
+    axes.set_xticks(places, [_text(cell[:_MAX_LENGTH]) for cell in cells], rotation=45, ha="right")
     axes.set_ylabel("share")
     axes.set_title(_text(title), fontsize="medium")
     axes.set_ylim(bottom=0.0)
@@ -102,5 +102,5 @@ def _bars(
 
 
 def _text(text: str) -> str:
-    """Return a text that matplotlib takes for no formula."""
+    """Return a text that matplotlib does not take for a formula."""
     return text.replace("\\", "/").replace("$", r"\$")

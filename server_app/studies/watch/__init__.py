@@ -1,4 +1,4 @@
-"""A run watched while it goes on: live in a terminal, or as a page on the loopback.
+"""Watch a run: live in a terminal, or as a page on the loopback.
 
-Stands on report, deploy, run and records. It reads files and nothing else: no run notices it.
+It imports report, deploy, run and records. It only reads files, so the run is not affected.
 """

@@ -1,4 +1,4 @@
-"""The page of a watched run on the loopback: no other machine sees it, and nothing is fetched."""
+"""Serve the page of a run on the loopback: no other machine sees it, and it loads nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from fedsilo.server_app.studies.watch.page import watch_page
 from fedsilo.server_app.studies.watch.view import Look
 
 HOST = "127.0.0.1"
-_AGAIN = 2  # seconds
+_RELOAD = 2  # seconds
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Answers on the loopback with what ``look`` sees.
-
-    Args:
-        port: 0: one that is free.
-        look: is called for each request.
+    """A server of the page, which calls ``look`` for each request; port 0 is any free one.
 
     Raises:
         SettingError: the port is in use or not allowed.
@@ -34,7 +30,8 @@ class WatchServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
-            hint = "in use" if error.errno == errno.EADDRINUSE else f"no use ({error.strerror})"
+            in_use = error.errno == errno.EADDRINUSE
+            hint = "in use" if in_use else f"not available ({error.strerror})"
             raise SettingError(f"port {port} is {hint}: choose another --port, or 0") from None
         except OverflowError:
             raise SettingError(f"--port is {port}; it must be from 0 to 65535") from None
@@ -50,9 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "fedsilo", ""
 
     def do_GET(self) -> None:
-        """Answer with the page, or with why there is none."""
+        """Answer with the page, or with the reason why there is none."""
         if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
-            # Another name that leads here is a web page's that wants to read this one
+            # A web page of another name that resolves to this address must not read this one
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -60,10 +57,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer()
 
     def _answer(self) -> None:
-        status = HTTPStatus.OK
+        status, csp = HTTPStatus.OK, "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
         try:
             text = watch_page(self.server.look())
-        except FedsiloError as error:  # a run may be removed, and come back
+        except FedsiloError as error:  # a run may be removed and appear again
             status = HTTPStatus.SERVICE_UNAVAILABLE
             text = page("Nothing to watch", [Section("Why", [Text([str(error)])])])
         body = text.encode()
@@ -71,12 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (
             ("Content-Type", "text/html; charset=utf-8"),
             ("Content-Length", str(len(body))),
-            ("Refresh", str(_AGAIN)),
+            ("Refresh", str(_RELOAD)),
             ("Cache-Control", "no-store"),
-            (
-                "Content-Security-Policy",
-                "default-src 'none'; style-src 'unsafe-inline'; img-src data:",
-            ),
+            ("Content-Security-Policy", csp),
             ("X-Content-Type-Options", "nosniff"),
         ):
             self.send_header(name, value)
@@ -84,4 +78,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a page that looks every two seconds would fill the terminal."""
+        """Log nothing: a page that reloads every two seconds would fill the terminal."""

@@ -1,4 +1,4 @@
-"""A run live in a terminal."""
+"""Show a run live in a terminal."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from rich.text import Text
 
 from fedsilo.server_app.studies.watch.view import SITE_COLUMNS, Look, View
 
-_EVERY = 1.0  # seconds from one look to the next
+_EVERY = 1.0  # seconds between looks
 
 
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
-    """Show what ``look`` sees until the run is over; of a deployment until somebody interrupts.
+    """Show what ``look`` returns until the run is over, or for a deployment until an interrupt.
 
     Raises:
-        FedsiloError: there is nothing to see any more.
+        FedsiloError: the run has disappeared.
     """
     view = look()
-    with Live(drawn(view), console=console, auto_refresh=False, transient=False) as live:
+    with Live(rendered(view), console=console, auto_refresh=False, transient=False) as live:
         while view.members or not (view.run and view.run.over):
             time.sleep(every)
             view = look()
-            live.update(drawn(view), refresh=True)
+            live.update(rendered(view), refresh=True)
     if not console.is_terminal:
-        console.print()  # there the last view is printed without the end of its last line
+        console.print()  # rich leaves out the end of the last line there
 
 
-def drawn(view: View) -> Group:
-    """Return a view as it stands in a terminal: a line, and a table of the sites."""
+def rendered(view: View) -> Group:
+    """Return a view for the terminal: a line, and a table of the sites."""
     parts: list[Text | Table] = [Text(view.line())]
     if rows := view.site_rows():
         table = Table(*SITE_COLUMNS)
         for row in rows:
-            table.add_row(*map(Text, row))  # Text: what a site says is no markup
+            table.add_row(*map(Text, row))  # Text: a site's own words are not markup
         parts.append(table)
     return Group(*parts)

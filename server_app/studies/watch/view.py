@@ -1,4 +1,4 @@
-"""What there is to see of a run, or of a deployment and its newest run."""
+"""The state of a run, or of a deployment and its newest run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from fedsilo.server_app.run.watched import Watched, clock, look_at, newest_run, 
 
 @dataclass(frozen=True)
 class View:
-    """What is seen at one moment.
-
-    Attributes:
-        title: of what is watched.
-        run: the run; None: a deployment has had none yet.
-        members: of a deployment its server and sites, each with whether its process runs.
-    """
+    """The state at one moment."""
 
     title: str
-    run: Watched | None
+    run: Watched | None  # None: a deployment has had no run yet
+    # A deployment's server and sites, each with whether its process runs
     members: tuple[tuple[str, bool], ...] = ()
 
     def line(self) -> str:
@@ -32,7 +27,7 @@ class View:
         return "; ".join(parts)
 
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Return of each site its name, what it does now, and what it has cost so far."""
+        """Return for each site its name, what it does now, and its cost so far."""
         if self.run is None:
             return []
         here, over = self.run.progress, self.run.over
@@ -55,17 +50,13 @@ Look = Callable[[], View]
 
 
 def look_at_run(folder: Path) -> View:
-    """Return what a run directory says.
-
-    Raises:
-        RunDirectoryError: it is none, or of another version of fedsilo.
-    """
+    """Return the state of a run; RunDirectoryError if there is none that this version can read."""
     run = look_at(folder)
     return View(run.progress.title, run)
 
 
 def look_at_deployment(folder: Path) -> View:
-    """Return what runs of a deployment, and its newest run.
+    """Return the state of a deployment and of its newest run.
 
     Raises:
         FedsiloError: there is no deployment, or the run is of another version of fedsilo.

@@ -171,7 +171,7 @@ def refusing() -> Iterator[str]:
 
 def test_a_secret_that_does_not_fit_is_told_with_where_it_is_given(refusing: str) -> None:
     client = parent._client(refusing, b"other")
-    with pytest.raises(SettingError, match=r"does not take the worker's secret: start both with"):
+    with pytest.raises(SettingError, match=r"does not accept the worker's secret: start both with"):
         parent.serve(Worker(lambda token: 0), client, os.getppid())
 
 

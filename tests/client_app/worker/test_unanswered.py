@@ -98,7 +98,7 @@ def test_the_supernodes_wait_for_a_reply_looks_and_ends(
         ended.append("sent")
 
     module._push_messages = push  # type: ignore[attr-defined]
-    assert shorten_waits(READ, module) == ""
+    assert shorten_waits(READ, module) is None
     waits: ShortWaits = module.time
     failed(state, received(state)[1])
     pushing: Callable[..., None] = module._push_messages

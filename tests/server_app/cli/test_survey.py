@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.survey.document import read_survey_document
 from tests.support.browser import DESKTOP, PHONE, picture, rendered
@@ -40,7 +41,7 @@ def test_it_says_what_each_site_holds_and_how_far_they_are_apart(folder: Path) -
 
 def test_the_page_has_what_the_json_has_and_loads_nothing(folder: Path) -> None:
     page = (folder / "survey.html").read_text()
-    answers = read_survey_document(folder / "survey.json").answers
+    answers = read_survey_document(folder / "survey.json").sites
     assert "Survey of heart-synthetic" in page
     for site, answer in answers.items():
         assert site in page
@@ -67,6 +68,18 @@ def test_names_of_others_become_no_html_and_no_formula(folder: Path, tmp_path: P
     page = survey_page(read_survey_document(tmp_path / "survey.json"))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize("change", [('"version": 1', '"version": 2'), ("{", "[")])
+def test_read_survey_document_of_another_form_is_refused(
+    change: tuple[str, str], folder: Path, tmp_path: Path
+) -> None:
+    text = (folder / "survey.json").read_text()
+    (tmp_path / "survey.json").write_text(text.replace(*change, 1))
+    with pytest.raises(RunDirectoryError, match=r"damaged, or of another version.*survey again"):
+        read_survey_document(tmp_path / "survey.json")
+    with pytest.raises(RunDirectoryError, match="cannot be read: No such file"):
+        read_survey_document(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Set-ups that are broken by script: doctor names each in one line, with the mend that works."""
+"""Set-ups that are broken by script: doctor names each in one line, with the fix that works."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Broken:
         break_: breaks one thing of a set-up.
         check: which is to tell of it.
         said: what it says of it.
-        mend: what it tells to do.
-        mended: does that, where it is cheap; None: it is not.
+        fix: what it tells to do.
+        fixed: does that, where it is cheap; None: it is not.
     """
 
     break_: Break
     check: str
     said: str
-    mend: str
-    mended: Break | None = None
+    fix: str
+    fixed: Break | None = None
 
 
 def _copy(source: str, target: str) -> Break:
@@ -173,20 +173,20 @@ def _images(one: Hospital, _: object) -> None:
 
 SITES = {
     "authority missing": Broken(
-        _unlink("secrets/ca.crt"), "authority", "ca.crt is missing", "bring the file there"
+        _unlink("secrets/ca.crt"), "authority", "ca.crt is missing", "copy the file there"
     ),
     "authority ended": Broken(
         _ended("ca.crt"), "authority", "ended on 2021-01-01", "renew it (make-secrets.sh"
     ),
     "authority garbled": Broken(
         _write("secrets/ca.crt", "-----BEGIN CERTIFICATE-----\nxx\n"),
-        *("authority", "cannot be read", "make it anew"),
+        *("authority", "cannot be read", "make a new one"),
     ),
     "another authority": Broken(
-        _of_others("ca.crt"), "server", "is not to be trusted", "ask the server's keeper"
+        _of_others("ca.crt"), "server", "is not to be trusted", "ask the server's operator"
     ),
     "another host": Broken(
-        _other_host, "server", "IP address mismatch", "ask the server's keeper, send nothing"
+        _other_host, "server", "IP address mismatch", "ask the server's operator, send nothing"
     ),
     "server silent": Broken(_silent, "server", "does not answer", "ask whether it runs"),
     "no TLS": Broken(_plain, "server", "does not speak TLS", "the port of its Fleet API"),
@@ -201,7 +201,7 @@ SITES = {
     "clock ten minutes ahead": Broken(
         _clock(timedelta(minutes=10)), "clock", "more than 5 minutes", "by NTP"
     ),
-    "key missing": Broken(_unlink("secrets/north.key"), "key", "is missing", "bring the file"),
+    "key missing": Broken(_unlink("secrets/north.key"), "key", "is missing", "copy the file"),
     "key world-readable": Broken(
         *(_mode("north.key", 0o644), "key", "has mode 644, others may read it", "chmod 600"),
         _mode("north.key", 0o600),
@@ -221,9 +221,9 @@ SITES = {
         *(_node(max_memory=100), "memory", "gives a message 0.1 GB", "raise it in the site file"),
         _node(max_memory=0),
     ),
-    "data folder empty": Broken(_no_data, "data folder", "is empty", "bring the data there"),
+    "data folder empty": Broken(_no_data, "data folder", "is empty", "copy the data there"),
     "data folder missing": Broken(
-        _node(data_dir="/nowhere"), "data folder", "is missing", "bring the data there"
+        _node(data_dir="/nowhere"), "data folder", "is missing", "copy the data there"
     ),
     "wrong column": Broken(
         *(lambda one, _: write_table(one.data, "age,cholesterol,diagnosis"), "data", "chol", ""),
@@ -234,7 +234,7 @@ SITES = {
         *(_allow(metods=["*"]), "site file", "metods", "did you mean 'methods'"),
         lambda one, _: one.rules.pop("metods") and one.allow(),
     ),
-    "site file missing": Broken(_unlink("site.yaml"), "site file", "is missing", "bring it there"),
+    "site file missing": Broken(_unlink("site.yaml"), "site file", "is missing", "copy it there"),
     "site file of another site": Broken(
         _allow(site="south"), "site file", "'site' is 'south'", "this is site 'north'"
     ),
@@ -298,7 +298,7 @@ SERVERS = {
         *("certificate", "in 2 days", "--renew-server"),
     ),
     "certificate of another authority": Broken(
-        _of_others("server.crt"), "certificate", "was not signed by", "bring the pair"
+        _of_others("server.crt"), "certificate", "was not signed by", "use the pair"
     ),
     "key of another": Broken(_of_others("server.key"), "key", "is not the key", "mount the pair"),
     "key world-readable": Broken(
@@ -312,7 +312,7 @@ SERVERS = {
         *(_options(control="0.0.0.0:8000"), "control port", "whoever reaches it", "--host"),
     ),
     "database that is none": Broken(
-        _write("superlink.db", "hello, I am a text"), "database", "no database of", "another file"
+        _write("superlink.db", "hello, I am a text"), "database", "no SQLite", "another file"
     ),
     "database nowhere": Broken(
         _options(database=Path("/nowhere/superlink.db")), "database", "is missing", "make the"
@@ -337,13 +337,13 @@ SERVERS = {
 
 
 def _refused(found: list[Finding], broken: Broken) -> None:
-    """Assert that one line tells of it, with the mend, and that nothing says it has passed."""
+    """Assert that one line tells of it, with the fix, and that nothing says it has passed."""
     (told,) = (finding for finding in found if finding.check == broken.check)
     assert told.status is Status.FAILED, told
     (line,) = lines_of(told)
     assert "\n" not in line
     assert broken.said in line
-    assert broken.mend in line.replace(told.said, "") or broken.mend in told.said
+    assert broken.fix in line.replace(told.said, "") or broken.fix in told.said
     assert exit_code(found) == 1
 
 
@@ -357,26 +357,26 @@ def test_thirty_set_ups_are_broken() -> None:
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_a_broken_site_is_named_in_one_line_with_its_mend(
+def test_a_broken_site_is_named_in_one_line_with_its_fix(
     name: str, hospital: Hospital, request: pytest.FixtureRequest
 ) -> None:
     broken = SITES[name]
     broken.break_(hospital, request)
     _refused(hospital.found(), broken)
-    if broken.mended:
-        broken.mended(hospital, request)
+    if broken.fixed:
+        broken.fixed(hospital, request)
         _passes(hospital.found(), broken.check)
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_broken_server_is_named_in_one_line_with_its_mend(
+def test_a_broken_server_is_named_in_one_line_with_its_fix(
     name: str, server: Server, request: pytest.FixtureRequest
 ) -> None:
     broken = SERVERS[name]
     broken.break_(server, request)
     _refused(server.found(), broken)
-    if broken.mended:
-        broken.mended(server, request)
+    if broken.fixed:
+        broken.fixed(server, request)
         _passes(server.found(), broken.check)
 
 
@@ -399,7 +399,7 @@ def test_a_gpu_that_is_not_there_is_named(hospital: Hospital) -> None:
     hospital.run = None
     (told,) = (finding for finding in hospital.found() if finding.check == "gpu")
     assert told.status is Status.FAILED
-    assert "set it to cpu" in told.mend
+    assert "set it to cpu" in told.fix
 
 
 def test_nothing_is_left_at_the_site_but_its_decoded_data(

@@ -58,14 +58,14 @@ def test_who_cannot_take_part_fails_and_the_others_are_listed(
     found = _document(capsys)["findings"]
     failed = {f["check"]: f for f in found if f["status"] == "FAILED"}
     assert "s2a has not agreed" in failed["sites"]["said"]
-    assert "doctor site" in failed["sites"]["mend"]
+    assert "doctor site" in failed["sites"]["fix"]
     assert failed["enough"]["said"].startswith("2 of 3 sites can take part and 3 are needed")
     assert [f["about"] for f in found if f["check"] == "sites" and f["status"] == "PASSED"] == [
         "s1a",
         "s3a",
     ]
     assert _run("--json", min_sites=2) == 1, "a site that refuses is no run as it was meant"
-    assert "enough" not in {f["check"] for f in _document(capsys)["findings"] if f["mend"]}
+    assert "enough" not in {f["check"] for f in _document(capsys)["findings"] if f["fix"]}
 
 
 def test_json_has_the_same_and_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_json_has_the_same_and_the_documented_keys(capsys: pytest.CaptureFixture
     found = _document(capsys)
     assert found.keys() == {"target", "fedsilo", "exit-code", "count", "findings"}
     assert found["count"] == {"PASSED": 6, "FAILED": 0, "SKIPPED": 1}
-    keys = {"check", "status", "said", "mend", "about", "details"}
+    keys = {"check", "status", "said", "fix", "about", "details"}
     assert all(finding.keys() == keys for finding in found["findings"])
 
 

@@ -18,6 +18,7 @@ from fedsilo.server_app.doctor.findings import (
     Status,
     examine,
     exit_code,
+    given,
 )
 from fedsilo.server_app.doctor.registry import TARGETS
 from fedsilo.server_app.doctor.report import document, last_line, lines_of
@@ -32,7 +33,7 @@ def _raising(error: Exception) -> Check[None]:
 
 def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
     checks = (
-        _raising(Refused("it is broken", "mend it")),
+        _raising(Refused("it is broken", "fix it")),
         Check[None]("two", "", lambda _: "well", ("one",)),
         Check[None]("three", "", lambda _: "well", ("two",)),
         Check[None]("four", "", lambda _: Passed("well", ("more",))),
@@ -41,33 +42,40 @@ def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
     assert [str(finding.status) for finding in found] == ["FAILED", "SKIPPED", "SKIPPED", "PASSED"]
     assert found[1].said == "it needs 'one', which has not passed"
     assert {finding.about for finding in found} == {"north"}
-    assert list(lines_of(found[0])) == ["FAILED  one          north: it is broken -- mend it"]
+    assert list(lines_of(found[0])) == ["FAILED  one          north: it is broken -- fix it"]
     assert list(lines_of(found[3]))[1].strip() == "more"
     assert last_line(found) == "1 passed, 1 failed, 2 skipped"
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "mend"),
+    ("error", "said", "fix"),
     [
         (Refused("a", "b"), "a", "b"),
         (DataError("a: do b"), "a: do b", ""),
         (OSError(28, "No space left", "/x"), "/x: No space left", "see that this user"),
-        (ValueError("two\nlines"), "(ValueError: two lines)", "tell fedsilo's makers"),
+        (ValueError("two\nlines"), "(ValueError: two lines)", "report it to fedsilo's makers"),
     ],
 )
 def test_an_error_is_one_line_and_stops_no_other_check(
-    error: Exception, said: str, mend: str
+    error: Exception, said: str, fix: str
 ) -> None:
     found = list(examine((_raising(error), Check[None]("two", "", lambda _: "")), None))
     assert [finding.status for finding in found] == [Status.FAILED, Status.PASSED]
     (line,) = lines_of(found[0])
     assert said in line
-    assert mend in line
+    assert fix in line
 
 
 def test_what_is_skipped_says_why() -> None:
     (found,) = examine((_raising(Skipped("nothing is named")),), None)
     assert (found.status, found.said) == (Status.SKIPPED, "nothing is named")
+
+
+def test_given_nothing_skips_and_something_is_returned() -> None:
+    assert given(Path("key"), "no key is named") == Path("key")
+    for nothing in (None, "", []):
+        with pytest.raises(Skipped, match="no key is named"):
+            given(nothing, "no key is named")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def written(folder: Path, **changes: Any) -> Path:
 def test_a_run_that_goes_on_is_one_line(tmp_path: Path) -> None:
     watched = look_at(written(tmp_path / "trial"))
     assert watched.line() == (
-        "trial: runs, round 2 of 3, train: 1 of 3 answered, away: south, 1.5 MB down, 20 B up, "
+        "trial: running, round 2 of 3, train: 1 of 3 answered, away: south, 1.5 MB down, 20 B up, "
         "epsilon 1.5 of 8, 1:10, 1:05 left"
     )
     assert not watched.over
@@ -63,7 +63,7 @@ def test_a_process_that_has_ended_is_known(tmp_path: Path) -> None:
 
 def test_of_another_machine_silence_is_told(tmp_path: Path) -> None:
     there: dict[str, Any] = {"host": "another", "pid": 1, "process_started": 1.0}
-    assert "trial: runs" in look_at(written(tmp_path / "trial", **there)).line()
+    assert "trial: running" in look_at(written(tmp_path / "trial", **there)).line()
     old = look_at(written(tmp_path / "trial", **there, updated=now() - timedelta(seconds=100)))
     assert "no word for a minute" in old.line()
     assert not old.over

@@ -254,7 +254,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_nothing(
     out = ["--out", str(tmp_path / "out")]
     pytest.importorskip("monai", reason="the extra 'monai' is not installed")
     words = ["export", str(runs["mlp"]), *out, "--format", "monai"]
-    assert "'monai' is of images" in refusal(words, capsys)
+    assert "'monai' is for images" in refusal(words, capsys)
     words = ["export", str(finished / "local"), *out]
     assert "name one by --site" in refusal(words, capsys)
     with monkeypatch.context() as patch:
@@ -263,7 +263,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_nothing(
         assert "pip install 'fedsilo[onnx]'" in refusal(words, capsys)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "out").mkdir()
-    assert "is there already" in refusal(["export", str(runs["mlp"]), *out], capsys)
+    assert "exists already" in refusal(["export", str(runs["mlp"]), *out], capsys)
 
 
 def test_a_program_that_answers_otherwise_is_refused(

@@ -78,7 +78,7 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
     out = tmp_path / "out"
     said = capsys.readouterr().out
     assert "conv: gives 45 of the encoder's 45 arrays, 100.0 % of its numbers" in said
-    assert "unet on angiogram-phantom, test figures, mean ± sd over 2 seeds" in said
+    assert "unet on angiogram-phantom, test metrics, mean ± sd over 2 seeds" in said
     assert sorted(path.name for path in out.iterdir()) == [
         "curves.csv",
         "figures.csv",
@@ -362,7 +362,7 @@ def test_a_folder_that_is_there_is_not_written_over(
 ) -> None:
     (tmp_path / "out").mkdir()
     assert finetune("classification", [finished / "fedavg"]) == 1
-    assert "out is there already: remove it, or give another --out" in capsys.readouterr().err
+    assert "out exists already: remove it, or give another --out" in capsys.readouterr().err
 
 
 def test_training_that_diverges_is_told_and_nothing_is_written(

@@ -23,7 +23,7 @@ OWN = CommonSettings(width=4, device="cpu", batch_size=4, optimiser="adamw", see
 
 def run_of_a_vit() -> RunModel:
     vit = build_classifier(VIT, Task((1, 16, 16), 3))
-    return RunModel("run", "fedefm", VIT, vit.state_dict(), ((), 3), whole=True)
+    return RunModel("run", "fedefm", VIT, vit.state_dict(), ((), 3), has_backbone=True)
 
 
 def test_the_loss_is_the_share_of_the_tokens_variance_that_is_not_explained() -> None:

@@ -190,7 +190,7 @@ def test_weights_that_are_there_already_are_not_trained_over(
     weights = tmp_path / "w"
     weights.write_text("hours of training")
     assert pretrained("skin", "--weights", str(weights)) == 1
-    assert f"{weights} is there already: remove it, or give --weights" in capsys.readouterr().err
+    assert f"{weights} exists already: remove it, or give --weights" in capsys.readouterr().err
     assert weights.read_text() == "hours of training"
 
 

@@ -38,7 +38,7 @@ def test_a_calibration_is_of_the_validation_rows(run: Path) -> None:
     assert found.tempered_loss <= found.loss
     assert found.loss == pytest.approx(val.document["figures"]["loss"])
     lines = found.lines(0.9)
-    assert "in the mean over calibrations" in lines[2]
+    assert "on average over calibrations" in lines[2]
     assert "not of each class" in lines[3]
 
 
@@ -51,10 +51,9 @@ def test_predictions_are_tempered_and_have_sets(run: Path) -> None:
     assert told.sets is not None
     limit = sorted(found.scores)[-(-4 * (found.rows + 1) // 5) - 1]
     assert torch.equal(told.sets, 1 - plain.own <= limit)
-    assert told.header()[-3:] == ["set", "truth", "fault"]
-    row = next(told.rows())
+    assert list(told.frame().columns[-3:]) == ["set", "truth", "fault"]
     held = [name for name, inside in zip(told.classes, told.sets[0], strict=True) if inside]
-    assert row[-3] == "|".join(held)
+    assert told.frame()["set"][0] == "|".join(held)
     figures = told.document["figures"]
     assert 0 <= figures["covered"] <= 1
     assert told.document["calibration"]["threshold"] == limit
@@ -83,7 +82,7 @@ def test_too_few_rows_are_refused_with_how_many_it_takes(
     assert "--coverage is 1.0; it must be" in refusal([*words, "va", "--coverage", "1"], capsys)
     assert not (tmp_path / "c.json").exists()
     (tmp_path / "c.json").write_text("mine")
-    assert "c.json is there already" in refusal([*words, "va"], capsys)
+    assert "c.json exists already" in refusal([*words, "va"], capsys)
 
 
 def test_a_calibration_of_another_model_or_a_damaged_one_is_refused(

@@ -107,7 +107,7 @@ def test_rows_of_a_new_table_are_those_of_the_split_that_they_were(tables: Path)
     """All rows of north as new ones: each of its split is among them, with the same answer."""
     north = tables / "data" / "north.csv"
     new = predict(PredictRequest(tables / "table", site="north", table=north))
-    assert new.header()[0] == "line"
+    assert new.frame().columns[0] == "line"
     assert new.inputs.names == [str(line) for line in range(2, 32)]
     split = predict(PredictRequest(tables / "table", site="north", split="train"))
     mine, theirs = (one.own.round(decimals=6).tolist() for one in (new, split))
@@ -210,7 +210,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         (
             "fedavg",
             "--split test --coverage 0.9",
-            "calibration-s1a.json is not there: run 'fedsilo",
+            "calibration-s1a.json does not exist: run 'fed",
         ),
         ("fedavg", "--split test --site nobody", "there is no site 'nobody'"),
         ("fedavg", "--images nowhere", "nowhere is no folder"),
@@ -284,7 +284,7 @@ def test_a_file_that_is_there_is_left_alone(
         (tmp_path / name).write_text("mine")
         words = ["--split", "test", "--out", str(tmp_path / "out.csv")]
         assert main(["predict", str(finished / "fedavg"), *words]) == 1
-        assert f"{name} is there already" in capsys.readouterr().err
+        assert f"{name} exists already" in capsys.readouterr().err
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
 
