@@ -1,7 +1,7 @@
-"""A run's beginning without the run: the sites are met, nothing is trained, no directory is made.
+"""A rehearsal: the sites are asked who they are, nothing is trained, no directory is created.
 
-What was heard is a ``Meeting``: an engine in this process returns it, the app in a deployment
-writes it to the file that the setting 'meeting' names.
+The result is a ``Meeting``: an engine in this process returns it, the app in a deployment writes it
+to the file that the setting 'meeting' names.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from fedsilo.datasets.registry import silo_count
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import silos_document
+from fedsilo.server_app.run.beginning import terms_of
 from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
-from fedsilo.server_app.run.runner import terms_of
 from fedsilo.strategies.loop.participants import Participants, hear_sites, needed_sites
 from fedsilo.strategies.methods.registry import strategy_class
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the sites said, and what a run would make of it.
+    """What the sites said, and what a run would do with it.
 
     Attributes:
-        asked: nodes that were asked.
-        needed: sites that a run needs.
+        asked: number of nodes that were asked.
+        needed: number of sites that a run needs.
         sites: what ``silos.json`` of a run says of each site that can take part.
-        refused: a line for each node or pair that cannot, and why.
+        refused: a line for each node that cannot take part, and why.
         notices: what a run would say of missing silos and odd data.
         leaves: what the method makes leave each site, in words.
-        noise: the method's own noise that is no differential privacy; empty: none.
-        fault: why the method cannot begin with these sites; empty: it can.
+        noise: the method's own noise that is no differential privacy, or an empty string.
+        fault: why the method cannot begin with these sites, or an empty string if it can.
     """
 
     asked: int
@@ -49,13 +49,9 @@ class Meeting:
     noise: str = ""
     fault: str = ""
 
-    def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
-    """Ask the sites of ``grid`` who they are, as a run would, and go no further.
+    """Ask the sites of ``grid`` who they are, as a run would.
 
     Raises:
         FedsiloError: too few, or too many, are connected, or an operator's file cannot be used.
@@ -79,7 +75,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
 
 
 def _begun(settings: RunSettings, met: Participants) -> tuple[tuple[str, ...], str, str]:
-    """Build the method and what it would send first: what leaves, its noise, why it cannot."""
+    """Return what leaves each site, the method's noise, and why the method cannot begin."""
     try:
         cls = strategy_class(settings.common.method)
         method = cls(settings.common, settings.own, met)
@@ -101,7 +97,7 @@ def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
     """Meet the sites and write what they said to the file that 'meeting' names."""
-    written = json.dumps(meet(grid, settings).document(), indent=2)
+    written = json.dumps(asdict(meet(grid, settings)), indent=2)
     write_atomically(Path(settings.common.meeting), f"{written}\n")
 
 

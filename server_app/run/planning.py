@@ -1,4 +1,4 @@
-"""From a command's options to settings and resources, and from those to an engine."""
+"""From a command's options to settings and resources, and on to an engine."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fedsilo.server_app.records.run_directory import RunDirectory, named, open_r
 from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
 
 if TYPE_CHECKING:
-    from fedsilo.server_app.run.runner import Draw
+    from fedsilo.server_app.run.ending import Finish
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
 
 def simulation_file(given: Path | None) -> Path:
-    """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
+    """Return the given simulation file, or the working folder's, or fedsilo's own."""
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
         return given or local
@@ -46,10 +46,10 @@ class RunSources:
     """Where a run's settings come from.
 
     Attributes:
-        file: the simulation file; None: the usual one.
-        config: a TOML file of settings over the experiment's.
-        changes: settings over both, each ``key=value``.
-        out: folder of run directories; None: the settings' own, else ``runs``.
+        file: the simulation file, or None for the usual one.
+        config: a TOML file of settings that override the experiment's.
+        changes: settings that override both, each ``key=value``.
+        out: folder of run directories, or None for the settings' own or ``runs``.
     """
 
     file: Path | None = None
@@ -70,11 +70,11 @@ def planned(
     Args:
         experiment: its name in the simulation file.
         sources: where its settings come from.
-        supernodes: simulated sites; None: the experiment's, else all silos.
-        overrides: settings over all others, by key.
+        supernodes: simulated sites, or None for the experiment's or all silos.
+        overrides: settings that override all others, by key.
 
     Raises:
-        SettingError: anything about them is wrong.
+        SettingError: a source cannot be read, or a setting or resource is wrong.
     """
     declared = find_experiment(simulation_file(sources.file), experiment)
     settings = named(
@@ -112,7 +112,7 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 def _absolute(key: str, path: str) -> str:
     try:
         return str(Path(path).expanduser().resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a null byte, nobody's home, a loop
+    except (OSError, RuntimeError, ValueError) as error:  # a null byte, no home, a loop
         reason = one_line(error, 100)
         raise SettingError(f"setting '{key}' is {shown(path)}, no path here: {reason}") from None
 
@@ -120,12 +120,12 @@ def _absolute(key: str, path: str) -> str:
 def replanned(
     run_dir: Path, *, supernodes: int | None = None, track: str | None = None
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
-    """Return settings, resources and engine with which a run goes on that was cut short.
+    """Return settings, resources and engine to resume a run that was interrupted.
 
     Args:
         run_dir: its run directory.
-        supernodes: simulated sites; None: as before.
-        track: where metrics also go; None: as before.
+        supernodes: simulated sites, or None for as many as before.
+        track: where metrics also go, or None for the same as before.
 
     Raises:
         FedsiloError: there is no run, or its files cannot be used.
@@ -135,7 +135,7 @@ def replanned(
     if not config.is_file():
         raise RunDirectoryError(
             f"{directory.path} has no config.toml: it is no run directory, or "
-            "its run never began; start it anew"
+            "its run never began; start it again"
         )
     launch = launch_values(config)
     values = run_values(config) | {
@@ -157,7 +157,7 @@ def start(
     resources: Mapping[str, Value],
     engine: str,
     ray_address: str | None = None,
-    draw: Draw | None = None,
+    finish: Finish | None = None,
 ) -> RunDirectory:
     """Run settings on an engine, and return the run directory.
 
@@ -165,21 +165,23 @@ def start(
         settings: the run's.
         resources: simulated sites, and what each may take.
         engine: ``ray`` or ``inline``.
-        ray_address: a Ray cluster that runs, ``auto`` or ``HOST:PORT``; None: one of the run's own.
-        draw: draws the pictures of a run in this process; by Ray the app of the run does.
+        ray_address: a running Ray cluster, ``auto`` or ``HOST:PORT``; None starts one.
+        finish: see ``run``, for a run in this process; with Ray the app has its own.
 
     Raises:
         FedsiloError: the run failed.
     """
     if settings.common.purpose != "train":
-        raise SettingError("setting 'purpose' is 'survey': 'fedsilo survey' asks for that")
-    # Told here and now, not from inside a Flower run
+        raise SettingError("setting 'purpose' is 'survey': run 'fedsilo survey'")
+    # Refused here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
-    cut_of(settings.common)  # one that leaves a silo empty, by every silo's word otherwise
+    cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo
     if engine == "ray":
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
-        raise SettingError("--ray-address is of the engine 'ray': leave it or --engine inline out")
+        raise SettingError(
+            "--ray-address belongs to the engine 'ray': remove it or --engine inline"
+        )
     from fedsilo.server_app.run.inline_engine import run_inline
 
-    return run_inline(settings, int(resources["num-supernodes"]), draw)
+    return run_inline(settings, int(resources["num-supernodes"]), finish)

@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import tomli_w
@@ -39,7 +39,7 @@ from fedsilo.server_app.run.processes import (
     free_ports,
     tool,
 )
-from fedsilo.server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
+from fedsilo.server_app.run.progress_bars import PROGRESS_VARIABLE, TerminalBars, follow
 from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
 
 RESOURCES: dict[str, Value] = {
@@ -242,41 +242,32 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
 def _flwr_run(
     app: Path, config: Path, resources: Mapping[str, Value], environment: Mapping[str, str]
 ) -> str:
-    """Stream the run's log to standard output; return the app's error line, empty if none."""
-    wanted = {
-        key: value
+    """Stream the run's log to standard output; return the app's error line, or an empty string."""
+    wanted = " ".join(
+        f"{key}={value}"
         for key, value in resources.items()
-        if not (key.startswith("init-args") and not value)
-    }
-    command = [
-        tool("flwr"),
-        "run",
-        str(app),
-        "--run-config",
-        str(config),
-        "--stream",
-        "--federation-config",
-        " ".join(f"{key}={value}" for key, value in wanted.items()),
-    ]
-    last_error = ""
-    console = Console()
-    bars = TerminalBars(console) if console.is_terminal else Bars()
-    with (
-        closing(bars),
-        subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None  # PIPE was asked for
-        for line in process.stdout:
-            if not follow(line, bars) and not _NOISE.search(line):
-                console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
-            last_error = _error_in(line) or last_error
-        code = process.wait()
+        if value or not key.startswith("init-args")
+    )
+    options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
+    console, last_error = Console(), ""
+    show = TerminalBars(console).show if console.is_terminal else lambda *_: None
+    process = subprocess.Popen(
+        [tool("flwr"), "run", str(app), *options],
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        with process:
+            assert process.stdout is not None  # PIPE was asked for
+            for line in process.stdout:
+                if not follow(line, show) and not _NOISE.search(line):
+                    console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
+                last_error = _error_in(line) or last_error
+            code = process.wait()
+    finally:
+        show("stop")
     return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
 
 

@@ -337,7 +337,7 @@ class RoundLoop(Strategy):
         if self._secure and (reason := self._secure.fault(phase.name, reply)):
             return reason
         objections = (hook.objection(phase.round, phase.name, reply) for hook in self.hooks)
-        return next((objection for objection in objections if objection), "")
+        return next((objection for objection in objections if objection), None) or ""
 
     def _expected(self, site: str) -> Mapping[str, ArraySpec]:
         """Return the arrays that a site must answer the current phase with."""

@@ -26,7 +26,7 @@ class Stop:
     def due(self, state: RoundState) -> bool:
         """Ask the hooks whether another round may follow ``state``."""
         for hook in self.hooks:
-            self.reason = self.reason or hook.why_stop(state, lambda: self.ahead(state))
+            self.reason = self.reason or hook.why_stop(state, lambda: self.ahead(state)) or ""
         return bool(self.reason)
 
     def ends_well(self, state: RoundState, error: SiteError) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedsilo.server_app.run.watched import clock, epsilon_text, phase_text, size, traffic_text
+from fedsilo.server_app.records.progress import clock
+from fedsilo.server_app.run.watched import epsilon_text, phase_text, size, traffic_text
 from fedsilo.server_app.studies.report.page import Facts, Section, Table, Text, page
 from fedsilo.server_app.studies.watch.view import SITE_COLUMNS, View
 

@@ -22,7 +22,7 @@ def _refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_once_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(written(tmp_path / "trial")), "--once"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("trial: runs, round 2 of 3")
+    assert printed.startswith("trial: running, round 2 of 3")
     assert printed.count("\n") == 1
 
 
