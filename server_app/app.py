@@ -39,8 +39,8 @@ def _run(grid: Grid, context: Context, log: logging.Logger) -> None:
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
-    from fedsilo.server_app.run.survey import run_survey
     from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.survey.collect import run_survey
 
     values, lines = with_new_keys(context.run_config)
     for line in lines:

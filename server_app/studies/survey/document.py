@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.survey import Survey
-from fedsilo.server_app.run.survey import VERSION
+from fedsilo.server_app.studies.survey.collect import VERSION
 
 
 @dataclass(frozen=True)
