@@ -19,9 +19,8 @@ from fedsilo.models.contract.settings_schema import key_of
 
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 VERSION = 1
-RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
+State = Literal["running", "finished", "failed", "interrupted"]
 
-_State = Literal["running", "finished", "failed", "interrupted"]
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -73,7 +72,7 @@ class Progress(_Part):
     method: str
     dataset: str
     seed: int
-    state: _State = "running"
+    state: State = "running"
     why: str = ""
     host: str = Field(default_factory=socket.gethostname)
     pid: _Count

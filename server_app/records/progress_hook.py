@@ -15,27 +15,17 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import fmean
 from threading import Event, Lock, Thread
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 import psutil
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.records import progress as files
 from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.records.privacy_account import PrivacyHook
-from fedsilo.server_app.records.progress import (
-    FAILED,
-    FILE,
-    FINISHED,
-    INTERRUPTED,
-    METRICS_FILE,
-    RUNNING,
-    Progress,
-    SiteProgress,
-    clock,
-    metrics_text,
-)
+from fedsilo.server_app.records.progress import Progress, SiteProgress, State, clock, metrics_text
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
@@ -128,12 +118,12 @@ class ProgressHook(Hook):
         thread.start()
         try:
             yield
-            self._end(FINISHED)
+            self._end("finished")
         except Exception as error:
-            self._end(FAILED, one_line(error))
+            self._end("failed", one_line(error))
             raise
         except BaseException:
-            self._end(INTERRUPTED)
+            self._end("interrupted")
             raise
         finally:
             self.ending.set()
@@ -221,13 +211,13 @@ class ProgressHook(Hook):
             self.reported = True
             logging.getLogger("flwr").warning(
                 "fedsilo: %s cannot be kept up to date (%s: %s); the run continues",
-                FILE,
+                files.FILE,
                 type(error).__name__,
                 one_line(error, 200),
             )
 
     @_harmless
-    def _end(self, state: Any, why: str = "") -> None:
+    def _end(self, state: State, why: str = "") -> None:
         self.progress.state, self.progress.why = state, why
         self.progress.phase = ""
         self.show("stop")
@@ -247,9 +237,9 @@ class ProgressHook(Hook):
             progress = self._snapshot()
             if not self.directory.path.is_dir():
                 return  # somebody has removed it
-            texts = {FILE: progress.model_dump_json(indent=2) + "\n"}
+            texts = {files.FILE: progress.model_dump_json(indent=2) + "\n"}
             if self.ending.is_set() or time.monotonic() - self.metrics_written > _METRICS_PAUSE:
-                texts[METRICS_FILE] = metrics_text(progress)
+                texts[files.METRICS_FILE] = metrics_text(progress)
                 self.metrics_written = time.monotonic()
             for name, text in texts.items():
                 write_atomically(self.directory.path / name, text, lasting=False)
@@ -272,7 +262,7 @@ class ProgressHook(Hook):
         moment = time.monotonic()
         here.updated, here.seconds = datetime.now(UTC), round(moment - self.began, 3)
         here.server_memory_bytes = self.process.memory_info().rss
-        if here.state == RUNNING and (done := here.finished_rounds - self.first) > 0:
+        if here.state == "running" and (done := here.finished_rounds - self.first) > 0:
             a_round = (self.round_began - self.began) / done
             left = a_round * (here.rounds - here.finished_rounds) - (moment - self.round_began)
             here.seconds_left = round(max(0.0, left), 1)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import fcntl
-import io
 import json
 import os
 import platform
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,8 +33,8 @@ from fedsilo.server_app.config.settings import RunSettings, grouped
 from fedsilo.server_app.records.forms import Told, check, read_told, table_fault
 from fedsilo.strategies.loop.participants import Participants
 
-STANDARDISATION = "standardisation.json"
-SILOS, CUT, LOCK, SUMMARY = "silos.json", "cut.json", ".lock", "summary.json"
+CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
+CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
@@ -73,14 +72,6 @@ class RunDirectory:
             reason = one_line(error, 100)
             raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
 
-    def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Write a CSV file."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-        write_atomically(self.path / name, text.getvalue())
-
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file as one mapping a row.
 
@@ -100,7 +91,7 @@ class RunDirectory:
 
 
 def runs_folder(out: str) -> Path:
-    """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
+    """Return the folder of run directories: ``out``, or $FEDSILO_RUNS, or ~/.fedsilo/runs.
 
     Raises:
         RunDirectoryError: the path is relative, which means nothing inside a Flower app.
@@ -113,16 +104,13 @@ def runs_folder(out: str) -> Path:
     return folder
 
 
-def default_run_name(method: str, dataset: str, seed: int) -> str:
-    """Return a name that no earlier run has: method, data set, seed, time and process."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    return f"{method}-{dataset}-seed{seed}-{stamp}-{os.getpid()}"
-
-
 def named(settings: RunSettings) -> RunSettings:
     """Return the settings with a run name: the given one, or one that no earlier run has."""
     common = settings.common
-    name = common.run_name or default_run_name(common.method, common.dataset, common.seed)
+    if common.run_name:
+        return settings
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    name = f"{common.method}-{common.dataset}-seed{common.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
@@ -152,9 +140,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
 def _left_by_a_start(path: Path) -> bool:
     """Return whether a folder holds only what is written before config.toml makes it a run."""
-    if not path.is_dir():
-        return False
-    names = {entry.name for entry in path.iterdir()}
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     begun = {name for name in names if name.startswith(".") and name.endswith(".part")}
     return LOCK in names and names <= {LOCK, SILOS, CUT, *begun}
 
@@ -164,10 +150,14 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     document: dict[str, Any] = grouped(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
+    packages = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     document["environment"] = {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
-        "packages": {name: installed for name in _PACKAGES if (installed := _version(name))},
+        "packages": packages,
     }
     return tomli_w.dumps(document)
 
@@ -196,13 +186,6 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
 @contextmanager
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Hold the run directory for this process; it is created if it does not exist.
@@ -220,7 +203,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             raise RunDirectoryError(
                 f"another process is writing to {directory.path}: wait for it or end it"
             ) from None
-        if new and (directory.path / "config.toml").exists():
+        if new and (directory.path / CONFIG).exists():
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
         try:
             yield

@@ -16,9 +16,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.server_app.records.growing_csv import Row
@@ -34,8 +33,7 @@ _EXPERIMENT, _TAG = "fedsilo", "fedsilo.run-directory"
 _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
-@dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A number with a name, at a round."""
 
     tag: str
@@ -63,18 +61,13 @@ class TensorBoard:
 
         # In a new run too, as readers only treat a second start as a restart
         self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)
+        self.close = self._writer.close
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         """Add them and flush."""
-        for scalar in scalars:
-            self._writer.add_scalar(
-                scalar.tag, scalar.value, scalar.step, new_style=True, double_precision=True
-            )
+        for tag, step, value in scalars:
+            self._writer.add_scalar(tag, value, step, new_style=True, double_precision=True)
         self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
 
 
 class MLflow:
@@ -91,11 +84,20 @@ class MLflow:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
         self._sent: Counter[tuple[str, int]] = Counter()
-        with _alone(run_dir.parent / ".mlflow.lock"):  # two runs would both make the tables
-            self._client = mlflow.MlflowClient(uri)
-            found = self._client.get_experiment_by_name(_EXPERIMENT)
-            place = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
-        self._run = (self._known(place, run_dir) if resumed else "") or self._made(place, run_dir)
+        with (run_dir.parent / ".mlflow.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # two runs would both make the tables
+            client = self._client = mlflow.MlflowClient(uri)
+            found = client.get_experiment_by_name(_EXPERIMENT)
+            experiment = found.experiment_id if found else client.create_experiment(_EXPERIMENT)
+        runs = client.search_runs([experiment], f"tags.`{_TAG}` = '{run_dir}'", max_results=1)
+        for run in runs if resumed else ():
+            for key in run.data.metrics:
+                history = client.get_metric_history(run.info.run_id, key)
+                self._sent.update((key, metric.step) for metric in history)
+            self._run = str(run.info.run_id)
+            return
+        made = client.create_run(experiment, run_name=run_dir.name, tags={_TAG: str(run_dir)})
+        self._run = str(made.info.run_id)
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         """Log the scalars that the run does not have yet."""
@@ -115,29 +117,6 @@ class MLflow:
         """Mark the run as finished."""
         self._client.set_terminated(self._run)
 
-    def _known(self, experiment: str, run_dir: Path) -> str:
-        """Return the id of the run's MLflow run and note what it has, or "" if there is none."""
-        named = f"tags.`{_TAG}` = '{run_dir}'"
-        for run in self._client.search_runs([experiment], named, max_results=1):
-            for key in run.data.metrics:
-                history = self._client.get_metric_history(run.info.run_id, key)
-                self._sent.update((key, metric.step) for metric in history)
-            return str(run.info.run_id)
-        return ""
-
-    def _made(self, experiment: str, run_dir: Path) -> str:
-        tags = {_TAG: str(run_dir)}
-        made = self._client.create_run(experiment, run_name=run_dir.name, tags=tags)
-        return str(made.info.run_id)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is here, by a lock on a file."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
 
 TRACKERS: Mapping[str, Callable[[Path, bool], Tracker]] = {
     "tensorboard": TensorBoard,
@@ -156,10 +135,7 @@ class TrackingHook(Hook):
     """
 
     def __init__(self, track: str, run_dir: Path, recorder: Recorder, resumed: bool) -> None:
-        self.track = track
-        self.run_dir = run_dir
-        self.recorder = recorder
-        self.resumed = resumed
+        self.track, self.run_dir, self.recorder, self.resumed = track, run_dir, recorder, resumed
         self.tracker: Tracker | None = None
 
     def run_started(self, state: RoundState, participants: Participants, total_rounds: int) -> None:
@@ -188,14 +164,11 @@ class TrackingHook(Hook):
         try:
             yield
         except Exception as error:  # whatever a library and its server can do
-            self.tracker = None
-            logging.getLogger("flwr").warning(
-                "tracking with %s ends, and the run continues: %s",
-                self.track,
-                f"{self.track} is not installed: pip install 'fedsilo[tracking]'"
-                if isinstance(error, ImportError)
-                else one_line(f"{type(error).__name__}: {error}"),
-            )
+            self.tracker, reason = None, one_line(f"{type(error).__name__}: {error}")
+            if isinstance(error, ImportError):
+                reason = f"{self.track} is not installed: pip install 'fedsilo[tracking]'"
+            line = "tracking with %s ends, and the run continues: %s"
+            logging.getLogger("flwr").warning(line, self.track, reason)
 
 
 def _scalars(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.progress import (
-    FAILED,
-    FILE,
-    FINISHED,
-    INTERRUPTED,
-    RUNNING,
-    Progress,
-    clock,
-    read_progress,
-)
+from fedsilo.server_app.records.progress import FILE, Progress, State, clock, read_progress
 from fedsilo.server_app.run.processes import process_of
 
 _SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
@@ -45,7 +36,7 @@ class Watched:
     @property
     def over(self) -> bool:
         """Whether the run has ended, in whatever way."""
-        return self.gone or self.progress.state != RUNNING
+        return self.gone or self.progress.state != "running"
 
     @property
     def seconds(self) -> float:
@@ -66,27 +57,28 @@ class Watched:
         again = f"'fedsilo resume {self.folder}' continues it"
         if self.gone:
             return f"its process was killed: {again}"
-        said = {
-            RUNNING: "nothing written for a minute" if self.silent else "running",
-            FINISHED: "finished",
-            FAILED: f"failed: {self.progress.why}",
-            INTERRUPTED: f"interrupted: {again}",
+        said: dict[State, str] = {
+            "running": "nothing written for a minute" if self.silent else "running",
+            "finished": "finished",
+            "failed": f"failed: {self.progress.why}",
+            "interrupted": f"interrupted: {again}",
         }
         return said[self.progress.state]
 
     def line(self) -> str:
         """Return the state, the round, the costs and the times in one line."""
         here = self.progress
-        parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
-        if here.phase and not self.over:
-            parts.append(phase_text(here))
-        parts.append(traffic_text(here))
-        if spent := epsilon_text(here):
-            parts.append(spent)
-        parts.append(clock(self.seconds))
-        if self.seconds_left is not None:
-            parts.append(f"{clock(self.seconds_left)} left")
-        return ", ".join(parts)
+        left = self.seconds_left
+        parts = [
+            f"{here.run}: {self.state()}",
+            f"round {here.round} of {here.rounds}",
+            phase_text(here) if here.phase and not self.over else "",
+            traffic_text(here),
+            epsilon_text(here),
+            clock(self.seconds),
+            "" if left is None else f"{clock(left)} left",
+        ]
+        return ", ".join(filter(None, parts))
 
 
 def look_at(folder: Path) -> Watched:
@@ -100,17 +92,16 @@ def look_at(folder: Path) -> Watched:
     if progress is None:
         raise RunDirectoryError(_why_none(folder))
     here = progress.host == socket.gethostname()
-    running = progress.state == RUNNING
-    alive = not here or process_of(progress.pid, progress.process_started) is not None
-    moment = time.time()
-    silent = running and not here and moment - progress.updated.timestamp() > _SILENT
-    return Watched(folder, progress, running and not alive, silent, moment)
+    running, moment = progress.state == "running", time.time()
+    gone = here and process_of(progress.pid, progress.process_started) is None
+    silent = not here and moment - progress.updated.timestamp() > _SILENT
+    return Watched(folder, progress, running and gone, running and silent, moment)
 
 
 def newest_run(runs: Path) -> Path | None:
     """Return the run of a folder of runs that was written to last, or None if there is none."""
-    found = {path.parent: path.stat().st_mtime for path in runs.glob(f"*/{FILE}")}
-    return max(found, key=lambda run: found[run], default=None)
+    newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
+    return newest and newest.parent
 
 
 def _why_none(folder: Path) -> str:
