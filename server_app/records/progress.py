@@ -163,11 +163,10 @@ _Samples = list[tuple[dict[str, str], float]]
 def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
     """Yield name, meaning and samples of each metric."""
     about = {"method": p.method, "dataset": p.dataset, "state": p.state}
-    sites = {"asked": p.asked, "answered": p.answered, "away": p.away, "failed": p.failed}
-    left: _Samples = [] if p.seconds_left is None else [({}, p.seconds_left)]
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
     yield "fedsilo_run_rounds", "Rounds in all.", [({}, p.rounds)]
     yield "fedsilo_run_finished_rounds", "Rounds that are over.", [({}, p.finished_rounds)]
+    sites = {"asked": p.asked, "answered": p.answered, "away": p.away, "failed": p.failed}
     counts: _Samples = [({"state": state}, len(names)) for state, names in sites.items()]
     yield "fedsilo_run_phase_sites", "Sites of the current phase.", counts
     ways: _Samples = [({"direction": way}, count) for way, count in p.bytes().items()]
@@ -180,6 +179,7 @@ def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
         costs = {site: getattr(cost, key) for site, cost in p.sites.items()}
         yield name, meaning, [({"site": s}, v) for s, v in costs.items() if v is not None]
     yield "fedsilo_run_server_memory_bytes", "The server's memory.", [({}, p.server_memory_bytes)]
+    left: _Samples = [] if p.seconds_left is None else [({}, p.seconds_left)]
     yield "fedsilo_run_seconds_left", "Seconds left, estimated from the rounds so far.", left
     moment = p.updated.timestamp()
     yield "fedsilo_run_updated_timestamp_seconds", "When this was written.", [({}, moment)]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import fmean
 from threading import Event, Lock, Thread
-from typing import Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 import psutil
 
@@ -43,24 +43,22 @@ _MEASURED = (
     ("perplexity", "perplexity {:.1f}"),
 )
 Marks = Callable[[RoundState], Mapping[int, str]]
-P = ParamSpec("P")
+Note = TypeVar("Note", bound=Callable[..., None])
 
 
-def _harmless(
-    note: Callable[Concatenate[ProgressHook, P], None],
-) -> Callable[Concatenate[ProgressHook, P], None]:
+def _harmless(note: Note) -> Note:
     """Return an event's method that holds the lock and cannot fail."""
 
     @functools.wraps(note)
-    def noted(self: ProgressHook, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def noted(self: ProgressHook, *arguments: Any) -> None:
         try:
             with self.lock:
-                note(self, *args, **kwargs)
+                note(self, *arguments)
             self.due.set()
         except Exception as error:  # whatever it is, the run is none of its business
             self.report(error)
 
-    return noted
+    return cast(Note, noted)
 
 
 class ProgressHook(Hook):
@@ -74,9 +72,9 @@ class ProgressHook(Hook):
         recorder: knows what the sites' work has cost and measured.
         privacy: knows what has been spent, None without differential privacy.
         say: prints a line.
-        show: moves the bars, if there are any. It is given an event and its values: ``begin``
-            (rounds, finished rounds), ``phase`` (round, phase, sites), ``reply`` (round, phase,
-            site), ``round`` (number) or ``stop``.
+        show: moves the bars, if there are any, after an event with its values: ``begin`` (rounds,
+            finished rounds), ``phase`` (round, phase, sites), ``reply`` (round, phase, site),
+            ``round`` (number) or ``stop``.
     """
 
     def __init__(
@@ -90,11 +88,11 @@ class ProgressHook(Hook):
         say: Callable[[str], None],
         show: Callable[..., None],
     ) -> None:
+        moment, self.process = datetime.now(UTC), psutil.Process()
         self.directory, self.recorder, self.privacy = directory, recorder, privacy
         self.marks, self.say, self.show = marks, say, show
-        self.process, self.metrics_written = psutil.Process(), float("-inf")
         self.lock, self.due, self.ending = Lock(), Event(), Event()
-        self.reported = False
+        self.reported, self.metrics_written = False, float("-inf")
         self.began = self.round_began = time.monotonic()
         self.first, self.sites = 0, list[str]()
         self.progress = Progress(
@@ -106,8 +104,8 @@ class ProgressHook(Hook):
             rounds=common.rounds,
             pid=os.getpid(),
             process_started=self.process.create_time(),
-            started=datetime.now(UTC),
-            updated=datetime.now(UTC),
+            started=moment,
+            updated=moment,
             max_epsilon=common.max_epsilon,
         )
 
@@ -154,7 +152,7 @@ class ProgressHook(Hook):
         """Note who is asked, and start the sites' bar."""
         here = self.progress
         here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
-        here.asked, here.answered, here.away, here.failed = list(sites), [], [], {}
+        here.asked, here.answered, here.away, here.failed = sites, [], [], {}
         self.show("phase", round_, phase, len(sites))
 
     @_harmless
@@ -167,7 +165,7 @@ class ProgressHook(Hook):
     @_harmless
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
         """Note who is disconnected."""
-        self.progress.away = list(sites)
+        self.progress.away = sites
 
     @_harmless
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
@@ -191,17 +189,12 @@ class ProgressHook(Hook):
         trained = self.recorder.values(round_, "train", trained=True).values()
         losses = [site["loss"] for site in trained if "loss" in site]  # a site may withhold it
         before = self.recorder.values(round_ - 1, "val").values()
-        parts = [
-            f"round {round_:>{len(str(here.rounds))}}/{here.rounds}",
-            *([f"train loss {fmean(losses):.3f}"] if losses else []),
-            *(
-                text.format(fmean(site[metric] for site in before))
-                for metric, text in _MEASURED
-                if before and all(metric in site for site in before)
-            ),
-            self.marks(state).get(round_, ""),
-            f"{clock(left)} left",
-        ]
+        parts = [f"round {round_:>{len(str(here.rounds))}}/{here.rounds}"]
+        parts += [f"train loss {fmean(losses):.3f}"] if losses else []
+        for metric, text in _MEASURED:
+            if before and all(metric in site for site in before):
+                parts.append(text.format(fmean(site[metric] for site in before)))
+        parts += [self.marks(state).get(round_, ""), f"{clock(left)} left"]
         self.say("  ".join(filter(None, parts)))
         self.show("round", round_)
 
@@ -209,17 +202,13 @@ class ProgressHook(Hook):
         """Say, once, that the run cannot be followed."""
         if not self.reported:
             self.reported = True
-            logging.getLogger("flwr").warning(
-                "fedsilo: %s cannot be kept up to date (%s: %s); the run continues",
-                files.FILE,
-                type(error).__name__,
-                one_line(error, 200),
-            )
+            line = "fedsilo: %s cannot be kept up to date (%s: %s); the run continues"
+            reason = type(error).__name__, one_line(error, 200)
+            logging.getLogger("flwr").warning(line, files.FILE, *reason)
 
     @_harmless
     def _end(self, state: State, why: str = "") -> None:
-        self.progress.state, self.progress.why = state, why
-        self.progress.phase = ""
+        self.progress.state, self.progress.why, self.progress.phase = state, why, ""
         self.show("stop")
 
     def _keep_written(self) -> None:

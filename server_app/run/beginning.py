@@ -53,9 +53,8 @@ def assemble(
     common, cls = settings.common, strategy_class(settings.common.method)
     refuse_site_count(common, len(participants.sites()))
     recorder = Recorder(directory)
-    privacy = None
-    if common.noise_multiplier:
-        privacy = PrivacyHook(common, directory.path / "privacy-asked.json")
+    journal = directory.path / "privacy-asked.json"
+    privacy = PrivacyHook(common, journal) if common.noise_multiplier else None
     recording: list[Hook] = [recorder, privacy] if privacy else [recorder]
     checkpoint = CheckpointHook(directory.checkpoints, settings.decisive(), recording)
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)

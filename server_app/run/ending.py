@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -128,21 +129,18 @@ def show_end(
     directory: RunDirectory, method: Method, summary: Mapping[str, Any], console: Console
 ) -> None:
     """Print why the run stopped early, its table, the paper's numbers, and where it is."""
-    lines = []
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    published, dataset = summary["published"], summary["dataset"]
     if summary["stopped"]:
-        console.print(summary["stopped"], highlight=False, soft_wrap=True, markup=False)
+        say(summary["stopped"])
     if values := summary["sites"]:
-        dataset, round_, seed = (summary[key] for key in ("dataset", "rounds", "seed"))
-        title = f"{summary['title']} on {dataset}, round {round_}, seed {seed}"
-        shown = data_set(dataset).headline
-        table = summaries.result_table(
-            values, _distribution_of(method), title, summary["published"], shown
-        )
+        title = f"{summary['title']} on {dataset}, round {summary['rounds']}"
+        title += f", seed {summary['seed']}"
+        shown, groups = data_set(dataset).headline, _distribution_of(method)
+        table = summaries.result_table(values, groups, title, published, shown)
         summaries.print_table(console, table)
-    if summary["published"]:
-        lines.append("published: the paper's own numbers, measured in its own setting")
+    if published:
+        say("published: the paper's own numbers, measured in its own setting")
     elif unlike := summary["published-unlike"]:
-        lines.append(f"no published numbers: the paper measured another setting; {unlike}")
-    lines.append(f"run directory: {directory.path}")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(f"no published numbers: the paper measured another setting; {unlike}")
+    say(f"run directory: {directory.path}")

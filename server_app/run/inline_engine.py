@@ -1,7 +1,6 @@
-"""The in-process engine: Flower's Grid, calling the ClientApp directly. No ray, no processes.
+"""The in-process engine: Flower's Grid, calling the ClientApp directly, one site after another.
 
-For debugging, for tests, and for one big GPU. It runs the same Strategy and ClientApp as
-``flwr run`` does, one client after another.
+It is for debugging, for tests, and for one big GPU, and runs the same apps as ``flwr run`` does.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class InlineGrid(Grid):
 
     Args:
         client_app: the app of every node.
-        run_config: what each node's Context holds.
-        node_configs: one per node; partition ids where none is given.
+        run_config: of each node's Context.
+        node_configs: one for each node's Context.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import silos_document
 from fedsilo.server_app.run.beginning import terms_of
 from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
-from fedsilo.strategies.loop.participants import Participants, hear_sites, needed_sites
+from fedsilo.strategies.loop.participants import hear_sites, needed_sites
 from fedsilo.strategies.methods.registry import strategy_class
 
 
@@ -58,41 +58,26 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """
     common = settings.common
     met = hear_sites(grid, common, silo_count(common), terms_of(settings))
-    needed = needed_sites(met, common)
+    heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
-        return Meeting(len(met.asked), needed, {}, met.refused)
-    leaves, noise, fault = _begun(settings, met)
-    return Meeting(
-        len(met.asked),
-        needed,
-        silos_document(met),
-        met.refused,
-        (*who_is_missing(met, common), *what_is_odd(met)),
-        leaves,
-        noise,
-        fault,
-    )
-
-
-def _begun(settings: RunSettings, met: Participants) -> tuple[tuple[str, ...], str, str]:
-    """Return what leaves each site, the method's noise, and why the method cannot begin."""
+        return heard
+    heard = replace(heard, notices=(*who_is_missing(met, common), *what_is_odd(met)))
     try:
-        cls = strategy_class(settings.common.method)
-        method = cls(settings.common, settings.own, met)
-        leaves = (*met.leaves(), *method.disclosures().leaves)
+        method = strategy_class(common.method)(common, settings.own, met)
         method.initial_state(met.task())
-        return leaves, method.disclosures().noise, ""
     except FedsiloError as error:
-        return (), "", str(error)
+        return replace(heard, fault=str(error))
+    disclosures = method.disclosures()
+    leaves = (*met.leaves(), *disclosures.leaves)
+    return replace(heard, leaves=leaves, noise=disclosures.noise)
 
 
 def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
     """Meet ``nodes`` simulated sites in this process; errors as ``meet``."""
-    from fedsilo.client_app.app import app
-    from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+    from fedsilo.server_app.run.inline_engine import inline_grid
 
-    with flower_identity():
-        return meet(InlineGrid(app, settings.as_mapping(), partition_configs(nodes)), settings)
+    with inline_grid(settings, nodes) as grid:
+        return meet(grid, settings)
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:

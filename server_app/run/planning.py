@@ -24,7 +24,13 @@ from fedsilo.server_app.config.settings import (
     resolve,
     run_values,
 )
-from fedsilo.server_app.records.run_directory import RunDirectory, named, open_run_directory
+from fedsilo.server_app.records.run_directory import (
+    CONFIG,
+    SILOS,
+    RunDirectory,
+    named,
+    open_run_directory,
+)
 from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
 
 if TYPE_CHECKING:
@@ -130,26 +136,20 @@ def replanned(
     Raises:
         FedsiloError: there is no run, or its files cannot be used.
     """
-    directory = RunDirectory(run_dir.resolve())
-    config = directory.path / "config.toml"
-    if not config.is_file():
+    path = run_dir.resolve()
+    if not (path / CONFIG).is_file():
         raise RunDirectoryError(
-            f"{directory.path} has no config.toml: it is no run directory, or "
-            "its run never began; start it again"
+            f"{path} has no {CONFIG}: it is no run directory, or its run never began; start it "
+            "again"
         )
-    launch = launch_values(config)
-    values = run_values(config) | {
-        "resume": True,
-        "out": str(directory.path.parent),
-        "run-name": directory.path.name,
-        **({"track": track} if track else {}),
-    }
-    resources = dict(launch.get("resources", {}))
-    resources.setdefault("num-supernodes", len(directory.read_json("silos.json")))
-    if supernodes is not None:
-        resources["num-supernodes"] = supernodes
-    settings = resolve(values)
-    return settings, check_resources(resources), str(launch.get("engine", "ray"))
+    launch = launch_values(path / CONFIG)
+    values = run_values(path / CONFIG)
+    values |= {"resume": True, "out": str(path.parent), "run-name": path.name}
+    values |= {"track": track} if track else {}
+    resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
+    resources |= launch.get("resources", {})
+    resources |= {} if supernodes is None else {"num-supernodes": supernodes}
+    return resolve(values), check_resources(resources), str(launch.get("engine", "ray"))
 
 
 def start(
