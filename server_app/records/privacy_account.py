@@ -19,32 +19,32 @@ from fedsilo.strategies.loop.reply_checks import TooFewSitesError
 from fedsilo.strategies.loop.state import RoundState, SiteReply
 
 _OF = (
-    "the arrays of all replies of this run together, of one site: 'epsilon' tells them from "
-    "messages without the site's contribution (an update of zero), 'epsilon-of-a-change' from "
-    "those of any other data of the site, be it one patient's or all (as of half the noise). Of "
-    "the arrays only: label counts, measurements, seconds, fingerprints and errors, which 'leaves "
-    "each site' names, leave without noise and are not bounded"
+    "all arrays that one site sends in this run: 'epsilon' bounds how well they are distinguished "
+    "from messages without the site's contribution (a zero update), 'epsilon-of-a-change' from "
+    "those with any other data of the site, one patient's or all (as with half the noise). Label "
+    "counts, measurements, seconds, fingerprints and errors, which 'leaves each site' lists, leave "
+    "without noise and are not bounded"
 )
 _OF_SUMS = (
-    "the sums of all rounds of this run together: 'epsilon' tells them from sums without one "
-    "site's contribution, 'epsilon-of-a-change' from those with any other data of that site; "
-    "another site, which knows its own part of the noise, faces that much less. Label counts, "
-    "measurements, seconds, fingerprints and errors, which 'leaves each site' names, are not "
-    "bounded"
+    "the sums of all rounds of this run: 'epsilon' bounds how well they are distinguished from "
+    "sums without one site's contribution, 'epsilon-of-a-change' from those with any other data of "
+    "that site; against another site, which knows its own part of the noise, it holds with that "
+    "much less noise. Label counts, measurements, seconds, fingerprints and errors, which 'leaves "
+    "each site' lists, are not bounded"
 )
 _NO_NOISE = (
     f"arrays came without '{DP_RELEASES}', so perhaps without noise; server and site run different "
     "versions of fedsilo"
 )
 _SECURE_NOISE = {
-    "own": "each site adds the whole of it: it holds whoever reads the site's weights",
+    "own": "each site adds all of it: the guarantee holds against anyone who reads its weights",
     "spread": (
-        "each site adds a part and 'secure-threshold' sites the whole: it holds of the sum, "
-        "against a server that follows the protocol, if so many sites add theirs; of one site's "
-        "weights, which are masked, it says nothing"
+        "each site adds a part and 'secure-threshold' sites all of it: the guarantee is of the "
+        "sum, against a server that follows the protocol, if so many sites add theirs; of one "
+        "site's weights, which are masked, it says nothing"
     ),
 }
-_SIMULATED = "; this is a simulation, whose noise is drawn from the seed: who knows it sees through"
+_SIMULATED = "; this is a simulation, whose noise is drawn from the seed: it protects nobody"
 
 
 class PrivacyHook(Hook):

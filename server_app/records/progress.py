@@ -111,32 +111,28 @@ def read_progress(folder: Path) -> Progress | None:
     Raises:
         RunDirectoryError: it cannot be read, or is of another version of fedsilo.
     """
-    path = folder / FILE
+    path, other = folder / FILE, "watch the run with the fedsilo that runs it"
     try:
         text = path.read_text(encoding="utf-8")
         content: Any = json.loads(text)
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != VERSION:
+            formats = f"its format is {version!r:.20}, this one reads {VERSION}"
+            raise RunDirectoryError(f"{path} is of another version of fedsilo ({formats}): {other}")
+        return Progress.model_validate_json(text)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        where = f"at '{'.'.join(map(str, error.errors()[0]['loc'])):.100}'"
+        raise RunDirectoryError(
+            f"{path} does not have the format of this version of fedsilo ({where}): {other}"
+        ) from None
     except (ValueError, RecursionError):
         raise RunDirectoryError(
             f"{path} is damaged: a running run rewrites it; 'fedsilo resume' continues one that "
             "was interrupted"
-        ) from None
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != VERSION:
-        raise RunDirectoryError(
-            f"{path} is of another version of fedsilo (its format is {version!r:.20}, this one "
-            f"reads {VERSION}): watch the run with the fedsilo that runs it"
-        )
-    try:
-        return Progress.model_validate_json(text)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RunDirectoryError(
-            f"{path} does not have the format of this version of fedsilo (at '{where:.100}'): "
-            "watch the run with the fedsilo that runs it"
         ) from None
 
 

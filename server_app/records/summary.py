@@ -24,12 +24,11 @@ ALWAYS_LEAVES = (
     "PyTorch, and the device",
     "with each reply: the number of training samples, measurements (accuracy, balanced accuracy, "
     "AUC, average precision, calibration error, loss, entropy and the method's own) on training, "
-    "validation and test data, seconds, peak memory; of few samples these and the label counts "
-    "tell of each of them; "
-    "of an evidential network also mean vacuity; of enough test samples at the end also how many "
-    "fall into each tenth of confidence and of uncertainty, of an evidential network of vacuity, "
-    "how many of those are right, their mean, and by class how many are found, how many others "
-    "are taken for it, and its AUC",
+    "validation and test data, seconds, peak memory; with few samples, these and the label counts "
+    "reveal each sample's; from an evidential network also mean vacuity; at the end, with enough "
+    "test samples, also how many fall into each tenth of confidence and of uncertainty (from an "
+    "evidential network of vacuity), how many of those are right, their mean, and by class how "
+    "many are found, how many others are taken for it, and its AUC",
     "when something fails: the error's text, which names files, lines and columns, no values",
 )
 COUNTED = "with each reply: how many noisy messages the site has made in this run"
@@ -66,12 +65,8 @@ def privacy_document(
 ) -> dict[str, Any]:
     """Return privacy.json: what left the sites, how much, and what is guaranteed.
 
-    Args:
-        method: the method's name.
-        leaves: what the method makes leave, in words.
-        totals: bytes ``up`` and ``down``.
-        guarantee: ``NO_PRIVACY``, or what differential privacy guarantees.
-        perturbation: noise of the method that guarantees nothing, in words.
+    ``leaves`` are the method's own sentences; ``perturbation`` describes its noise, if it has any
+    that guarantees nothing.
     """
     private = not isinstance(guarantee, str)
     return {

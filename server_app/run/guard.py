@@ -27,13 +27,8 @@ _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     """Run ``command`` until it or ``pipe`` ends; then end all processes that belong to ``home``.
 
-    Args:
-        home: the run's folder, which identifies its processes.
-        command: the command to start.
-        pipe: a file descriptor to read from; nothing is ever written to it.
-
-    Returns:
-        The command's exit code, 0 if it was ended from here.
+    Nothing is ever written to the pipe, a file descriptor. Return the command's exit code, or 0 if
+    it was ended from here.
     """
     for number in _ENDINGS:
         signal.signal(number, _leave)

@@ -73,11 +73,7 @@ def planned(
 ) -> tuple[RunSettings, Mapping[str, Value]]:
     """Return settings and resources of a run: experiment, file, changes, then ``overrides``.
 
-    Args:
-        experiment: its name in the simulation file.
-        sources: where its settings come from.
-        supernodes: simulated sites, or None for the experiment's or all silos.
-        overrides: settings that override all others, by key.
+    ``supernodes`` are the simulated sites, by default the experiment's or all silos.
 
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
@@ -126,12 +122,7 @@ def _absolute(key: str, path: str) -> str:
 def replanned(
     run_dir: Path, *, supernodes: int | None = None, track: str | None = None
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
-    """Return settings, resources and engine to resume a run that was interrupted.
-
-    Args:
-        run_dir: its run directory.
-        supernodes: simulated sites, or None for as many as before.
-        track: where metrics also go, or None for the same as before.
+    """Return settings, resources and engine to resume an interrupted run, by default as before.
 
     Raises:
         FedsiloError: there is no run, or its files cannot be used.
@@ -159,14 +150,10 @@ def start(
     ray_address: str | None = None,
     finish: Finish | None = None,
 ) -> RunDirectory:
-    """Run settings on an engine, and return the run directory.
+    """Run settings on the engine ``ray`` or ``inline``, and return the run directory.
 
-    Args:
-        settings: the run's.
-        resources: simulated sites, and what each may take.
-        engine: ``ray`` or ``inline``.
-        ray_address: a running Ray cluster, ``auto`` or ``HOST:PORT``; None starts one.
-        finish: see ``run``, for a run in this process; with Ray the app has its own.
+    ``ray_address`` is that of a running cluster, ``auto`` or ``HOST:PORT``. ``finish`` is for a run
+    in this process, see ``run``; with Ray the app has its own.
 
     Raises:
         FedsiloError: the run failed.

@@ -73,12 +73,9 @@ def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def fit_cluster(address: str, folder: Path, resources: Mapping[str, Value]) -> Cluster:
-    """Return the cluster at an address if a run can be spread over it.
+    """Return the cluster at ``auto`` or ``HOST:PORT`` if a run can be spread over it.
 
-    Args:
-        address: ``auto`` or ``HOST:PORT``.
-        folder: of run directories; all nodes must share it.
-        resources: the run's.
+    All its nodes must share ``folder``, that of the run directories.
 
     Raises:
         SettingError: nothing answers there, or a node cannot be used; named, with what to do.

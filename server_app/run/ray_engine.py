@@ -1,6 +1,6 @@
 """The Ray engine: ``flwr run`` on a SuperLink of its own, which ends with the run.
 
-Flower's own local SuperLink is shared by the whole machine and stays; two runs would meet in it. So
+Flower's own local SuperLink belongs to the machine and stays; two runs would meet in it. So
 each run here gets ports and an FLWR_HOME of its own, in the environment this process runs in. A
 guard (server_app/run/guard.py) ends all that it started, even if this process is killed.
 """
@@ -83,10 +83,7 @@ def run_with_ray(
 ) -> RunDirectory:
     """Run ``settings`` with ``flwr run`` and return the run directory.
 
-    Args:
-        settings: the run's.
-        resources: simulated sites, and what each may use.
-        address: of a running Ray cluster, or ``auto``; by default Ray starts one for this run.
+    ``address`` is a running Ray cluster's, or ``auto``; by default Ray starts one for the run.
 
     Raises:
         FedsiloError: the run failed; the message is the app's own last error line.

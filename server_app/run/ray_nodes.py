@@ -20,12 +20,9 @@ _LIMIT = 90.0  # seconds for all nodes' answers
 
 
 def describe(node: str, folder: str, packages: Sequence[str]) -> dict[str, Any]:
-    """Return what a node has; runs there.
+    """Return a node's versions of ``packages`` and what it sees of ``folder``; runs there.
 
-    Args:
-        node: its id, under which it writes a file into ``folder``.
-        folder: the folder that must be shared.
-        packages: the packages whose versions are wanted.
+    It writes a file into the folder, which must be shared, under the node's id.
     """
     import platform
     from importlib.metadata import PackageNotFoundError, version
