@@ -190,7 +190,7 @@ def test_the_guarantee_is_of_each_site_and_of_the_one_that_spent_most() -> None:
     }
     assert found["sites"]["b"]["epsilon"] == ONE
     assert found["sites"]["idle"] == {"epsilon": 0, "epsilon-of-a-change": 0, "releases": 0}
-    assert "label counts, measurements, seconds, fingerprints" in found["of"]
+    assert "Label counts, measurements, seconds, fingerprints" in found["of"]
     assert "simulation" not in found["of"]
     of_simulated = hook.guarantee(participants(True, "a"))
     assert "this is a simulation" in of_simulated["of"]
