@@ -26,11 +26,11 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import progress_hook
-from fedsilo.server_app.records.progress_hook import ProgressRecord
+from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.run.inline_engine import run_inline
 
 _NOTES = (
-    *("run_started", "phase_started", "reply_came", "sites_away", "phase_ended", "round_ended"),
+    *("run_started", "phase_started", "reply_came", "sites_away", "round_ended"),
     *("site_failed", "participants_changed"),
 )
 _COMMON: Mapping[str, Value] = {"method": "fedavg", "dataset": "digits", "device": "cpu", "seed": 1}
@@ -84,21 +84,21 @@ def measured(case: str, rounds: int) -> dict[str, str | float]:
 def _counted(spent: Spent) -> mock._patch[Any]:
     """Count what the hook's methods and its writing take."""
     changed: dict[str, Callable[..., Any]] = {
-        name: _timed(getattr(ProgressRecord, name), spent) for name in _NOTES
+        name: _timed(getattr(ProgressHook, name), spent) for name in _NOTES
     }
-    write = ProgressRecord._write
+    write = ProgressHook._write
 
-    def timed_write(self: ProgressRecord) -> None:
+    def timed_write(self: ProgressHook) -> None:
         began = time.thread_time()
         write(self)
         spent.writer += time.thread_time() - began
         spent.written += 1
 
-    return mock.patch.multiple(progress_hook.ProgressRecord, _write=timed_write, **changed)
+    return mock.patch.multiple(progress_hook.ProgressHook, _write=timed_write, **changed)
 
 
 def _timed(note: Callable[..., None], spent: Spent) -> Callable[..., None]:
-    def timed(self: ProgressRecord, *args: Any, **kwargs: Any) -> None:
+    def timed(self: ProgressHook, *args: Any, **kwargs: Any) -> None:
         began = time.monotonic()
         note(self, *args, **kwargs)
         spent.loop += time.monotonic() - began

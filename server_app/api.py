@@ -22,7 +22,7 @@ import pandas as pd
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.records.finished_run import FinishedRun, finished_run
-from fedsilo.server_app.records.recorders import METRICS_HEADER, TRAFFIC_HEADER
+from fedsilo.server_app.records.recorder import METRICS_HEADER, TRAFFIC_HEADER
 
 if TYPE_CHECKING:
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
@@ -162,7 +162,7 @@ def simulate(
     own |= {"run-name": name} if name else {}
     sources = RunSources(file=_path(file), config=_path(config), out=_path(out))
     run_settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=own)
-    return load_run(start(run_settings, resources, engine, draw=draw_run).path)
+    return load_run(start(run_settings, resources, engine, finish=draw_run).path)
 
 
 def resume(run_dir: Path | str) -> Run:
@@ -175,7 +175,7 @@ def resume(run_dir: Path | str) -> Run:
     from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     settings, resources, engine = replanned(Path(run_dir))
-    return load_run(start(settings, resources, engine, draw=draw_run).path)
+    return load_run(start(settings, resources, engine, finish=draw_run).path)
 
 
 def compare(

@@ -19,32 +19,36 @@ def main(grid: Grid, context: Context) -> None:
     """Run what the run config asks for.
 
     Raises:
-        FedsiloError: with one line that says what was wrong and what to do; logged before.
+        FedsiloError: one line that says what is wrong and what to do; it is logged first.
     """
+    log = logging.getLogger("flwr")
+    try:
+        _run(grid, context, log)
+    except FedsiloError as error:
+        log.error("fedsilo: %s", error)
+        raise
+    except OSError as error:
+        line = f"{error.filename or 'system'}: {error.strerror}"
+        log.error("fedsilo: %s", line)
+        raise RunDirectoryError(line) from error
+
+
+def _run(grid: Grid, context: Context, log: logging.Logger) -> None:
     from fedsilo.server_app.config.old_keys import with_new_keys
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
-    from fedsilo.server_app.run.survey import run_survey
     from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.survey.collect import run_survey
 
-    try:
-        launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
-        values, lines = with_new_keys(context.run_config)
-        for line in lines:
-            logging.getLogger("flwr").warning("fedsilo: %s", line)
-        settings = resolve(values)
-        if settings.common.meeting:
-            write_meeting(grid, settings)
-        elif settings.common.purpose == "survey":
-            run_survey(grid, settings)
-        else:
-            run(grid, settings, launch, draw_run)
-    except FedsiloError as error:
-        logging.getLogger("flwr").error("fedsilo: %s", error)
-        raise
-    except OSError as error:
-        line = f"{error.filename or 'system'}: {error.strerror}"
-        logging.getLogger("flwr").error("fedsilo: %s", line)
-        raise RunDirectoryError(line) from error
+    values, lines = with_new_keys(context.run_config)
+    for line in lines:
+        log.warning("fedsilo: %s", line)
+    settings = resolve(values)
+    if settings.common.meeting:
+        write_meeting(grid, settings)
+    elif settings.common.purpose == "survey":
+        run_survey(grid, settings)
+    else:
+        run(grid, settings, json.loads(os.environ.get(LAUNCH_VARIABLE, "{}")), draw_run)

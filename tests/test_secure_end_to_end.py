@@ -183,7 +183,7 @@ def test_noise_that_is_spread_is_told_with_what_it_rests_on(
     assert guarantee["noise"].startswith("each site adds a part and 'secure-threshold' sites")
     own = inline_run(noisy | {"secure-noise": "own", "run-name": "own"}, SILOS)
     whole = own.read_json("privacy.json")["guarantee"]
-    assert whole["noise"].startswith("each site adds the whole of it")
+    assert whole["noise"].startswith("each site adds all of it")
     assert guarantee["epsilon"] == whole["epsilon"]
 
 

@@ -282,7 +282,7 @@ def test_sites_without_test_rows_are_measured_on_validation_rows_only(
     assert splits - {"update"} == {"train", "val"}
     assert (directory.path / "curves.png").is_file(), "of the validation figures"
     said = capsys.readouterr().out
-    assert said.count("no site has test samples: there will be no test figures") == 1
+    assert said.count("no site has test samples: there will be no test results") == 1
     assert "it has no test samples" not in said, "said once, not of every site"
     assert "on table, round" not in said, "there is no table without figures"
 
@@ -328,7 +328,7 @@ def test_a_site_of_too_few_rows_is_refused_by_name_or_the_run_goes_on_without_it
     alone: dict[str, Value] = {"min-sites": 1}
     directory = inline_run(values | changes | alone, 2)
     said = capsys.readouterr().out
-    assert re.search(f"going on without a SuperNode that cannot take part: few: {told}", said)
+    assert re.search(f"continuing without a SuperNode that cannot take part: few: {told}", said)
     assert list(directory.read_json("silos.json")) == ["many"]
     summary = directory.read_json("summary.json")
     assert list(summary["sites"]) == ["many"]

@@ -1,4 +1,4 @@
-"""Figures per bin and per class: a run has many of them, so they are in evidence.json."""
+"""Measurements per bin and per class: a run has many of them, so they are in evidence.json."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 Values = Mapping[str, Mapping[str, float]]
 
 _EVIDENCE = ("reliability.", "certainty.")
-_COUNTED = tuple(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY))
+_MANY = (*_EVIDENCE, *(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY)))
 
 
 def without_bins(values: Values) -> dict[str, dict[str, float]]:
-    """Return the figures of each site without those per bin and class, of which there are many."""
-    many = (*_EVIDENCE, *_COUNTED)
+    """Return the measurements of each site without those per bin and class."""
     return {
-        site: {name: value for name, value in figures.items() if not name.startswith(many)}
-        for site, figures in values.items()
+        site: {name: value for name, value in row.items() if not name.startswith(_MANY)}
+        for site, row in values.items()
     }
 
 
 def evidence_document(values: Values) -> dict[str, Any]:
     """Return evidence.json: kind -> site -> bin -> count, right, mean; empty if none was sent."""
     document: dict[str, Any] = {}
-    for site, figures in values.items():
-        for name, value in figures.items():
+    for site, row in values.items():
+        for name, value in row.items():
             if name.startswith(_EVIDENCE):
                 kind, place, part = name.split(".")
                 sites = document.setdefault(kind, {}).setdefault(site, {})

@@ -1,6 +1,6 @@
 """A run directory read again: whether its run has begun and ended, and what it found.
 
-``summary.json`` is written last, so a run has ended exactly when that file is there.
+``summary.json`` is written last, so a run has ended exactly when that file exists.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import RunSettings, resolve, run_values
-from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
 
-_CONFIG, _SUMMARY = "config.toml", "summary.json"
+Document = Mapping[str, Any]
+Rows = list[dict[str, str]]
 
 
 def has_begun(path: Path) -> bool:
-    """Tell whether a run has begun in a folder."""
-    return (path / _CONFIG).is_file()
+    """Return whether a run has begun in a folder."""
+    return (path / CONFIG).is_file()
 
 
 def has_ended(path: Path) -> bool:
-    """Tell whether a whole run lies in a folder."""
-    return (path / _SUMMARY).is_file()
+    """Return whether a folder holds a complete run."""
+    return (path / SUMMARY).is_file()
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended; each file is read when it is first asked for.
+    """A run that has ended; each file is read when it is first needed.
 
     Every property raises a ``RunDirectoryError`` where its file is missing or damaged.
     """
@@ -39,33 +40,33 @@ class FinishedRun:
 
     @property
     def path(self) -> Path:
-        """Where the run lies."""
+        """The run directory."""
         return self.directory.path
 
     @cached_property
-    def summary(self) -> Mapping[str, Any]:
+    def summary(self) -> Document:
         """The content of ``summary.json``."""
-        summary: Mapping[str, Any] = self.directory.read_json(_SUMMARY)
+        summary: Document = self.directory.read_json(SUMMARY)
         return summary
 
     @cached_property
-    def silos(self) -> Mapping[str, Any]:
+    def silos(self) -> Document:
         """The content of ``silos.json``: per site its sizes, labels and fingerprints."""
-        silos: Mapping[str, Any] = self.directory.read_json("silos.json")
+        silos: Document = self.directory.read_json(SILOS)
         return silos
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings with which it was run."""
-        return resolve(run_values(self.path / _CONFIG))
+        """The settings it was run with."""
+        return resolve(run_values(self.path / CONFIG))
 
     @cached_property
-    def metrics(self) -> list[dict[str, str]]:
+    def metrics(self) -> Rows:
         """The rows of ``metrics.csv``, as text."""
         return self.directory.read_csv("metrics.csv")
 
     @cached_property
-    def traffic(self) -> list[dict[str, str]]:
+    def traffic(self) -> Rows:
         """The rows of ``traffic.csv``, as text."""
         return self.directory.read_csv("traffic.csv")
 

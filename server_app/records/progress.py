@@ -1,7 +1,7 @@
 """What ``progress.json`` and ``progress.prom`` of a run directory say: how far a run is.
 
-They are for eyes and alarms, written anew all the time, and no part of a run's result: a resumed
-run does not read them. ``progress.prom`` has the form of node_exporter's textfile collector.
+They are for people and alarms, rewritten all the time, and no part of a run's result: a resumed run
+does not read them. ``progress.prom`` has the form of node_exporter's textfile collector.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,21 +19,24 @@ from fedsilo.models.contract.settings_schema import key_of
 
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 VERSION = 1
-RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
+State = Literal["running", "finished", "failed", "interrupted"]
 
-_State = Literal["running", "finished", "failed", "interrupted"]
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", strict=True, alias_generator=key_of, validate_by_name=True
+        extra="forbid",
+        strict=True,
+        alias_generator=key_of,
+        validate_by_name=True,
+        serialize_by_alias=True,
     )
 
 
 class SiteProgress(_Part):
-    """What a site has cost so far; ``epsilon`` only with differential privacy."""
+    """What a site's work has cost so far; ``epsilon`` only with differential privacy."""
 
     seconds: _Seconds = 0.0
     bytes_down: _Count = 0
@@ -47,21 +49,21 @@ class Progress(_Part):
     """How far a run is.
 
     Attributes:
-        version: of this form.
-        run: the run's name; ``title`` says what it is.
-        state: ``running`` until it has ended; what was killed says so for ever (see ``process``).
+        version: version of this format.
+        run: name of the run; ``title`` describes it.
+        state: ``running`` until the run has ended; a killed run says so forever.
         why: the error of a run that failed.
-        host, pid, process_started: the process that writes this, by which a killed one is known.
+        host, pid, process_started: the process that writes this, to detect that it was killed.
         started, updated, phase_started: times, UTC.
-        round: the one that goes on, from 1; of ``rounds``, of which ``finished_rounds`` are over.
-        phase: what is asked for now; empty: nothing.
+        round: the current one, from 1, of ``rounds``; ``finished_rounds`` are over.
+        phase: the current one, or an empty string between phases.
         asked, answered, away, failed: sites of that phase; away are those that have not answered
-            and are disconnected, failed those that the run goes on without, with the reason.
+            and are disconnected, failed those that the run continues without, with the reason.
         left_out: how often a site was left out since this process began.
-        seconds: since this process began; ``seconds_left`` by the rounds of this process.
-        server_memory_bytes: what the server's process takes.
+        seconds: since this process began; ``seconds_left`` is estimated from its rounds.
+        server_memory_bytes: memory of the server's process.
         sites: by name.
-        max_epsilon: the run's cap; 0: none.
+        max_epsilon: the run's limit, or 0 if it has none.
     """
 
     version: int = VERSION
@@ -70,7 +72,7 @@ class Progress(_Part):
     method: str
     dataset: str
     seed: int
-    state: _State = "running"
+    state: State = "running"
     why: str = ""
     host: str = Field(default_factory=socket.gethostname)
     pid: _Count
@@ -99,46 +101,38 @@ class Progress(_Part):
         return {"down": sum(s.bytes_down for s in sites), "up": sum(s.bytes_up for s in sites)}
 
     def epsilon(self) -> float | None:
-        """Return that of the site that has spent most; None without differential privacy."""
+        """Return the most that a site has spent, or None without differential privacy."""
         return max((s.epsilon for s in self.sites.values() if s.epsilon is not None), default=None)
-
-    def document(self) -> str:
-        """Return ``progress.json``."""
-        return self.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Return a run directory's progress; None where there is no ``progress.json``.
+    """Return a run directory's progress, or None if it has no ``progress.json``.
 
     Raises:
         RunDirectoryError: it cannot be read, or is of another version of fedsilo.
     """
-    path = folder / FILE
+    path, other = folder / FILE, "watch the run with the fedsilo that runs it"
     try:
         text = path.read_text(encoding="utf-8")
         content: Any = json.loads(text)
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != VERSION:
+            formats = f"its format is {version!r:.20}, this one reads {VERSION}"
+            raise RunDirectoryError(f"{path} is of another version of fedsilo ({formats}): {other}")
+        return Progress.model_validate_json(text)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        where = f"at '{'.'.join(map(str, error.errors()[0]['loc'])):.100}'"
+        raise RunDirectoryError(
+            f"{path} does not have the format of this version of fedsilo ({where}): {other}"
+        ) from None
     except (ValueError, RecursionError):
         raise RunDirectoryError(
-            f"{path} is damaged: a run that goes on writes it anew; 'fedsilo resume' goes on with "
-            "one that was cut short"
-        ) from None
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != VERSION:
-        raise RunDirectoryError(
-            f"{path} is of another version of fedsilo (its form is {version!r:.20}, this one reads "
-            f"{VERSION}): watch the run with the fedsilo that runs it"
-        )
-    try:
-        return Progress.model_validate_json(text)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RunDirectoryError(
-            f"{path} does not have the form of this version of fedsilo (at '{where:.100}'): watch "
-            "the run with the fedsilo that runs it"
+            f"{path} is damaged: a running run rewrites it; 'fedsilo resume' continues one that "
+            "was interrupted"
         ) from None
 
 
@@ -146,12 +140,16 @@ def metrics_text(progress: Progress) -> str:
     """Return ``progress.prom``, in Prometheus's text format."""
     lines: list[str] = []
     for name, meaning, samples in _families(progress):
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+        if samples:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
         for labels, value in samples:
-            named = {"run": progress.run, **labels}
-            told = ",".join(f'{label}="{_escaped(text)}"' for label, text in named.items())
-            lines.append(f"{name}{{{told}}} {value!r}")
+            # JSON escapes what Prometheus does: backslashes, quotes and line ends
+            pairs = [
+                f"{label}={json.dumps(text, ensure_ascii=False)}"
+                for label, text in {"run": progress.run, **labels}.items()
+            ]
+            lines.append(f"{name}{{{','.join(pairs)}}} {value!r}")
     return "\n".join(lines) + "\n"
 
 
@@ -164,39 +162,27 @@ def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
     yield "fedsilo_run_rounds", "Rounds in all.", [({}, p.rounds)]
     yield "fedsilo_run_finished_rounds", "Rounds that are over.", [({}, p.finished_rounds)]
-    counts = {"asked": p.asked, "answered": p.answered, "away": p.away, "failed": p.failed}
-    sites: _Samples = [({"state": state}, len(named)) for state, named in counts.items()]
-    yield "fedsilo_run_phase_sites", "Sites of the phase that goes on.", sites
+    sites = {"asked": p.asked, "answered": p.answered, "away": p.away, "failed": p.failed}
+    counts: _Samples = [({"state": state}, len(names)) for state, names in sites.items()]
+    yield "fedsilo_run_phase_sites", "Sites of the current phase.", counts
     ways: _Samples = [({"direction": way}, count) for way, count in p.bytes().items()]
     yield "fedsilo_run_bytes_total", "Bytes down to the sites and up from them.", ways
     for key, name, meaning in (
         ("seconds", "fedsilo_site_seconds_total", "Seconds of a site's own work."),
-        ("peak_memory_bytes", "fedsilo_site_peak_memory_bytes", "The most that a site has taken."),
+        ("peak_memory_bytes", "fedsilo_site_peak_memory_bytes", "Peak memory of a site."),
         ("epsilon", "fedsilo_site_epsilon", "Epsilon that a site has spent in this run."),
     ):
-        told = {site: getattr(said, key) for site, said in p.sites.items()}
-        values: _Samples = [({"site": s}, v) for s, v in told.items() if v is not None]
-        if values:
-            yield name, meaning, values
+        costs = {site: getattr(cost, key) for site, cost in p.sites.items()}
+        yield name, meaning, [({"site": s}, v) for s, v in costs.items() if v is not None]
     yield "fedsilo_run_server_memory_bytes", "The server's memory.", [({}, p.server_memory_bytes)]
-    if p.seconds_left is not None:
-        yield (
-            "fedsilo_run_seconds_left",
-            "Seconds left, by the rounds so far.",
-            [({}, p.seconds_left)],
-        )
-    yield (
-        "fedsilo_run_updated_timestamp_seconds",
-        "When this was written.",
-        [({}, p.updated.timestamp())],
-    )
+    left: _Samples = [] if p.seconds_left is None else [({}, p.seconds_left)]
+    yield "fedsilo_run_seconds_left", "Seconds left, estimated from the rounds so far.", left
+    moment = p.updated.timestamp()
+    yield "fedsilo_run_updated_timestamp_seconds", "When this was written.", [({}, moment)]
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def now() -> datetime:
-    """Return the time, to milliseconds."""
-    moment = datetime.now(UTC)
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+def clock(seconds: float) -> str:
+    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

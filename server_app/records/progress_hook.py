@@ -1,7 +1,7 @@
-"""The hook that keeps ``progress.json`` and ``progress.prom`` up to date while a run goes on.
+"""The hook that follows a run: lines and bars on the terminal, and the two progress files.
 
-It looks on and nothing more: files are written by a thread of its own, once a second at most, and
-whatever fails in it is told once and never reaches the run.
+It only observes. The files are written by a thread of their own, once a second at most, and
+whatever fails here is reported once and never reaches the run.
 """
 
 from __future__ import annotations
@@ -12,69 +12,69 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from statistics import fmean
 from threading import Event, Lock, Thread
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 import psutil
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.messages import EVALUATE, PEAK_MEMORY, SECONDS
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.records import progress as files
+from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.records.privacy_account import PrivacyHook
-from fedsilo.server_app.records.progress import (
-    FAILED,
-    FILE,
-    FINISHED,
-    INTERRUPTED,
-    METRICS_FILE,
-    RUNNING,
-    Progress,
-    SiteProgress,
-    metrics_text,
-    now,
-)
-from fedsilo.server_app.records.recorders import TrafficHook
+from fedsilo.server_app.records.progress import Progress, SiteProgress, State, clock, metrics_text
+from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.wire.reply import Reply
 
 _PAUSE = 1.0  # seconds from one writing to the next, at least
 _REST = 400.0  # and this many times what a writing took: it costs a 400th of a core at most
 _METRICS_PAUSE = 5.0  # seconds between writings of the metrics, which are fetched more rarely
 _STILL_HERE = 15.0  # seconds after which the file is written though nothing has happened
 _PATIENCE = 5.0  # seconds for the thread to end
-P = ParamSpec("P")
+_MEASURED = (
+    ("accuracy", "validation accuracy before training {:.3f}"),
+    ("entropy", "entropy {:.3f}"),
+    ("perplexity", "perplexity {:.1f}"),
+)
+Marks = Callable[[State], Mapping[int, str]]
+Note = TypeVar("Note", bound=Callable[..., None])
 
 
-def _harmless(
-    note: Callable[Concatenate[ProgressRecord, P], None],
-) -> Callable[Concatenate[ProgressRecord, P], None]:
-    """Return a hook's method that takes note and cannot fail."""
+def _harmless(note: Note) -> Note:
+    """Return an event's method that holds the lock and cannot fail."""
 
     @functools.wraps(note)
-    def noted(self: ProgressRecord, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def noted(self: ProgressHook, *arguments: Any) -> None:
         try:
             with self.lock:
-                note(self, *args, **kwargs)
+                note(self, *arguments)
             self.due.set()
         except Exception as error:  # whatever it is, the run is none of its business
-            self.tell(error)
+            self.report(error)
 
-    return noted
+    return cast(Note, noted)
 
 
-class ProgressRecord(Hook):
-    """Writes how far the run is, for ``fedsilo watch`` and for alarms.
+class ProgressHook(Hook):
+    """Tells people how far the run is: on the terminal, and in files for ``fedsilo watch``.
 
     Args:
         directory: the run's.
         common: the run's settings.
-        title: says what runs.
-        traffic: knows the bytes of before a resumption.
-        privacy: knows what has been spent.
+        title: describes the run.
+        marks: the method's, by round; see ``MethodReport.marks``.
+        recorder: knows what the sites' work has cost and measured.
+        privacy: knows what has been spent, None without differential privacy.
+        say: prints a line.
+        show: moves the bars, if there are any, after an event with its values: ``begin`` (rounds,
+            finished rounds), ``phase`` (round, phase, sites), ``reply`` (round, phase, site),
+            ``round`` (number) or ``stop``.
     """
 
     def __init__(
@@ -82,14 +82,19 @@ class ProgressRecord(Hook):
         directory: RunDirectory,
         common: CommonSettings,
         title: str,
-        traffic: TrafficHook,
-        privacy: PrivacyHook,
+        marks: Marks,
+        recorder: Recorder,
+        privacy: PrivacyHook | None,
+        say: Callable[[str], None],
+        show: Callable[..., None],
     ) -> None:
-        self.process, self.measured = psutil.Process(), float("-inf")
-        self.directory, self.traffic, self.privacy = directory, traffic, privacy
+        moment, self.process = datetime.now(UTC), psutil.Process()
+        self.directory, self.recorder, self.privacy = directory, recorder, privacy
+        self.marks, self.say, self.show = marks, say, show
         self.lock, self.due, self.ending = Lock(), Event(), Event()
-        self.told = False
-        self.began, self.round_began, self.first = time.monotonic(), time.monotonic(), 0
+        self.reported, self.metrics_written = False, float("-inf")
+        self.began = self.round_began = time.monotonic()
+        self.first, self.sites = 0, list[str]()
         self.progress = Progress(
             run=directory.path.name,
             title=title,
@@ -99,8 +104,8 @@ class ProgressRecord(Hook):
             rounds=common.rounds,
             pid=os.getpid(),
             process_started=self.process.create_time(),
-            started=now(),
-            updated=now(),
+            started=moment,
+            updated=moment,
             max_epsilon=common.max_epsilon,
         )
 
@@ -111,12 +116,12 @@ class ProgressRecord(Hook):
         thread.start()
         try:
             yield
-            self._end(FINISHED)
+            self._end("finished")
         except Exception as error:
-            self._end(FAILED, one_line(error))
+            self._end("failed", one_line(error))
             raise
         except BaseException:
-            self._end(INTERRUPTED)
+            self._end("interrupted")
             raise
         finally:
             self.ending.set()
@@ -125,93 +130,86 @@ class ProgressRecord(Hook):
 
     @_harmless
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Take who takes part, and what the run has cost before it was resumed."""
-        self.first = state.round
+        """Say what starts, and show the bars."""
+        self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
-        self._take(participants)
-        for site, (down, up, seconds) in self.traffic.sites.items():
-            said = self._site(site)
-            said.bytes_down, said.bytes_up = said.bytes_down + down, said.bytes_up + up
-            said.seconds = seconds
-            said.peak_memory_bytes = self.traffic.peak_memory.get(site, 0)
+        sites = f"{len(self.sites)} sites ({listed(self.sites)})"
+        self.say(f"{self.progress.title}: {sites}, {total_rounds} rounds")
+        if state.round:
+            self.say(f"resuming after round {state.round}")
+        self.show("begin", total_rounds, state.round)
 
     @_harmless
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Take who has come."""
-        self._take(participants)
-        for site in joined:
-            said, (down, up) = self._site(site), participants.traffic[site]
-            said.bytes_down, said.bytes_up = said.bytes_down + down, said.bytes_up + up
+        """Say who has joined."""
+        self.sites = participants.sites()
+        self.say(f"round {round_}: {listed(joined)} joined")
 
     @_harmless
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Take who is asked."""
+        """Note who is asked, and start the sites' bar."""
         here = self.progress
-        here.round, here.phase, here.phase_started = round_, phase, now()
-        here.asked, here.answered, here.away, here.failed = list(sites), [], [], {}
+        here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
+        here.asked, here.answered, here.away, here.failed = sites, [], [], {}
+        self.show("phase", round_, phase, len(sites))
 
     @_harmless
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Take who has answered."""
+        """Note who has answered, and move the sites' bar."""
         self.progress.answered.append(site)
         self.progress.away = [other for other in self.progress.away if other != site]
+        self.show("reply", round_, phase, site)
 
     @_harmless
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Take who is disconnected."""
-        self.progress.away = list(sites)
+        """Note who is disconnected."""
+        self.progress.away = sites
 
     @_harmless
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Take whom the run goes on without."""
+        """Say which site is left out, and why."""
         self.progress.left_out += 1
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
             self.progress.answered = [s for s in self.progress.answered if s != site]
-
-    @_harmless
-    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Take what the replies have cost."""
-        for site, reply in replies.items():
-            said = self._site(site)
-            said.bytes_down += reply.bytes_down
-            said.bytes_up += reply.bytes_up
-            said.seconds = round(said.seconds + reply.metrics[SECONDS], 3)
-            said.peak_memory_bytes = max(said.peak_memory_bytes, int(reply.metrics[PEAK_MEMORY]))
-            said.epsilon = self.privacy.spent(site)
-        if phase == EVALUATE:
-            self.progress.phase = ""
+        self.say(f"round {round_}, {phase}: continuing without site {site}: {reason}")
 
     @_harmless
     def round_ended(self, state: State) -> None:
-        """Take that a round is over."""
-        self.progress.finished_rounds, self.progress.phase = state.round, ""
-        self.round_began = time.monotonic()
+        """Print the round's line and move the rounds' bar.
 
-    def tell(self, error: Exception) -> None:
-        """Say, once, that the run cannot be watched."""
-        if not self.told:
-            self.told = True
-            logging.getLogger("flwr").warning(
-                "fedsilo: %s cannot be kept up to date (%s: %s); the run goes on",
-                FILE,
-                type(error).__name__,
-                one_line(error, 200),
-            )
+        The line has means over the sites: of the loss after training, and of the newest validation
+        measurements, which are those of the model that the round began with.
+        """
+        here, round_ = self.progress, state.round
+        here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
+        left = (self.round_began - self.began) / (round_ - self.first) * (here.rounds - round_)
+        trained = self.recorder.values(round_, "train", trained=True).values()
+        losses = [site["loss"] for site in trained if "loss" in site]  # a site may withhold it
+        before = self.recorder.values(round_ - 1, "val").values()
+        parts = [f"round {round_:>{len(str(here.rounds))}}/{here.rounds}"]
+        parts += [f"train loss {fmean(losses):.3f}"] if losses else []
+        for metric, text in _MEASURED:
+            if before and all(metric in site for site in before):
+                parts.append(text.format(fmean(site[metric] for site in before)))
+        parts += [self.marks(state).get(round_, ""), f"{clock(left)} left"]
+        self.say("  ".join(filter(None, parts)))
+        self.show("round", round_)
+
+    def report(self, error: Exception) -> None:
+        """Say, once, that the run cannot be followed."""
+        if not self.reported:
+            self.reported = True
+            line = "fedsilo: %s cannot be kept up to date (%s: %s); the run continues"
+            reason = type(error).__name__, one_line(error, 200)
+            logging.getLogger("flwr").warning(line, files.FILE, *reason)
 
     @_harmless
-    def _end(self, state: Any, why: str = "") -> None:
-        self.progress.state, self.progress.why = state, why
-        self.progress.phase = ""
-
-    def _take(self, participants: Participants) -> None:
-        for site in participants.sites():
-            self._site(site).epsilon = self.privacy.spent(site)
-
-    def _site(self, site: str) -> SiteProgress:
-        return self.progress.sites.setdefault(site, SiteProgress())
+    def _end(self, state: State, why: str = "") -> None:
+        self.progress.state, self.progress.why, self.progress.phase = state, why, ""
+        self.show("stop")
 
     def _keep_written(self) -> None:
         """Write when something has happened, until the block has ended; then once more."""
@@ -225,25 +223,36 @@ class ProgressRecord(Hook):
 
     def _write(self) -> None:
         try:
-            with self.lock:
-                progress = self.progress.model_copy(deep=True)
-            self._tell_time(progress)
+            progress = self._snapshot()
             if not self.directory.path.is_dir():
                 return  # somebody has removed it
-            texts = {FILE: progress.document()}
-            if self.ending.is_set() or time.monotonic() - self.measured > _METRICS_PAUSE:
-                texts[METRICS_FILE], self.measured = metrics_text(progress), time.monotonic()
+            texts = {files.FILE: progress.model_dump_json(indent=2) + "\n"}
+            if self.ending.is_set() or time.monotonic() - self.metrics_written > _METRICS_PAUSE:
+                texts[files.METRICS_FILE] = metrics_text(progress)
+                self.metrics_written = time.monotonic()
             for name, text in texts.items():
                 write_atomically(self.directory.path / name, text, lasting=False)
-        except Exception as error:  # a full disk, an unreadable /proc: the run goes on
-            self.tell(error)
+        except Exception as error:  # a full disk, an unreadable /proc: the run continues
+            self.report(error)
 
-    def _tell_time(self, progress: Progress) -> None:
-        moment, running = time.monotonic(), progress.state == RUNNING
-        progress.updated, progress.seconds = now(), round(moment - self.began, 3)
-        progress.server_memory_bytes = self.process.memory_info().rss
-        done = progress.finished_rounds - self.first
-        if running and done > 0:
+    def _snapshot(self) -> Progress:
+        """Return a copy with what is known only now: times, memory, and the sites' costs."""
+        with self.lock:
+            here, sites = self.progress.model_copy(deep=True), list(self.sites)
+        for site in sites:
+            down, up, seconds = self.recorder.sites.get(site, (0, 0, 0.0))
+            here.sites[site] = SiteProgress(
+                seconds=seconds,
+                bytes_down=down,
+                bytes_up=up,
+                peak_memory_bytes=self.recorder.peak_memory.get(site, 0),
+                epsilon=self.privacy.spent(site) if self.privacy else None,
+            )
+        moment = time.monotonic()
+        here.updated, here.seconds = datetime.now(UTC), round(moment - self.began, 3)
+        here.server_memory_bytes = self.process.memory_info().rss
+        if here.state == "running" and (done := here.finished_rounds - self.first) > 0:
             a_round = (self.round_began - self.began) / done
-            left = a_round * (progress.rounds - progress.finished_rounds)
-            progress.seconds_left = round(max(0.0, left - (moment - self.round_began)), 1)
+            left = a_round * (here.rounds - here.finished_rounds) - (moment - self.round_began)
+            here.seconds_left = round(max(0.0, left), 1)
+        return here

@@ -1,8 +1,8 @@
-"""The run directory, a contract that tools and tests read; every file is whole or absent.
+"""The run directory, a contract that tools and tests read; every file is complete or absent.
 
 ``config.toml``, ``silos.json``, ``metrics.csv``, ``traffic.csv``, ``summary.json``,
-``privacy.json``, ``curves.png``, ``checkpoints/`` and ``model.safetensors``; personal models lie
-with their sites, in simulation in ``sites/<site>/``.
+``privacy.json``, ``curves.png``, ``checkpoints/`` and ``model.safetensors``; personal models are
+kept by their sites, in simulation in ``sites/<site>/``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import fcntl
-import io
 import json
 import os
 import platform
 import re
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,15 +26,15 @@ from typing import Any
 import tomli_w
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, grouped
 from fedsilo.server_app.records.forms import Told, check, read_told, table_fault
 from fedsilo.strategies.meeting.participants import Participants
 
-STANDARDISATION = "standardisation.json"
-SILOS, CUT, LOCK = "silos.json", "cut.json", ".lock"
+CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
+CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
@@ -58,13 +58,13 @@ class RunDirectory:
         """Read a JSON file.
 
         Raises:
-            RunDirectoryError: it is not there, as the run has not ended, or is of another form.
+            RunDirectoryError: it is missing, as the run has not ended, or has another form.
         """
         path = self.path / name
         if not path.is_file():
             raise RunDirectoryError(
-                f"{path} is not there: the run has not ended, or this is no "
-                "run directory; resume it or name another"
+                f"{path} is not there: the run has not ended, or this is no run directory; resume "
+                "it or name another"
             )
         try:
             return read_told(path.read_text(encoding="utf-8"), path)
@@ -72,19 +72,11 @@ class RunDirectory:
             reason = one_line(error, 100)
             raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
 
-    def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Write a CSV file."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-        write_atomically(self.path / name, text.getvalue())
-
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file as one mapping a row.
 
         Raises:
-            RunDirectoryError: it is not there, cannot be read, or is of another form.
+            RunDirectoryError: it is missing, cannot be read, or has another form.
         """
         path = self.path / name
         try:
@@ -99,7 +91,7 @@ class RunDirectory:
 
 
 def runs_folder(out: str) -> Path:
-    """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
+    """Return the folder of run directories: ``out``, or $FEDSILO_RUNS, or ~/.fedsilo/runs.
 
     Raises:
         RunDirectoryError: the path is relative, which means nothing inside a Flower app.
@@ -112,24 +104,21 @@ def runs_folder(out: str) -> Path:
     return folder
 
 
-def default_run_name(method: str, dataset: str, seed: int) -> str:
-    """Return a name that no earlier run has: method, data set, seed and the time."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    return f"{method}-{dataset}-seed{seed}-{stamp}-{os.getpid()}"
-
-
 def named(settings: RunSettings) -> RunSettings:
-    """Return the settings with a run name: the given one, else one that no earlier run has."""
+    """Return the settings with a run name: the given one, or one that no earlier run has."""
     common = settings.common
-    name = common.run_name or default_run_name(common.method, common.dataset, common.seed)
+    if common.run_name:
+        return settings
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    name = f"{common.method}-{common.dataset}-seed{common.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
-    """Return the directory of a run that is new, or is to be resumed. Nothing is written yet.
+    """Return the directory of a run that is new or to be resumed; nothing is written yet.
 
     Raises:
-        RunDirectoryError: it exists and is not to be resumed, or the other way round.
+        RunDirectoryError: a new run's directory exists, or that of a run to resume does not.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", run_name):
         raise RunDirectoryError(
@@ -140,7 +129,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     if path.exists() and not resume and not _left_by_a_start(path):
         raise RunDirectoryError(
             f"run directory {path} exists: choose another 'run-name', set "
-            "'resume' to true to go on with it, or remove it"
+            "'resume' to true to continue it, or remove it"
         )
     if resume and not path.is_dir():
         raise RunDirectoryError(
@@ -150,23 +139,25 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
 
 def _left_by_a_start(path: Path) -> bool:
-    """Tell whether a folder holds only what a run has before its config.toml makes it one."""
-    if not path.is_dir():
-        return False
-    names = {entry.name for entry in path.iterdir()}
+    """Return whether a folder holds only what is written before config.toml makes it a run."""
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     begun = {name for name in names if name.startswith(".") and name.endswith(".part")}
     return LOCK in names and names <= {LOCK, SILOS, CUT, *begun}
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
-    """Return config.toml: every resolved setting, how it was launched, and with what."""
+    """Return config.toml: every resolved setting, how the run was launched, and the versions."""
     document: dict[str, Any] = grouped(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
+    packages = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     document["environment"] = {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
-        "packages": {name: installed for name in _PACKAGES if (installed := _version(name))},
+        "packages": packages,
     }
     return tomli_w.dumps(document)
 
@@ -174,8 +165,8 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out.
 
-    Of hospitals also what software and device they use, by 'site-weights' the training samples that
-    were agreed.
+    For hospitals it also has their software and device, and with 'site-weights' the training
+    samples that were agreed.
     """
     agreed = participants.agreed()
     return {
@@ -195,23 +186,14 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
 @contextmanager
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
-    """Hold the run directory for this process.
+    """Hold the run directory for this process; it is created if it does not exist.
 
-    Args:
-        directory: made if it is not there.
-        new: whether it must not hold a run yet.
+    A new run's directory is removed if the block fails before the first checkpoint.
 
     Raises:
-        RunDirectoryError: another process writes to it, or has begun a run in it meanwhile.
+        RunDirectoryError: another process writes to it, or it is to be ``new`` and holds a run.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     with (directory.path / LOCK).open("w") as file:
@@ -221,6 +203,11 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             raise RunDirectoryError(
                 f"another process is writing to {directory.path}: wait for it or end it"
             ) from None
-        if new and (directory.path / "config.toml").exists():
+        if new and (directory.path / CONFIG).exists():
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
-        yield
+        try:
+            yield
+        except FedsiloError:
+            if new and not any(directory.checkpoints.glob("*")):
+                shutil.rmtree(directory.path)
+            raise

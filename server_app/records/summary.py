@@ -1,4 +1,4 @@
-"""The end of a run: summary.json, privacy.json, the final model, and the table on the screen."""
+"""What a run found, in means and in a table, and what left the sites for it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ ALWAYS_LEAVES = (
     "PyTorch, and the device",
     "with each reply: the number of training samples, measurements (accuracy, balanced accuracy, "
     "AUC, average precision, calibration error, loss, entropy and the method's own) on training, "
-    "validation and test data, seconds, peak memory; of few samples these and the label counts "
-    "tell of each of them; "
-    "of an evidential network also mean vacuity; of enough test samples at the end also how many "
-    "fall into each tenth of confidence and of uncertainty, of an evidential network of vacuity, "
-    "how many of those are right, their mean, and by class how many are found, how many others "
-    "are taken for it, and its AUC",
+    "validation and test data, seconds, peak memory; with few samples, these and the label counts "
+    "reveal each sample's; from an evidential network also mean vacuity; at the end, with enough "
+    "test samples, also how many fall into each tenth of confidence and of uncertainty (from an "
+    "evidential network of vacuity), how many of those are right, their mean, and by class how "
+    "many are found, how many others are taken for it, and its AUC",
     "when something fails: the error's text, which names files, lines and columns, no values",
 )
 COUNTED = "with each reply: how many noisy messages the site has made in this run"
@@ -40,10 +39,10 @@ def means(values: Values) -> dict[str, float]:
 
     A site whose labels leave a metric undefined (AUC of one class) is no part of its mean.
     """
-    metrics = dict.fromkeys(metric for site in values.values() for metric in site)
-    values_of = {
-        metric: [site[metric] for site in values.values() if metric in site] for metric in metrics
-    }
+    values_of: dict[str, list[float]] = {}
+    for site in values.values():
+        for metric, value in site.items():
+            values_of.setdefault(metric, []).append(value)
     return {metric: sum(listed) / len(listed) for metric, listed in values_of.items()}
 
 
@@ -51,11 +50,10 @@ def by_distribution(
     values: Values, distribution_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
     """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution."""
-    names = sorted({distribution_of[site] for site in values})
-    return {
-        name: means({site: row for site, row in values.items() if distribution_of[site] == name})
-        for name in names
-    }
+    sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
+    for site, row in values.items():
+        sites_of.setdefault(distribution_of[site], {})[site] = row
+    return {name: means(rows) for name, rows in sorted(sites_of.items())}
 
 
 def privacy_document(
@@ -67,22 +65,18 @@ def privacy_document(
 ) -> dict[str, Any]:
     """Return privacy.json: what left the sites, how much, and what is guaranteed.
 
-    Args:
-        method: the method's name.
-        leaves: what it makes leave, in words.
-        totals: bytes ``up`` and ``down``.
-        guarantee: ``NO_PRIVACY``, or what differential privacy guarantees.
-        perturbation: noise of the method that guarantees nothing, in words; empty: none.
+    ``leaves`` are the method's own sentences; ``perturbation`` describes its noise, if it has any
+    that guarantees nothing.
     """
     private = not isinstance(guarantee, str)
-    document = {
+    return {
         "method": method,
         "leaves each site": [*ALWAYS_LEAVES, *leaves, *([COUNTED] if private else [])],
         "bytes up": totals["up"],
         "guarantee": guarantee,
         "epsilon": "none" if isinstance(guarantee, str) else guarantee["epsilon"],
+        **({"perturbation": perturbation} if perturbation else {}),
     }
-    return document | ({"perturbation": perturbation} if perturbation else {})
 
 
 def result_table(
@@ -92,45 +86,40 @@ def result_table(
     published: Values | None,
     shown: Sequence[str],
 ) -> Table:
-    """Return the final table: a row per site, per distribution and for all, with the paper's.
+    """Return the final table: a row per site, per distribution and for all, beside the paper's.
 
-    Sites that are a distribution each have no second row. Of more than twenty sites quantiles and
+    A site that is a distribution of its own has one row. Of more than twenty sites quantiles and
     the worst five are shown.
     """
+    published = published or {}
     metrics = [metric for metric in shown if any(metric in row for row in values.values())]
-    # A paper may print fewer metrics than a run has: no column stands empty
-    compared = [
-        metric
-        for metric in metrics
-        if published and any(metric in row for row in published.values())
-    ]
+    # A paper may print fewer metrics than a run has: no column stays empty
+    compared = [m for m in metrics if any(m in row for row in published.values())]
     table = Table(title=title, title_justify="left")
     table.add_column("site")
-    for metric in metrics:
-        table.add_column(f"test {metric}", justify="right")
-    for metric in compared:
-        table.add_column(f"published {metric}", justify="right")
+    for name in [*(f"test {m}" for m in metrics), *(f"published {m}" for m in compared)]:
+        table.add_column(name, justify="right")
+
+    def add_row(label: str, name: str, row: Mapping[str, float], style: str = "") -> None:
+        paper = published.get(name, {})
+        table.add_row(escape(label), *_cells(row, metrics), *_cells(paper, compared), style=style)
+
     groups = by_distribution(values, distribution_of)
     groups = groups if len(groups) <= MANY else {}
     for name, row in _shown_sites(values, metrics).items():
         group = distribution_of.get(name, "")
         if group != name or name not in groups:
-            table.add_row(
-                escape(f"{name} ({group})" if group in groups else name),
-                *_cells(row, metrics),
-                *_cells((published or {}).get(name, {}), compared),
-            )
+            add_row(f"{name} ({group})" if group in groups else name, name, row)
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
-        paper = (published or {}).get(name, {})
-        table.add_row(escape(name), *_cells(row, metrics), *_cells(paper, compared), style="bold")
+        add_row(name, name, row, "bold")
     return table
 
 
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
     """Return the rows of sites; of many, quantiles of each metric and the five worst by the first.
 
-    The first of a data set's metrics is one of which more is better.
+    More is better of the first of a data set's metrics.
     """
     if len(values) <= MANY or not metrics:
         return values
@@ -146,14 +135,8 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
 
 
 def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    return [
-        ""
-        if metric not in row
-        else f"{row[metric]:.1f}"
-        if metric == "perplexity"
-        else f"{row[metric]:.3f}"
-        for metric in metrics
-    ]
+    digits = {"perplexity": 1}
+    return [f"{row[m]:.{digits.get(m, 3)}f}" if m in row else "" for m in metrics]
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -1,10 +1,10 @@
 """Metrics where people look: rows of ``metrics.csv`` and ``traffic.csv`` in TensorBoard or MLflow.
 
 Each row becomes one scalar at its round: ``<split>/<metric>/<site>``, and of a message
-``traffic/<phase>/<bytes_down, bytes_up or seconds>/<site>``. The hook comes after the checkpoint's
-and keeps nothing in it, so that a run is the same with and without. A resumed run tells all rows of
-its checkpoint again where what stood there is taken back by ``purge_step`` (TensorBoard), and what
-was not yet told where it cannot be (MLflow). A failure is told in one line and ends no run.
+``traffic/<phase>/<bytes_down, bytes_up or seconds>/<site>``. The hook stores nothing in the
+checkpoint, so that a run is the same with and without it. A resumed run sends all rows of its
+checkpoint again where earlier ones are removed by ``purge_step`` (TensorBoard), and only what was
+not sent yet where they cannot be removed (MLflow). A failure is one line and ends no run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fedsilo.server_app.records.recorders import TRAFFIC_HEADER, MetricsHook, TrafficHook
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.server_app.records.growing_csv import Row
+from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants
@@ -28,13 +29,12 @@ from fedsilo.strategies.meeting.participants import Participants
 _AT_ONCE = 1000  # metrics that MLflow takes in a request
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /:]")
 _EXPERIMENT, _TAG = "fedsilo", "fedsilo.run-directory"
-# A server that is away may cost a run seconds, not minutes; who sets them has the last word
+# A server that is away may cost a run seconds, not minutes; the user's environment goes first
 _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """A row as a number under a name, at a round."""
+class Scalar(NamedTuple):
+    """A number with a name, at a round."""
 
     tag: str
     step: int
@@ -45,11 +45,11 @@ class Tracker(Protocol):
     """Where scalars go."""
 
     def write(self, scalars: Sequence[Scalar]) -> None:
-        """Take scalars, in their order."""
+        """Store scalars in their order."""
         ...
 
     def close(self) -> None:
-        """Take note that no more come."""
+        """Finish: no more scalars come."""
         ...
 
 
@@ -59,26 +59,21 @@ class TensorBoard:
     def __init__(self, run_dir: Path, resumed: bool) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A new run says so too: readers take only a second start for a restart
+        # In a new run too, as readers only treat a second start as a restart
         self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)
+        self.close = self._writer.close
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         """Add them and flush."""
-        for scalar in scalars:
-            self._writer.add_scalar(
-                scalar.tag, scalar.value, scalar.step, new_style=True, double_precision=True
-            )
+        for tag, step, value in scalars:
+            self._writer.add_scalar(tag, value, step, new_style=True, double_precision=True)
         self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
 
 
 class MLflow:
     """A run of the experiment ``fedsilo`` at ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` beside it.
 
-    A resumed run goes on in the MLflow run that has its directory as a tag.
+    A resumed run continues the MLflow run that has its directory as a tag.
     """
 
     def __init__(self, run_dir: Path, resumed: bool) -> None:
@@ -88,22 +83,31 @@ class MLflow:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
-        self._told: Counter[tuple[str, int]] = Counter()
-        with _alone(run_dir.parent / ".mlflow.lock"):  # of two each would make the tables
-            self._client = mlflow.MlflowClient(uri)
-            found = self._client.get_experiment_by_name(_EXPERIMENT)
-            place = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
-        self._run = (self._known(place, run_dir) if resumed else "") or self._made(place, run_dir)
+        self._sent: Counter[tuple[str, int]] = Counter()
+        with (run_dir.parent / ".mlflow.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # two runs would both make the tables
+            client = self._client = mlflow.MlflowClient(uri)
+            found = client.get_experiment_by_name(_EXPERIMENT)
+            experiment = found.experiment_id if found else client.create_experiment(_EXPERIMENT)
+        runs = client.search_runs([experiment], f"tags.`{_TAG}` = '{run_dir}'", max_results=1)
+        for run in runs if resumed else ():
+            for key in run.data.metrics:
+                history = client.get_metric_history(run.info.run_id, key)
+                self._sent.update((key, metric.step) for metric in history)
+            self._run = str(run.info.run_id)
+            return
+        made = client.create_run(experiment, run_name=run_dir.name, tags={_TAG: str(run_dir)})
+        self._run = str(made.info.run_id)
 
     def write(self, scalars: Sequence[Scalar]) -> None:
-        """Log those that it does not have yet."""
+        """Log the scalars that the run does not have yet."""
         from mlflow.entities import Metric
 
         fresh = []
         for scalar in scalars:
             key = _NOT_IN_A_KEY.sub("_", scalar.tag)
-            if self._told[key, scalar.step]:
-                self._told[key, scalar.step] -= 1
+            if self._sent[key, scalar.step]:
+                self._sent[key, scalar.step] -= 1
             else:
                 fresh.append(Metric(key, scalar.value, 0, scalar.step))
         for start in range(0, len(fresh), _AT_ONCE):
@@ -113,29 +117,6 @@ class MLflow:
         """Mark the run as finished."""
         self._client.set_terminated(self._run)
 
-    def _known(self, experiment: str, run_dir: Path) -> str:
-        """Return the id of the run's MLflow run, and take note of what was told; empty: none."""
-        named = f"tags.`{_TAG}` = '{run_dir}'"
-        for run in self._client.search_runs([experiment], named, max_results=1):
-            for key in run.data.metrics:
-                history = self._client.get_metric_history(run.info.run_id, key)
-                self._told.update((key, metric.step) for metric in history)
-            return str(run.info.run_id)
-        return ""
-
-    def _made(self, experiment: str, run_dir: Path) -> str:
-        tags = {_TAG: str(run_dir)}
-        made = self._client.create_run(experiment, run_name=run_dir.name, tags=tags)
-        return str(made.info.run_id)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is here, by a lock on a file."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
 
 TRACKERS: Mapping[str, Callable[[Path, bool], Tracker]] = {
     "tensorboard": TensorBoard,
@@ -144,75 +125,59 @@ TRACKERS: Mapping[str, Callable[[Path, bool], Tracker]] = {
 
 
 class TrackingHook(Hook):
-    """Tells a tracker what the metrics and traffic hooks have come to hold."""
+    """Sends a tracker what the recorder has written; comes after the recorder and the checkpoint.
 
-    def __init__(
-        self, track: str, run_dir: Path, metrics: MetricsHook, traffic: TrafficHook, resumed: bool
-    ) -> None:
-        self.track = track
-        self.run_dir = run_dir
-        self.metrics = metrics
-        self.traffic = traffic
-        self.resumed = resumed
+    Args:
+        track: one of ``TRACKERS``.
+        run_dir: the run directory.
+        recorder: writes the rows.
+        resumed: whether the run was begun by another process.
+    """
+
+    def __init__(self, track: str, run_dir: Path, recorder: Recorder, resumed: bool) -> None:
+        self.track, self.run_dir, self.recorder, self.resumed = track, run_dir, recorder, resumed
         self.tracker: Tracker | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker; tell what a checkpoint knows."""
-        self._try(self._open)
-        self._try(self._tell_known)
+        """Open the tracker, and send what a checkpoint knows."""
+        with self._harmless():
+            self.tracker = TRACKERS[self.track](self.run_dir, self.resumed)
+            metrics = [*self.recorder.metrics.rows(), *self.recorder.open]
+            self.tracker.write(_scalars(metrics, self.recorder.traffic.rows()))
 
     def round_ended(self, state: State) -> None:
-        """Tell what the round has brought."""
-        self._try(self._tell_new)
+        """Send what the round has added."""
+        if self.tracker:
+            with self._harmless():
+                self.tracker.write(_scalars(*self.recorder.written))
 
     def run_ended(self, state: State) -> None:
-        """Tell what the final evaluation has brought, and close the tracker."""
-        self._try(self._tell_new)
-        self._try(self._close)
-
-    def _open(self) -> None:
-        if opener := TRACKERS.get(self.track):
-            self.tracker = opener(self.run_dir, self.resumed)
-
-    def _tell_known(self) -> None:
-        self.metrics.taken(), self.traffic.taken()  # they are among the known
+        """Send what the final evaluation has added, and close the tracker."""
+        self.round_ended(state)
         if self.tracker:
-            known = [*_of_metrics(self.metrics.known()), *_of_traffic(self.traffic.known())]
-            self.tracker.write(known)
+            with self._harmless():
+                self.tracker.close()
 
-    def _tell_new(self) -> None:
-        """Tell the rows that are new; they are taken even where nobody is told."""
-        metrics, traffic = self.metrics.taken(), self.traffic.taken()
-        if self.tracker:
-            self.tracker.write([*_of_metrics(metrics), *_of_traffic(traffic)])
-
-    def _close(self) -> None:
-        if self.tracker:
-            self.tracker.close()
-
-    def _try(self, step: Callable[[], None]) -> None:
-        """Take a step; if it fails, say so and take no more."""
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """End the tracking, and not the run, if the block fails."""
         try:
-            step()
+            yield
         except Exception as error:  # whatever a library and its server can do
-            self.tracker = None
-            logging.getLogger("flwr").warning(
-                "tracking by %s ends, and the run goes on: %s", self.track, _why(error, self.track)
-            )
+            self.tracker, reason = None, one_line(f"{type(error).__name__}: {error}")
+            if isinstance(error, ImportError):
+                reason = f"{self.track} is not installed: pip install 'fedsilo[tracking]'"
+            line = "tracking with %s ends, and the run continues: %s"
+            logging.getLogger("flwr").warning(line, self.track, reason)
 
 
-def _of_metrics(rows: Iterable[Sequence[Any]]) -> Iterator[Scalar]:
-    for round_, site, split, metric, value in rows:
-        yield Scalar(f"{split}/{metric}/{site}", int(round_), float(value))
-
-
-def _of_traffic(rows: Iterable[Sequence[Any]]) -> Iterator[Scalar]:
-    for round_, phase, site, *values in rows:
+def _scalars(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
+    """Return the rows of metrics.csv and of traffic.csv as numbers with a name and a round."""
+    found = [
+        Scalar(f"{split}/{metric}/{site}", int(round_), float(value))
+        for round_, site, split, metric, value in metrics
+    ]
+    for round_, phase, site, *values in traffic:
         for name, value in zip(TRAFFIC_HEADER[3:], values, strict=True):
-            yield Scalar(f"traffic/{phase}/{name}/{site}", int(round_), float(value))
-
-
-def _why(error: Exception, track: str) -> str:
-    if isinstance(error, ImportError):
-        return f"{track} is not installed: pip install 'fedsilo[tracking]'"
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            found.append(Scalar(f"traffic/{phase}/{name}/{site}", int(round_), float(value)))
+    return found

@@ -1,4 +1,4 @@
 """One run on one engine: inline, or Ray.
 
-Stands on config, records and figures.
+Stands on config and records.
 """

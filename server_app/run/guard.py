@@ -1,9 +1,9 @@
-"""The guard of a run by Flower's engines, given the run's home and the command to guard.
+"""The guard of a run with Flower's engines, given the run's home and the command to guard.
 
 It starts the command (SuperLink) and reads from a pipe that only fedsilo's own process can write
-to. At its end, that process has ended or wants the run to end, even if it was killed and could say
-nothing. Then all processes of the run end, those too that have sessions and parents of their own,
-and the run's folder HOME is removed.
+to. When the pipe ends, that process wants the run to end, or has ended itself, even by a kill. Then
+all processes of the run are ended, including those with sessions and parents of their own, and the
+run's folder HOME is removed.
 """
 
 from __future__ import annotations
@@ -20,33 +20,28 @@ from types import FrameType
 
 from fedsilo.server_app.run.processes import end_run
 
-_LOOK = 0.5  # seconds from one look at the command to the next
+_LOOK = 0.5  # seconds between checks of the command
 _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
-    """Run ``command`` until it ends or ``pipe`` does; then end all that belongs to ``home``.
+    """Run ``command`` until it or ``pipe`` ends; then end all processes that belong to ``home``.
 
-    Args:
-        home: the run's folder, by which its processes are known.
-        command: what to start.
-        pipe: a file descriptor to read from; nothing is ever written to it.
-
-    Returns:
-        The command's exit code, 0 if it was ended from here.
+    Nothing is ever written to the pipe, a file descriptor. Return the command's exit code, or 0 if
+    it was ended from here.
     """
     for number in _ENDINGS:
         signal.signal(number, _leave)
-    left_alone = False
+    pipe_ended = False
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        left_alone = _pipe_ended_before(process, pipe)
-        return 0 if left_alone else process.returncode
+        pipe_ended = _pipe_ended_before(process, pipe)
+        return 0 if pipe_ended else process.returncode
     finally:
         for number in _ENDINGS:
             signal.signal(number, signal.SIG_IGN)
         end_run(home)
-        if left_alone:  # else fedsilo reads in it why SuperLink ended, and removes it
+        if pipe_ended:  # or fedsilo reads there why SuperLink ended, and removes it
             shutil.rmtree(home, ignore_errors=True)
 
 

@@ -1,13 +1,13 @@
-"""The in-process engine: Flower's Grid, calling the ClientApp directly. No ray, no processes.
+"""The in-process engine: Flower's Grid, calling the ClientApp directly, one site after another.
 
-For debugging, for tests, and for one big GPU. It runs the same Strategy and ClientApp as
-``flwr run`` does, one client after another.
+It is for debugging, for tests, and for one big GPU, and runs the same apps as ``flwr run`` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -21,20 +21,14 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from fedsilo.server_app.run.runner import Draw
+    from fedsilo.server_app.run.ending import Finish
 
 _SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
 _FIRST_NODE = 1001
 
 
 class InlineGrid(Grid):
-    """A grid whose nodes are this process: ``pull_messages`` answers one message a call.
-
-    Args:
-        client_app: the app of every node.
-        run_config: what each node's Context holds.
-        node_configs: one per node; partition ids where none is given.
-    """
+    """A grid whose nodes are this process: ``pull_messages`` answers one message a call."""
 
     def __init__(
         self,
@@ -45,17 +39,11 @@ class InlineGrid(Grid):
         self._app = client_app
         self._run = Run.create_empty(1)
         self._contexts = {
-            _FIRST_NODE + index: Context(
-                run_id=self._run.run_id,
-                node_id=_FIRST_NODE + index,
-                node_config=dict(config),
-                state=RecordDict(),
-                run_config=dict(run_config),
-            )
-            for index, config in enumerate(node_configs)
+            node: Context(self._run.run_id, node, dict(config), RecordDict(), dict(run_config))
+            for node, config in enumerate(node_configs, _FIRST_NODE)
         }
         self._waiting: dict[str, Message] = {}
-        self._pushed = 0
+        self._numbers = count(1)
 
     def set_run(self, run: Run) -> None:
         """Set the run that this grid operates in."""
@@ -85,11 +73,9 @@ class InlineGrid(Grid):
         """Queue messages and return their ids."""
         ids = []
         for message in messages:
-            self._pushed += 1
-            message_id = f"inline-{self._pushed}"
-            message.metadata.__dict__["_message_id"] = message_id  # as Flower's own grids do
-            self._waiting[message_id] = message
-            ids.append(message_id)
+            ids.append(f"inline-{next(self._numbers)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]  # as Flower's own grids do
+            self._waiting[ids[-1]] = message
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -104,11 +90,8 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and return all replies."""
-        return [
-            reply
-            for message_id in self.push_messages(messages)
-            for reply in self.pull_messages([message_id])
-        ]
+        pushed = self.push_messages(messages)
+        return [reply for one in pushed for reply in self.pull_messages([one])]
 
     def _answer(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]
@@ -143,8 +126,8 @@ def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
         yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
 
 
-def run_inline(settings: RunSettings, nodes: int, draw: Draw | None = None) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; ``draw`` its pictures.
+def run_inline(settings: RunSettings, nodes: int, finish: Finish | None = None) -> RunDirectory:
+    """Run ``settings`` over ``nodes`` simulated sites in this process; for ``finish`` see ``run``.
 
     Raises:
         FedsiloError: the run failed.
@@ -153,4 +136,4 @@ def run_inline(settings: RunSettings, nodes: int, draw: Draw | None = None) -> R
 
     with inline_grid(settings, nodes) as grid:
         launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
-        return run(grid, settings, launch, draw)
+        return run(grid, settings, launch, finish)

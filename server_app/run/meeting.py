@@ -1,14 +1,14 @@
-"""A run's beginning without the run: the sites are met, nothing is trained, no directory is made.
+"""A rehearsal: the sites are asked who they are, nothing is trained, no directory is created.
 
-What was heard is a ``Meeting``: an engine in this process returns it, the app in a deployment
-writes it to the file that the setting 'meeting' names.
+The result is a ``Meeting``: an engine in this process returns it, the app in a deployment writes it
+to the file that the setting 'meeting' names.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,25 @@ from fedsilo.datasets.registry import silo_count
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import silos_document
+from fedsilo.server_app.run.beginning import terms_of
 from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
-from fedsilo.server_app.run.runner import terms_of
-from fedsilo.strategies.meeting.participants import Participants, hear_sites, needed_sites
+from fedsilo.strategies.meeting.participants import hear_sites, needed_sites
 from fedsilo.strategies.methods.registry import strategy_class
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the sites said, and what a run would make of it.
+    """What the sites said, and what a run would do with it.
 
     Attributes:
-        asked: nodes that were asked.
-        needed: sites that a run needs.
+        asked: number of nodes that were asked.
+        needed: number of sites that a run needs.
         sites: what ``silos.json`` of a run says of each site that can take part.
-        refused: a line for each node or pair that cannot, and why.
+        refused: a line for each node that cannot take part, and why.
         notices: what a run would say of missing silos and odd data.
         leaves: what the method makes leave each site, in words.
-        noise: the method's own noise that is no differential privacy; empty: none.
-        fault: why the method cannot begin with these sites; empty: it can.
+        noise: the method's own noise that is no differential privacy, or an empty string.
+        fault: why the method cannot begin with these sites, or an empty string if it can.
     """
 
     asked: int
@@ -49,59 +49,40 @@ class Meeting:
     noise: str = ""
     fault: str = ""
 
-    def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
-    """Ask the sites of ``grid`` who they are, as a run would, and go no further.
+    """Ask the sites of ``grid`` who they are, as a run would.
 
     Raises:
         FedsiloError: too few, or too many, are connected, or an operator's file cannot be used.
     """
     common = settings.common
     met = hear_sites(grid, common, silo_count(common), terms_of(settings))
-    needed = needed_sites(met, common)
+    heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
-        return Meeting(len(met.asked), needed, {}, met.refused)
-    leaves, noise, fault = _begun(settings, met)
-    return Meeting(
-        len(met.asked),
-        needed,
-        silos_document(met),
-        met.refused,
-        (*who_is_missing(met, common), *what_is_odd(met)),
-        leaves,
-        noise,
-        fault,
-    )
-
-
-def _begun(settings: RunSettings, met: Participants) -> tuple[tuple[str, ...], str, str]:
-    """Build the method and what it would send first: what leaves, its noise, why it cannot."""
+        return heard
+    heard = replace(heard, notices=(*who_is_missing(met, common), *what_is_odd(met)))
     try:
-        cls = strategy_class(settings.common.method)
-        method = cls(settings.common, settings.own, met)
-        leaves = (*met.leaves(), *method.disclosures().leaves)
+        method = strategy_class(common.method)(common, settings.own, met)
         method.initial_state(met.task())
-        return leaves, method.disclosures().noise, ""
     except FedsiloError as error:
-        return (), "", str(error)
+        return replace(heard, fault=str(error))
+    disclosures = method.disclosures()
+    leaves = (*met.leaves(), *disclosures.leaves)
+    return replace(heard, leaves=leaves, noise=disclosures.noise)
 
 
 def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
     """Meet ``nodes`` simulated sites in this process; errors as ``meet``."""
-    from fedsilo.client_app.app import app
-    from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+    from fedsilo.server_app.run.inline_engine import inline_grid
 
-    with flower_identity():
-        return meet(InlineGrid(app, settings.as_mapping(), partition_configs(nodes)), settings)
+    with inline_grid(settings, nodes) as grid:
+        return meet(grid, settings)
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
     """Meet the sites and write what they said to the file that 'meeting' names."""
-    written = json.dumps(meet(grid, settings).document(), indent=2)
+    written = json.dumps(asdict(meet(grid, settings)), indent=2)
     write_atomically(Path(settings.common.meeting), f"{written}\n")
 
 

@@ -1,4 +1,4 @@
-"""From a command's options to settings and resources, and from those to an engine."""
+"""From a command's options to settings and resources, and on to an engine."""
 
 from __future__ import annotations
 
@@ -24,17 +24,23 @@ from fedsilo.server_app.config.settings import (
     resolve,
     run_values,
 )
-from fedsilo.server_app.records.run_directory import RunDirectory, named, open_run_directory
+from fedsilo.server_app.records.run_directory import (
+    CONFIG,
+    SILOS,
+    RunDirectory,
+    named,
+    open_run_directory,
+)
 from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
 
 if TYPE_CHECKING:
-    from fedsilo.server_app.run.runner import Draw
+    from fedsilo.server_app.run.ending import Finish
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
 
 def simulation_file(given: Path | None) -> Path:
-    """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
+    """Return the given simulation file, or the working folder's, or fedsilo's own."""
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
         return given or local
@@ -46,10 +52,10 @@ class RunSources:
     """Where a run's settings come from.
 
     Attributes:
-        file: the simulation file; None: the usual one.
-        config: a TOML file of settings over the experiment's.
-        changes: settings over both, each ``key=value``.
-        out: folder of run directories; None: the settings' own, else ``runs``.
+        file: the simulation file, or None for the usual one.
+        config: a TOML file of settings that override the experiment's.
+        changes: settings that override both, each ``key=value``.
+        out: folder of run directories, or None for the settings' own or ``runs``.
     """
 
     file: Path | None = None
@@ -67,14 +73,10 @@ def planned(
 ) -> tuple[RunSettings, Mapping[str, Value]]:
     """Return settings and resources of a run: experiment, file, changes, then ``overrides``.
 
-    Args:
-        experiment: its name in the simulation file.
-        sources: where its settings come from.
-        supernodes: simulated sites; None: the experiment's, else all silos.
-        overrides: settings over all others, by key.
+    ``supernodes`` are the simulated sites, by default the experiment's or all silos.
 
     Raises:
-        SettingError: anything about them is wrong.
+        SettingError: a source cannot be read, or a setting or resource is wrong.
     """
     declared = find_experiment(simulation_file(sources.file), experiment)
     settings = named(
@@ -112,7 +114,7 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 def _absolute(key: str, path: str) -> str:
     try:
         return str(Path(path).expanduser().resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a null byte, nobody's home, a loop
+    except (OSError, RuntimeError, ValueError) as error:  # a null byte, no home, a loop
         reason = one_line(error, 100)
         raise SettingError(f"setting '{key}' is {shown(path)}, no path here: {reason}") from None
 
@@ -120,36 +122,25 @@ def _absolute(key: str, path: str) -> str:
 def replanned(
     run_dir: Path, *, supernodes: int | None = None, track: str | None = None
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
-    """Return settings, resources and engine with which a run goes on that was cut short.
-
-    Args:
-        run_dir: its run directory.
-        supernodes: simulated sites; None: as before.
-        track: where metrics also go; None: as before.
+    """Return settings, resources and engine to resume an interrupted run, by default as before.
 
     Raises:
         FedsiloError: there is no run, or its files cannot be used.
     """
-    directory = RunDirectory(run_dir.resolve())
-    config = directory.path / "config.toml"
-    if not config.is_file():
+    path = run_dir.resolve()
+    if not (path / CONFIG).is_file():
         raise RunDirectoryError(
-            f"{directory.path} has no config.toml: it is no run directory, or "
-            "its run never began; start it anew"
+            f"{path} has no {CONFIG}: it is no run directory, or its run never began; start it "
+            "again"
         )
-    launch = launch_values(config)
-    values = run_values(config) | {
-        "resume": True,
-        "out": str(directory.path.parent),
-        "run-name": directory.path.name,
-        **({"track": track} if track else {}),
-    }
-    resources = dict(launch.get("resources", {}))
-    resources.setdefault("num-supernodes", len(directory.read_json("silos.json")))
-    if supernodes is not None:
-        resources["num-supernodes"] = supernodes
-    settings = resolve(values)
-    return settings, check_resources(resources), str(launch.get("engine", "ray"))
+    launch = launch_values(path / CONFIG)
+    values = run_values(path / CONFIG)
+    values |= {"resume": True, "out": str(path.parent), "run-name": path.name}
+    values |= {"track": track} if track else {}
+    resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
+    resources |= launch.get("resources", {})
+    resources |= {} if supernodes is None else {"num-supernodes": supernodes}
+    return resolve(values), check_resources(resources), str(launch.get("engine", "ray"))
 
 
 def start(
@@ -157,29 +148,27 @@ def start(
     resources: Mapping[str, Value],
     engine: str,
     ray_address: str | None = None,
-    draw: Draw | None = None,
+    finish: Finish | None = None,
 ) -> RunDirectory:
-    """Run settings on an engine, and return the run directory.
+    """Run settings on the engine ``ray`` or ``inline``, and return the run directory.
 
-    Args:
-        settings: the run's.
-        resources: simulated sites, and what each may take.
-        engine: ``ray`` or ``inline``.
-        ray_address: a Ray cluster that runs, ``auto`` or ``HOST:PORT``; None: one of the run's own.
-        draw: draws the pictures of a run in this process; by Ray the app of the run does.
+    ``ray_address`` is that of a running cluster, ``auto`` or ``HOST:PORT``. ``finish`` is for a run
+    in this process, see ``run``; with Ray the app has its own.
 
     Raises:
         FedsiloError: the run failed.
     """
     if settings.common.purpose != "train":
-        raise SettingError("setting 'purpose' is 'survey': 'fedsilo survey' asks for that")
-    # Told here and now, not from inside a Flower run
+        raise SettingError("setting 'purpose' is 'survey': run 'fedsilo survey'")
+    # Refused here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
-    cut_of(settings.common)  # one that leaves a silo empty, by every silo's word otherwise
+    cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo
     if engine == "ray":
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
-        raise SettingError("--ray-address is of the engine 'ray': leave it or --engine inline out")
+        raise SettingError(
+            "--ray-address belongs to the engine 'ray': remove it or --engine inline"
+        )
     from fedsilo.server_app.run.inline_engine import run_inline
 
-    return run_inline(settings, int(resources["num-supernodes"]), draw)
+    return run_inline(settings, int(resources["num-supernodes"]), finish)

@@ -1,4 +1,4 @@
-"""Processes that this command starts: their tools, their ports, and how they are ended."""
+"""Processes that this command starts: their commands, their ports, and how they are ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -17,7 +17,7 @@ import psutil
 
 from fedsilo.models.contract.errors import FedsiloError
 
-RUN_MARK = "FLWR_HOME"  # each run has a folder of its own there; all its processes are told of it
+RUN_MARK = "FLWR_HOME"  # a folder that each run has of its own; all its processes know it
 _PARENT = "FEDSILO_ENDS_WITH"  # the process with which a command is to end
 _PASSES = 5
 _LOOK = 0.5  # seconds from one look for a parent to the next
@@ -45,15 +45,10 @@ def tool(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+    """Return ports of the loopback interface that are free now."""
+    with ExitStack() as held:  # all at once, or one port may come twice
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def app_folder() -> Path:
@@ -74,8 +69,8 @@ def app_folder() -> Path:
 def end_trees(roots: Iterable[psutil.Process]) -> None:
     """End processes and all that they started: TERM, then KILL.
 
-    Flower and Ray give their children sessions of their own, so a signal to the process group
-    would miss a run that is still going on; the tree of parents does not.
+    Flower and Ray start their children in sessions of their own, so a signal to the process group
+    would miss them; the tree of parents does not.
     """
     members: dict[psutil.Process, None] = {}  # a set in order
     for root in roots:
@@ -93,34 +88,29 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
 
 
 def end_run(home: Path) -> None:
-    """End all processes of the run whose folder is ``home``, but for this one.
+    """End all processes of the run whose folder is ``home``, except this one.
 
-    Found by their environment: one whose parent has ended is in no tree. What was being started
-    while others ended is found by another look.
+    They are found by their environment, since one whose parent has ended is in no tree. A process
+    that was being started while others ended is found by the next pass.
     """
     for _ in range(_PASSES):
-        marked = _processes_with(RUN_MARK, str(home))
+        marked = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+                marks = process.environ().get(RUN_MARK) == str(home)
+                if marks and process.pid != os.getpid() and runs(process):
+                    marked.append(process)
         if not marked:
             return
         end_trees(marked)
 
 
-def _processes_with(variable: str, value: str) -> list[psutil.Process]:
-    """Return this user's running processes that were started with ``variable`` set to ``value``."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            if process.pid != os.getpid() and process.environ().get(variable) == value:
-                found += [process] if runs(process) else []
-    return found
-
-
 def end_with(parent: int, by: signal.Signals = signal.SIGTERM) -> None:
-    """See to it that this process ends soon after its parent, in whatever way that one ends.
+    """Make this process end soon after its parent, in whatever way that one ends.
 
     Args:
         parent: the id of the process that started this one.
-        by: the signal that this one then sends to itself; where that is of no avail it ends hard.
+        by: the signal that this process then sends to itself; if that fails it exits at once.
     """
 
     def watch() -> None:
@@ -134,19 +124,19 @@ def end_with(parent: int, by: signal.Signals = signal.SIGTERM) -> None:
 
 
 def bound_environment() -> dict[str, str]:
-    """Return the environment of a ``fedsilo`` command that is to end with this process."""
+    """Return the environment for a ``fedsilo`` command that is to end with this process."""
     return os.environ | {_PARENT: str(os.getpid())}
 
 
 def end_if_bound() -> None:
-    """See to it that this command ends with the process that bound it to itself, if one did."""
+    """Make this command end with the process that bound it to itself, if one did."""
     parent = os.environ.pop(_PARENT, "")
     if parent.isdecimal():
         end_with(int(parent))
 
 
 def runs(process: psutil.Process) -> bool:
-    """Tell whether a process has not ended; one that nobody has collected yet has."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -154,7 +144,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 def process_of(pid: int, started: float) -> psutil.Process | None:
-    """Return a process that runs; None if it has ended. Ids are used again, starts are not."""
+    """Return a running process by id and start, as ids are reused; None if it has ended."""
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - started) < 1.0

@@ -1,8 +1,8 @@
-"""A Ray cluster that a run was told to use: looked at before anything starts.
+"""A Ray cluster that a run is to use: every node is checked before anything starts.
 
 Flower's actors on other nodes read the app, the data's cache and the run directory by the paths of
-this machine, and run it by their own packages. So every node must have the same fedsilo, Python and
-packages, and see the folder of runs.
+this machine, and run it with their own packages. So every node must have the same fedsilo, Python
+and packages, and see the folder of runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -40,27 +39,20 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that was found fit.
-
-    Attributes:
-        address: its own, host and port.
-        nodes: how many are alive.
-        cpus: that they have together.
-    """
+    """A cluster that passed the checks: its address, and its nodes and CPUs."""
 
     address: str
     nodes: int
     cpus: float
 
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes and {self.cpus:.0f} CPUs of the Ray cluster at {self.address}"
+
 
 def ray_variables(cluster: Cluster | None, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what Ray is told by the environment: which cluster, and what travels to its workers.
+    """Return what tells Ray which cluster to use, and what its workers get of ``variables``.
 
-    Without a cluster Ray starts one of its own, also where another one runs on this machine.
-
-    Args:
-        cluster: the one to use.
-        variables: the run's environment.
+    Without a cluster Ray starts one of its own, even if another one runs on this machine.
     """
     if cluster is None:
         return {ADDRESS_VARIABLE: LOCAL}
@@ -69,25 +61,35 @@ def ray_variables(cluster: Cluster | None, variables: Mapping[str, str]) -> dict
     return {ADDRESS_VARIABLE: cluster.address, _JOB_VARIABLE: job}
 
 
-def fit_cluster(address: str, folder: Path, resources: Mapping[str, Value]) -> Cluster:
-    """Return the cluster at an address if a run can be spread over it.
+def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return a line that the cluster which the environment names is not used, if it names one."""
+    address = environment.get(ADDRESS_VARIABLE, LOCAL)
+    if not address or address == LOCAL:
+        return None
+    return (
+        f"{ADDRESS_VARIABLE} names {address}, which is not used: name it with --ray-address to "
+        "spread the run over it"
+    )
 
-    Args:
-        address: ``auto`` or ``HOST:PORT``.
-        folder: of run directories; all nodes must share it.
-        resources: the run's.
+
+def fit_cluster(address: str, folder: Path, resources: Mapping[str, Value]) -> Cluster:
+    """Return the cluster at ``auto`` or ``HOST:PORT`` if a run can be spread over it.
+
+    All its nodes must share ``folder``, that of the run directories.
 
     Raises:
-        SettingError: nothing answers there, or a node is unfit; named, with what to do.
+        SettingError: nothing answers there, or a node cannot be used; named, with what to do.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):
             raise SettingError(
-                f"resource '{key}' is of a cluster that the run starts itself, and --ray-address "
-                "names one that runs: leave it out"
+                f"resource '{key}' is for a cluster that the run starts itself, and --ray-address "
+                "names one that is running: leave it out"
             )
     _refuse_silent(address)
-    packages = _packages()
+    project = tomllib.loads((app_folder() / "pyproject.toml").read_text())["project"]
+    names = (re.match(r"[\w.-]+", text) for text in project["dependencies"])
+    packages = sorted({"ray", *(match[0] for match in names if match)})
     with _shared(folder) as (shared, token):
         found = _asked(address, shared, packages)
         own = describe("here", str(shared), packages)
@@ -116,29 +118,20 @@ def _refuse_silent(address: str) -> None:
 
 @contextmanager
 def _shared(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield a folder beside the runs with a token that only who sees it can know."""
+    """Yield a folder beside the runs, and a secret in it that only those who see it can know."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shared = Path(tempfile.mkdtemp(prefix=".fedsilo-cluster-", dir=folder))
+        shared = tempfile.TemporaryDirectory(prefix=".fedsilo-cluster-", dir=folder)
     except OSError as error:
         raise SettingError(f"folder {folder} cannot be written: {error.strerror}") from None
-    token = secrets.token_hex(16)
-    try:
-        (shared / TOKEN).write_text(token)
-        yield shared, token
-    finally:
-        shutil.rmtree(shared, ignore_errors=True)
-
-
-def _packages() -> list[str]:
-    """Return the names of the packages that fedsilo depends on, and Ray."""
-    project = tomllib.loads((app_folder() / "pyproject.toml").read_text())["project"]
-    named = (re.match(r"[\w.-]+", text) for text in project["dependencies"])
-    return sorted({"ray", *(match[0] for match in named if match)})
+    with shared:
+        token = secrets.token_hex(16)
+        (Path(shared.name) / TOKEN).write_text(token)
+        yield Path(shared.name), token
 
 
 def _asked(address: str, shared: Path, packages: Sequence[str]) -> dict[str, Any]:
-    """Return what a process of its own found at each node."""
+    """Return what a separate process found at each node."""
     command = [sys.executable, "-m", "fedsilo.server_app.run.ray_nodes", address, str(shared)]
     environment = bound_environment()
     if address != AUTO:
@@ -167,8 +160,8 @@ def _asked(address: str, shared: Path, packages: Sequence[str]) -> dict[str, Any
     return answer
 
 
-def _fault(node: Mapping[str, Any], own: Mapping[str, Any], token: str, shared: Path) -> str:
-    """Say what is wrong with a node and what to do; empty: nothing."""
+def _fault(node: Mapping[str, Any], own: Mapping[str, Any], token: str, shared: Path) -> str | None:
+    """Return what is wrong with a node and what to do, or None if nothing is."""
     found = node["found"]
     if found is None:
         return "did not answer: look at 'ray status', or stop Ray there"
@@ -181,38 +174,19 @@ def _fault(node: Mapping[str, Any], own: Mapping[str, Any], token: str, shared: 
         return f"has no fedsilo that can be imported ({found['fault'][:200]}): install it there"
     if found["python"] != own["python"]:
         return f"has Python {found['python']}, this machine {own['python']}: install the same"
-    if other := _other(found["packages"], own["packages"]):
-        return f"has {other}: install the same packages"
-    if other := _other_files(json.loads(found["fedsilo"]), json.loads(own["fedsilo"])):
-        return f"has another fedsilo, {other} differ: install this machine's"
-    return ""
-
-
-def _other(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    return _some(
-        [
-            f"{name} {there.get(name) or 'nowhere'} where this machine has {version or 'none'}"
-            for name, version in here.items()
-            if there.get(name) != version
-        ]
-    )
-
-
-def _other_files(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    return _some(sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n)))
+    there, here = found["packages"], own["packages"]
+    if other := [
+        f"{name} {there.get(name) or 'nowhere'} where this machine has {version or 'none'}"
+        for name, version in here.items()
+        if there.get(name) != version
+    ]:
+        return f"has {_some(other)}: install the same packages"
+    there, here = json.loads(found["fedsilo"]), json.loads(own["fedsilo"])
+    if other := sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n)):
+        return f"has another fedsilo, {_some(other)} differ: install this machine's"
+    return None
 
 
 def _some(differing: Sequence[str]) -> str:
     more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
     return ", ".join(differing[:_NAMED]) + more
-
-
-def told_of_unused(environment: Mapping[str, str] = os.environ) -> str:
-    """Say that a cluster which the environment names is not used; empty: it names none."""
-    named = environment.get(ADDRESS_VARIABLE, "")
-    if not named or named == LOCAL:
-        return ""
-    return (
-        f"{ADDRESS_VARIABLE} names {named}, which is not used: name it by --ray-address to spread "
-        "the run over it"
-    )

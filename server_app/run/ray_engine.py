@@ -1,8 +1,8 @@
-"""The Ray engine: ``flwr run`` on a SuperLink of its own, ended with the run.
+"""The Ray engine: ``flwr run`` on a SuperLink of its own, which ends with the run.
 
-Flower's own local SuperLink is machine-wide and stays; two runs would meet in it. So each run
-here gets its own ports and FLWR_HOME, in the environment this process runs in. A guard
-(server_app/run/guard.py) ends all that it started, also where this process is killed.
+Flower's own local SuperLink belongs to the machine and stays; two runs would meet in it. So
+each run here gets ports and an FLWR_HOME of its own, in the environment this process runs in. A
+guard (server_app/run/guard.py) ends all that it started, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import tomli_w
@@ -30,17 +29,10 @@ from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value, unknown_key
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, grouped
-from fedsilo.server_app.records.run_directory import RunDirectory, runs_folder
-from fedsilo.server_app.run.processes import (
-    RUN_MARK,
-    ProcessError,
-    app_folder,
-    end_run,
-    free_ports,
-    tool,
-)
-from fedsilo.server_app.run.progress_bars import PROGRESS_VARIABLE, Bars, TerminalBars, follow
-from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
+from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
+from fedsilo.server_app.run import processes
+from fedsilo.server_app.run.progress_bars import PROGRESS_VARIABLE, TerminalBars, follow
+from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,
@@ -54,7 +46,7 @@ _START_LIMIT = 60.0  # seconds
 _END_LIMIT = 30.0  # seconds
 _MOST = 1_000_000  # of any resource
 
-# What Flower and Ray say at every start; warnings, errors and the app's own lines pass.
+# What Flower and Ray print at every start; warnings, errors and the app's own lines pass
 _NOISE = re.compile(
     r"INFO .*:\s|Since flwr 1.32, default simulated|^Using SuperLink: local|"
     r"Flower configuration not found|^Successfully installed fedsilo|Manually terminating|"
@@ -62,15 +54,15 @@ _NOISE = re.compile(
 )
 
 
-class RayRunError(ProcessError):
+class RayRunError(processes.ProcessError):
     """The Flower run did not end well."""
 
 
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the resources with defaults for those not given.
+    """Return the resources, with defaults for those not given.
 
     Raises:
-        SettingError: a key is unknown or a value is no number of that kind.
+        SettingError: a key is unknown or a value is not a number of that kind.
     """
     for key, value in resources.items():
         if key not in RESOURCES:
@@ -89,56 +81,45 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 def run_with_ray(
     settings: RunSettings, resources: Mapping[str, Value], address: str = ""
 ) -> RunDirectory:
-    """Run ``settings`` by ``flwr run`` and return the run directory.
+    """Run ``settings`` with ``flwr run`` and return the run directory.
 
-    Args:
-        settings: the run's.
-        resources: simulated sites, and what each may take.
-        address: of a Ray cluster that runs, or ``auto``; empty: Ray starts one for this run.
+    ``address`` is a running Ray cluster's, or ``auto``; by default Ray starts one for the run.
 
     Raises:
         FedsiloError: the run failed; the message is the app's own last error line.
     """
-    app = app_folder()
-    runs = runs_folder(settings.common.out)
+    app, runs = processes.app_folder(), runs_folder(settings.common.out)
     directory = RunDirectory(runs / settings.common.run_name)
     wanted = check_resources(resources)
+    share = float(wanted["client-resources-num-gpus"])
     cluster = fit_cluster(address, runs, wanted) if address else None
-    _tell_of(cluster)
-    # Flower's actors read the app in it: on a cluster it lies where all nodes see it
+    if line := cluster or unused_cluster():
+        print(f"fedsilo: {line}", file=sys.stderr)
+    # Flower's actors read the app in it: for a cluster it is where all nodes see it
     beside = {"prefix": ".fedsilo-flwr-", "dir": runs} if cluster else {"prefix": "fedsilo-flwr-"}
     with tempfile.TemporaryDirectory(**beside) as home:
         config = Path(home) / "run-config.toml"
         config.write_text(tomli_w.dumps(grouped(settings.as_mapping())))
-        _check_device(settings.common.device, float(wanted["client-resources-num-gpus"]))
+        _check_device(settings.common.device, share)
         launch = json.dumps({"engine": "ray", "resources": wanted})
-        share = str(wanted["client-resources-num-gpus"])
-        variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: share}
+        variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}
         with _superlink(Path(home), variables, cluster) as environment:
-            last_error = _flwr_run(app, config, wanted, environment)
-    if last_error or not (directory.path / "summary.json").is_file():
-        raise RayRunError(
-            last_error
-            or f"the Flower run ended without a summary in "
-            f"{directory.path}: see the log above, then resume it"
+            error = _flwr_run(app, config, wanted, environment)
+    if not error and not (directory.path / SUMMARY).is_file():
+        error = (
+            f"the Flower run ended without a summary in {directory.path}: see the log above, then "
+            "resume it"
         )
+    if error:
+        raise RayRunError(error)
     return directory
-
-
-def _tell_of(cluster: Cluster | None) -> None:
-    """Say over which cluster the run is spread, or that the environment's is not used."""
-    if cluster:
-        told = f"{cluster.nodes} nodes and {cluster.cpus:.0f} CPUs of the Ray cluster at"
-        print(f"fedsilo: {told} {cluster.address}", file=sys.stderr)
-    elif unused := told_of_unused():
-        print(f"fedsilo: {unused}", file=sys.stderr)
 
 
 def _check_device(device: str, share: float) -> None:
     """Warn of a GPU that clients will not see, and refuse one by number: Ray numbers them itself.
 
     Raises:
-        SettingError: the device cannot be had under Ray.
+        SettingError: the device cannot be used under Ray.
     """
     if device.startswith("cuda:") and device != "cuda:0":
         raise SettingError(
@@ -153,7 +134,7 @@ def _check_device(device: str, share: float) -> None:
     )
     if device.startswith("cuda"):
         raise SettingError(f"setting 'device' is '{device}', and Ray gives clients no GPU: {hint}")
-    import torch  # seconds, and only here
+    import torch  # takes seconds, and is needed only here
 
     if device == "auto" and torch.cuda.is_available():
         print(f"fedsilo: there is a GPU, and clients train on the CPU: {hint}", file=sys.stderr)
@@ -164,67 +145,55 @@ def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, cluster: Cluster | None = None
 ) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
-    http_port, control_port = free_ports(2)
-    environment = (
-        os.environ
-        | dict(variables or {})
-        | {
-            RUN_MARK: str(home),
-            "SPT_NOENV": "1",  # else Ray's own titles of processes are written over that mark
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
-            "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "PYTHONUNBUFFERED": "1",
-            PROGRESS_VARIABLE: "1",
-            "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        }
-    )
+    http_port, control_port = map(str, processes.free_ports(2))
+    environment = {
+        **os.environ,
+        **(variables or {}),
+        processes.RUN_MARK: str(home),
+        "SPT_NOENV": "1",  # or Ray's own process titles overwrite that mark
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http_port,
+        "FLWR_LOCAL_CONTROL_API_PORT": control_port,
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+        PROGRESS_VARIABLE: "1",
+        "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
     environment |= ray_variables(cluster, environment)
-    command = [
-        tool("flower-superlink"),
-        "--insecure",
-        "--simulation",
-        "--isolation",
-        "subprocess",
-        "--control-api-address",
-        f"127.0.0.1:{control_port}",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(http_port),
-        "--log-file",
-        str(home / "superlink.log"),
-    ]
-    with (home / "superlink.out").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedsilo.server_app.run.guard", str(home), *command],
+    options = {
+        "isolation": "subprocess",
+        "control-api-address": f"127.0.0.1:{control_port}",
+        "host": "127.0.0.1",
+        "port": http_port,
+        "log-file": str(home / "superlink.log"),
+    }
+    superlink = [processes.tool("flower-superlink"), "--insecure", "--simulation"]
+    superlink += [part for key, value in options.items() for part in (f"--{key}", value)]
+    log = home / "superlink.out"
+    with log.open("wb") as output:
+        guard = subprocess.Popen(
+            [sys.executable, "-m", "fedsilo.server_app.run.guard", str(home), *superlink],
             env=environment,
             stdin=subprocess.PIPE,  # ends with this process
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
     try:
-        _wait_until_healthy(process, http_port, home / "superlink.out")
+        _wait_until_healthy(guard, http_port, log)
         yield environment
     finally:
-        _end(process, home)
+        assert guard.stdin is not None  # PIPE was asked for
+        guard.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            guard.wait(_END_LIMIT)
+        processes.end_run(home)  # in case the guard was killed or did not end it
+        guard.wait()
 
 
-def _end(guard: subprocess.Popen[bytes], home: Path) -> None:
-    """Let the guard end the run; where it does not, or was killed, end the run from here."""
-    assert guard.stdin is not None  # PIPE was asked for
-    guard.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        guard.wait(_END_LIMIT)
-    end_run(home)
-    guard.wait()
-
-
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: str, log: Path) -> None:
     limit = time.monotonic() + _START_LIMIT
     while time.monotonic() < limit:
         if process.poll() is not None:
@@ -234,7 +203,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:  # urllib's own errors are
             time.sleep(0.2)
     raise RayRunError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
 
@@ -242,41 +211,32 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
 def _flwr_run(
     app: Path, config: Path, resources: Mapping[str, Value], environment: Mapping[str, str]
 ) -> str:
-    """Stream the run's log to standard output; return the app's error line, empty if none."""
-    wanted = {
-        key: value
+    """Stream the run's log to standard output; return the app's error line, or an empty string."""
+    wanted = " ".join(
+        f"{key}={value}"
         for key, value in resources.items()
-        if not (key.startswith("init-args") and not value)
-    }
-    command = [
-        tool("flwr"),
-        "run",
-        str(app),
-        "--run-config",
-        str(config),
-        "--stream",
-        "--federation-config",
-        " ".join(f"{key}={value}" for key, value in wanted.items()),
-    ]
-    last_error = ""
-    console = Console()
-    bars = TerminalBars(console) if console.is_terminal else Bars()
-    with (
-        closing(bars),
-        subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None  # PIPE was asked for
-        for line in process.stdout:
-            if not follow(line, bars) and not _NOISE.search(line):
-                console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
-            last_error = _error_in(line) or last_error
-        code = process.wait()
+        if value or not key.startswith("init-args")
+    )
+    options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
+    console, last_error = Console(), ""
+    show = TerminalBars(console).show if console.is_terminal else lambda *_: None
+    process = subprocess.Popen(
+        [processes.tool("flwr"), "run", str(app), *options],
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        with process:
+            assert process.stdout is not None  # PIPE was asked for
+            for line in process.stdout:
+                if not follow(line, show) and not _NOISE.search(line):
+                    console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
+                last_error = _error_in(line) or last_error
+            code = process.wait()
+    finally:
+        show("stop")
     return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
 
 

@@ -1,7 +1,7 @@
 """What each node of a Ray cluster has, asked of the cluster at an address.
 
-A process of its own, so that Ray's client and what it says end with it. It prints one JSON object:
-the cluster's address and, for each node, what ``describe`` found there.
+It runs as a process of its own, so that Ray's client and its output end with it. It prints one JSON
+object: the cluster's address and, for each node, what ``describe`` found there.
 """
 
 from __future__ import annotations
@@ -11,34 +11,29 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 TOKEN = "token"  # the file that this machine writes and every node must read
 _LIMIT = 90.0  # seconds for all nodes' answers
-_CPUS = "CPU"
 
 
 def describe(node: str, folder: str, packages: Sequence[str]) -> dict[str, Any]:
-    """Return what a node has; runs there.
+    """Return a node's versions of ``packages`` and what it sees of ``folder``; runs there.
 
-    Args:
-        node: its id, under which it writes a file into ``folder``.
-        folder: the folder that must be shared.
-        packages: those whose versions are asked for.
+    It writes a file into the folder, which must be shared, under the node's id.
     """
-    import importlib.metadata
     import platform
+    from importlib.metadata import PackageNotFoundError, version
 
-    def version(name: str) -> str:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return ""
-
+    versions = dict.fromkeys(packages, "")
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     found: dict[str, Any] = {
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
+        "packages": versions,
         "fedsilo": "",
         "token": "",
         "fault": "",
@@ -69,14 +64,12 @@ def _described(address: str, folder: str, packages: Sequence[str]) -> dict[str, 
         logging_level=logging.ERROR,
         runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    task = ray.remote(num_cpus=0)(describe)
-    asked = {
-        task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(node["NodeID"], folder, packages): node
-        for node in nodes
-    }
+    task, asked = ray.remote(num_cpus=0)(describe), {}
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            answer = task.options(scheduling_strategy=there)
+            asked[answer.remote(node["NodeID"], folder, packages)] = node
     done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LIMIT)
     answers = {reference: ray.get(reference) for reference in done}
     return {
@@ -85,7 +78,7 @@ def _described(address: str, folder: str, packages: Sequence[str]) -> dict[str, 
             {
                 "id": node["NodeID"],
                 "host": f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
-                "cpus": node["Resources"].get(_CPUS, 0.0),
+                "cpus": node["Resources"].get("CPU", 0.0),
                 "found": answers.get(reference),
             }
             for reference, node in asked.items()

@@ -1,4 +1,4 @@
-"""A run as somebody sees it who looks at its directory: how far it is, whether it still runs."""
+"""A run as its directory shows it: how far it is, and whether it is still running."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.progress import (
-    FAILED,
-    FILE,
-    FINISHED,
-    INTERRUPTED,
-    RUNNING,
-    Progress,
-    read_progress,
-)
+from fedsilo.server_app.records.progress import FILE, Progress, State, clock, read_progress
 from fedsilo.server_app.run.processes import process_of
 
-_SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes all 15
+_SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -29,10 +21,10 @@ class Watched:
 
     Attributes:
         folder: the run directory.
-        progress: what ``progress.json`` says.
-        gone: whether the process that wrote it has ended without a word.
-        silent: whether it is another machine's, and has said nothing for a minute.
-        moment: when this was looked at, seconds since 1970.
+        progress: the content of ``progress.json``.
+        gone: whether the process that wrote it was killed.
+        silent: whether it runs on another machine and has written nothing for a minute.
+        moment: when the file was read, seconds since 1970.
     """
 
     folder: Path
@@ -43,17 +35,17 @@ class Watched:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come."""
-        return self.gone or self.progress.state != RUNNING
+        """Whether the run has ended, in whatever way."""
+        return self.gone or self.progress.state != "running"
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run's process began; of one that has ended, until its last word."""
+        """Seconds since the run's process began, until its last writing if it has ended."""
         return self.progress.seconds + (0.0 if self.over else self._since())
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds left, by the rounds so far; None before there is one, or when it is over."""
+        """Seconds left, or None before the first round and after the run."""
         left = self.progress.seconds_left
         return None if left is None or self.over else max(0.0, left - self._since())
 
@@ -61,55 +53,55 @@ class Watched:
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
-        """Say what becomes of the run, and what to do."""
-        again = f"'fedsilo resume {self.folder}' goes on with it"
+        """Return what has become of the run, and what to do."""
+        again = f"'fedsilo resume {self.folder}' continues it"
         if self.gone:
-            return f"its process has ended without a word: {again}"
-        said = {
-            RUNNING: "no word for a minute" if self.silent else "running",
-            FINISHED: "finished",
-            FAILED: f"failed: {self.progress.why}",
-            INTERRUPTED: f"interrupted: {again}",
+            return f"its process was killed: {again}"
+        said: dict[State, str] = {
+            "running": "nothing written for a minute" if self.silent else "running",
+            "finished": "finished",
+            "failed": f"failed: {self.progress.why}",
+            "interrupted": f"interrupted: {again}",
         }
         return said[self.progress.state]
 
     def line(self) -> str:
-        """Return all of it in one line."""
+        """Return the state, the round, the costs and the times in one line."""
         here = self.progress
-        parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
-        if here.phase and not self.over:
-            parts.append(phase_text(here))
-        parts.append(traffic_text(here))
-        if spent := epsilon_text(here):
-            parts.append(spent)
-        parts.append(clock(self.seconds))
-        if self.seconds_left is not None:
-            parts.append(f"{clock(self.seconds_left)} left")
-        return ", ".join(parts)
+        left = self.seconds_left
+        parts = [
+            f"{here.run}: {self.state()}",
+            f"round {here.round} of {here.rounds}",
+            phase_text(here) if here.phase and not self.over else "",
+            traffic_text(here),
+            epsilon_text(here),
+            clock(self.seconds),
+            "" if left is None else f"{clock(left)} left",
+        ]
+        return ", ".join(filter(None, parts))
 
 
 def look_at(folder: Path) -> Watched:
     """Return what a run directory says now.
 
     Raises:
-        RunDirectoryError: it is none, or of another version of fedsilo.
+        RunDirectoryError: it is no run directory, or of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
     progress = read_progress(folder) if folder.is_dir() else None
     if progress is None:
         raise RunDirectoryError(_why_none(folder))
     here = progress.host == socket.gethostname()
-    running = progress.state == RUNNING
-    alive = not here or process_of(progress.pid, progress.process_started) is not None
-    moment = time.time()
-    silent = running and not here and moment - progress.updated.timestamp() > _SILENT
-    return Watched(folder, progress, running and not alive, silent, moment)
+    running, moment = progress.state == "running", time.time()
+    gone = here and process_of(progress.pid, progress.process_started) is None
+    silent = not here and moment - progress.updated.timestamp() > _SILENT
+    return Watched(folder, progress, running and gone, running and silent, moment)
 
 
 def newest_run(runs: Path) -> Path | None:
-    """Return the run directory of a folder of runs that was written to last; None: none was."""
-    found = {path.parent: path.stat().st_mtime for path in runs.glob(f"*/{FILE}")}
-    return max(found, key=lambda run: found[run], default=None)
+    """Return the run of a folder of runs that was written to last, or None if there is none."""
+    newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
+    return newest and newest.parent
 
 
 def _why_none(folder: Path) -> str:
@@ -124,7 +116,7 @@ def _why_none(folder: Path) -> str:
 
 
 def phase_text(progress: Progress) -> str:
-    """Say what is asked for and who has answered."""
+    """Return the current phase and who has answered."""
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
     for what, sites in (("away", progress.away), ("failed", sorted(progress.failed))):
         text += f", {what}: {' '.join(sites)}" if sites else ""
@@ -132,28 +124,21 @@ def phase_text(progress: Progress) -> str:
 
 
 def traffic_text(progress: Progress) -> str:
-    """Say what has crossed the wire."""
+    """Return the bytes sent down and up."""
     bytes_ = progress.bytes()
     return f"{size(bytes_['down'])} down, {size(bytes_['up'])} up"
 
 
 def epsilon_text(progress: Progress) -> str:
-    """Say what the site has spent that spent most; empty without differential privacy."""
+    """Return the most that a site has spent, or "" without differential privacy."""
     spent = progress.epsilon()
     cap = f" of {progress.max_epsilon:g}" if progress.max_epsilon else ""
     return "" if spent is None else f"epsilon {spent:.3g}{cap}"
 
 
 def size(count: float) -> str:
-    """Return bytes with a unit of a thousand: ``1.5 MB``."""
+    """Return bytes with a decimal unit: ``1.5 MB``."""
     unit = 0
     while count >= 999.5 and unit < len(_UNITS) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:.3g} {_UNITS[unit]}"
-
-
-def clock(seconds: float) -> str:
-    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,7 +1,8 @@
 """What happens beside the mathematics of a run, as hooks of the one round loop.
 
-Metrics, traffic, checkpoints, progress and the account of differential privacy are hooks. A hook
-with something to remember gives it to the checkpoint by ``state`` and takes it back by ``restore``.
+Metrics, traffic, checkpoints, progress and the account of differential privacy are hooks; a run is
+given those that it needs. A hook with something to remember returns it by ``state``, which the
+checkpoint stores, and takes it back by ``restore``.
 """
 
 from __future__ import annotations
@@ -17,60 +18,64 @@ from fedsilo.strategies.wire.reply import Reply
 
 
 class Hook:
-    """Does nothing; a hook overrides what it cares about."""
+    """A hook overrides the events that it needs; the others do nothing.
+
+    Attributes:
+        name: the key of the hook's state in a checkpoint, or an empty string if it has no state.
+    """
 
     name = ""
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Take note that the loop goes on after ``state.round``."""
+        """Called before the round that follows ``state``, the first of this process."""
 
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Take note that sites joined before ``round_``, or came back on another node."""
+        """Called when sites joined before ``round_``, or returned on another node."""
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Take note that messages go to ``sites``."""
+        """Called before messages go to ``sites``."""
 
     def arrays_asked(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Take note, before messages go out, that those to ``sites`` ask for arrays."""
+        """Called before messages go out; those to ``sites`` ask for arrays."""
 
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Take note that ``site`` has answered, well or badly."""
+        """Called when ``site`` has answered, whether its reply is usable or not."""
 
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Take note that of the sites that have not answered just ``sites`` are disconnected."""
+        """Called when the unanswered sites that are disconnected have changed to ``sites``."""
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Say in one line why a reply of the right form cannot be used, if it cannot."""
+        """Return in one line why a reply of the right form cannot be used, or None if it can."""
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Take note of a phase's good replies, sorted by site."""
+        """Called with a phase's usable replies, sorted by site."""
 
     def updates_measured(
         self, round_: int, phase: str, parts: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Take note of what part each site had in a phase whose replies are updates."""
+        """Called with each site's contribution to a phase whose replies are updates."""
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Take note that the run goes on without ``site`` in this phase."""
+        """Called when the run continues without ``site`` in this phase."""
 
     def round_ended(self, state: State) -> None:
-        """Take note that a round is finished."""
+        """Called after each round."""
 
     def run_ended(self, state: State) -> None:
-        """Take note that the final evaluation is in."""
+        """Called after the final evaluation."""
 
     def why_stop(self, state: State, ahead: Callable[[], Mapping[str, int]]) -> str | None:
-        """Say why no round is to follow ``state``, if none is.
+        """Return why no round may follow ``state``, or None if one may.
 
         ``ahead`` counts the replies with arrays that each site would give in that round, at most.
         """
         return None
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Say why a round that failed by ``error`` ends the run well, at ``state``, if it does."""
+        """Return why a round that failed by ``error`` ends the run well at ``state``, or None."""
         return None
 
     def state(self) -> Any:
@@ -78,7 +83,7 @@ class Hook:
         return None
 
     def restore(self, state: Any) -> None:
-        """Take back what ``state`` gave."""
+        """Take back what ``state`` returned."""
 
 
 class Hooks:

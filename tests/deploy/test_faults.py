@@ -91,7 +91,7 @@ def test_a_run_goes_on_without_a_killed_hospital_if_enough_answer(
     kill(deployment, gone)
     code, printed = _ended(process)
     assert code == 0, printed
-    assert f"going on without site {gone}: no answer in time" in printed
+    assert f"continuing without site {gone}: no answer in time" in printed
     assert sorted(RunDirectory(deployment.runs / "without").read_json("summary.json")["sites"]) == (
         stay
     )

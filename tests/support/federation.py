@@ -56,7 +56,6 @@ class Federation:
             return run(
                 InlineGrid(app, settings.as_mapping(), [self._node(site) for site in sites]),
                 settings,
-                draw=False,
             )
 
     def kept(self, site: str, name: str, run_name: str) -> Path:

@@ -14,7 +14,7 @@ from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.figures.palette import GREY, LineStyle, line_styles
 from fedsilo.models.figures.panels import line_legend
 from fedsilo.server_app.records.many_sites import MANY
-from fedsilo.server_app.records.recorders import UPDATE
+from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.calibration import draw_distribution, draw_evidence
 from fedsilo.server_app.studies.figures.many_lines import draw_lines

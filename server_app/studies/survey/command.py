@@ -12,7 +12,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.deploy import run as deployed
 from fedsilo.server_app.run.inline_engine import inline_grid
 from fedsilo.server_app.run.planning import RunSources, planned
-from fedsilo.server_app.run.survey import FILE, run_survey
+from fedsilo.server_app.studies.survey.collect import FILE, run_survey
 from fedsilo.server_app.studies.survey.document import read_survey_document
 from fedsilo.server_app.studies.survey.page import survey_page
 

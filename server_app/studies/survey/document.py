@@ -37,7 +37,7 @@ def _answer(parts: dict[str, Any]) -> Survey:
 class SurveyDocument(BaseModel):
     """What a survey found."""
 
-    version: Literal[1]  # ``server_app.run.survey.VERSION``
+    version: Literal[1]  # ``studies.survey.collect.VERSION``
     run: str
     dataset: str
     asked: str  # when

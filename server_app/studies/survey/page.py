@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.contract.survey import Count, Measured, Survey
-from fedsilo.server_app.run.survey import cell_names
 from fedsilo.server_app.studies.report.page import (
     Block,
     Items,
@@ -16,6 +15,7 @@ from fedsilo.server_app.studies.report.page import (
     Text,
     page,
 )
+from fedsilo.server_app.studies.survey.collect import cell_names
 from fedsilo.server_app.studies.survey.document import Between, SurveyDocument
 from fedsilo.server_app.studies.survey.pictures import feature_pictures, label_picture
 

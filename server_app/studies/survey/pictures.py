@@ -9,9 +9,9 @@ import numpy as np
 
 from fedsilo.models.contract.survey import Count, Measured, Survey
 from fedsilo.models.figures.palette import line_styles
-from fedsilo.server_app.run.survey import cell_names
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.svg import svg_of
+from fedsilo.server_app.studies.survey.collect import cell_names
 from fedsilo.server_app.studies.survey.document import Between
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedsilo.server_app.records.progress import clock
 from fedsilo.server_app.run.watched import (
     Watched,
-    clock,
     epsilon_text,
     phase_text,
     size,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.server_app.deploy.deployment import read_deployment
-from fedsilo.server_app.run.watched import Watched, clock, look_at, newest_run, size
+from fedsilo.server_app.records.progress import clock
+from fedsilo.server_app.run.watched import Watched, look_at, newest_run, size
 
 
 @dataclass(frozen=True)

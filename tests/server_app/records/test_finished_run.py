@@ -23,7 +23,7 @@ def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
     assert str(caught.value) == f"the run in {tmp_path} has not ended: 'fedsilo resume {tmp_path}'"
     directory = RunDirectory(tmp_path)
     directory.write_json("summary.json", {"method": "uefl"})
-    directory.write_csv("metrics.csv", ["round", "value"], [[1, 0.5]])
+    (tmp_path / "metrics.csv").write_text("round,value\n1,0.5\n")
     run = finished_run(tmp_path)
     assert has_ended(tmp_path)
     assert run.path == tmp_path

@@ -35,14 +35,14 @@ def test_a_resumed_file_ends_as_one_written_in_one_go(
     parts: list[tuple[Rows, Rows]], died: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder, other = tmp_path_factory.mktemp("grown"), tmp_path_factory.mktemp("whole")
-    file, checkpoint = _file(folder), _file(folder).state()
+    file, checkpoint = _file(folder), _file(folder).final
     for number, (settled, still_open) in enumerate(parts):
         file.write(settled, still_open)
         if number == died:  # written, but the checkpoint that knows of it is not
             file = _file(folder)
             file.restore(checkpoint)
             file.write(settled, still_open)
-        checkpoint = file.state()
+        checkpoint = file.final
     whole = _file(other)
     whole.write([row for settled, _ in parts for row in settled], parts[-1][1])
     assert file.path.read_bytes() == whole.path.read_bytes()
@@ -57,7 +57,7 @@ def test_a_file_that_was_altered_is_not_gone_on_with(harm: str | None, tmp_path:
     if harm is not None:
         file.path.write_text(harm)
     with pytest.raises(CheckpointError, match="it was altered") as told:
-        _file(tmp_path).restore(file.state())
+        _file(tmp_path).restore(file.final)
     assert "\n" not in str(told.value)
 
 

@@ -56,11 +56,11 @@ def made(**changes: Any) -> Progress:
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(made().document())
+    (tmp_path / FILE).write_text(made().model_dump_json(indent=2))
     assert read_progress(tmp_path) == made()
     assert made().bytes() == {"down": 200, "up": 50}
     assert made().epsilon() == 1.25
-    document = json.loads(made().document())
+    document = json.loads(made().model_dump_json(indent=2))
     assert datetime.fromisoformat(document["updated"]) == made().updated
     assert document["sites"]["south"]["bytes-up"] == 30
 
@@ -75,12 +75,18 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
         ("", "is damaged"),
         ('{"version": 1', "is damaged"),
         ("[]", "of another version"),
-        ('{"version": 2}', "its form is 2, this one reads 1"),
+        ('{"version": 2}', "its format is 2, this one reads 1"),
         ('{"version": "' + "x" * 5000 + '"}', "of another version"),
-        ('{"version": 1}', "does not have the form"),
-        (made().document().replace('"round": 2', '"round": "two"'), "at 'round'"),
-        (made().document().replace('"seed": 1', '"seed": 1, "colour": 3'), "at 'colour'"),
-        (made().document().replace("2001-09-09T", "yesterday"), "does not have the form"),
+        ('{"version": 1}', "does not have the format"),
+        (made().model_dump_json(indent=2).replace('"round": 2', '"round": "two"'), "at 'round'"),
+        (
+            made().model_dump_json(indent=2).replace('"seed": 1', '"seed": 1, "colour": 3'),
+            "at 'colour'",
+        ),
+        (
+            made().model_dump_json(indent=2).replace("2001-09-09T", "yesterday"),
+            "does not have the format",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, told: str) -> None:
@@ -95,7 +101,7 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, told:
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_no_value_breaks_the_reader(value: Any) -> None:
     for key in ("sites", "phase", "started", "asked"):
-        document = json.loads(made().document()) | {key: value}
+        document = json.loads(made().model_dump_json(indent=2)) | {key: value}
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / FILE).write_text(json.dumps(document))
             with suppress(RunDirectoryError):

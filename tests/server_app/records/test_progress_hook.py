@@ -12,13 +12,19 @@ from flwr.app import Error, Message, MetricRecord
 
 import fedsilo.server_app.run.inline_engine
 from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.records import progress_hook
 from fedsilo.server_app.records.progress import METRICS_FILE, Progress, read_progress
-from fedsilo.server_app.records.progress_hook import ProgressRecord
+from fedsilo.server_app.records.progress_hook import ProgressHook
+from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.uefl import UEFL
+from tests.server_app.records.test_recorder import reply
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
@@ -112,9 +118,9 @@ def test_a_run_without_a_site_names_it(
     tiny: Tiny, inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []
-    ended, answer = ProgressRecord.round_ended, InlineGrid._answer
+    ended, answer = ProgressHook.round_ended, InlineGrid._answer
 
-    def look(self: ProgressRecord, state: State) -> None:
+    def look(self: ProgressHook, state: State) -> None:
         seen.append(dict(self.progress.failed))
         ended(self, state)
 
@@ -124,14 +130,14 @@ def test_a_run_without_a_site_names_it(
             reply.content["metrics"] = MetricRecord()
         return reply
 
-    monkeypatch.setattr(ProgressRecord, "round_ended", look)
+    monkeypatch.setattr(ProgressHook, "round_ended", look)
     monkeypatch.setattr(InlineGrid, "_answer", without_metrics)
     progress = _read(inline_run(tiny("fedavg", min_sites=2)).path)
     assert progress.left_out == 2
     assert seen == [{"s2a": "metric 'num-examples' is missing"}] * 2
 
 
-@pytest.mark.parametrize("broken", ["write_atomically", "metrics_text", "_site"])
+@pytest.mark.parametrize("broken", ["write_atomically", "metrics_text", "listed"])
 def test_no_failure_of_it_reaches_the_run(
     tiny: Tiny,
     inline_run: InlineRun,
@@ -142,8 +148,7 @@ def test_no_failure_of_it_reaches_the_run(
         raise OSError(28, "No space left on device")
 
     said: list[str] = []
-    holder: Any = ProgressRecord if broken == "_site" else progress_hook
-    monkeypatch.setattr(holder, broken, fail)
+    monkeypatch.setattr(progress_hook, broken, fail)
     log = logging.getLogger("flwr")
     monkeypatch.setattr(log, "warning", lambda text, *args: said.append(text % args))
     directory = inline_run(tiny("fedavg"))
@@ -159,3 +164,53 @@ def test_a_run_that_leaves_nothing_leaves_no_progress(
     with pytest.raises(SiteError):
         inline_run(tiny("fedavg"), out=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hook_prints_a_line_a_round_with_measurements_and_time_left(tmp_path: Path) -> None:
+    lines: list[str] = []
+    directory, facts = RunDirectory(tmp_path), {"train": [1]}
+    recorder = Recorder(directory)
+    hook = ProgressHook(
+        directory,
+        CommonSettings(),
+        "UEFL on digits",
+        UEFL.marks,
+        recorder,
+        None,
+        lines.append,
+        lambda *_: None,
+    )
+    site = SiteFacts("s1a", "D1", (1, 16, 16), 10, facts, {"train": "x"})
+    hook.run_started(State(0, {}), Participants({"s1a": site}, {"s1a": 5}), 10)
+    measured = reply(
+        incoming__val__accuracy=0.25, incoming__val__entropy=1.0, trained__train__loss=2.5
+    )
+    recorder.phase_ended(1, "train", {"s1a": measured})
+    hook.site_failed(1, "train", "s2a", "no answer [in time]")
+    hook.round_ended(State(1, {}, {"extended": {"1": ["s1a"]}}))
+    assert lines[0] == "UEFL on digits: 1 sites (s1a), 10 rounds"
+    assert lines[1] == "round 1, train: continuing without site s2a: no answer [in time]"
+    assert lines[2].startswith(
+        "round  1/10  train loss 2.500  validation accuracy before training 0.250  entropy 1.000  "
+        "new codewords for s1a  "
+    )
+    assert lines[2].endswith(" left")
+
+
+def test_hook_says_after_which_round_a_run_is_resumed(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shown: list[tuple[Any, ...]] = []
+    directory = RunDirectory(tmp_path)
+    hook = ProgressHook(
+        directory,
+        CommonSettings(),
+        "FedAvg on digits",
+        UEFL.marks,
+        Recorder(directory),
+        None,
+        lines.append,
+        lambda *event: shown.append(event),
+    )
+    hook.run_started(State(4, {}), Participants({}, {}), 10)
+    assert lines[1] == "resuming after round 4"
+    assert shown == [("begin", 10, 4)]

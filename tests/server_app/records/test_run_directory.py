@@ -9,10 +9,11 @@ import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import launch_values, resolve, run_values
+from fedsilo.server_app.records.growing_csv import GrowingCsv
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     config_document,
-    default_run_name,
+    named,
     only_writer,
     open_run_directory,
     runs_folder,
@@ -79,7 +80,7 @@ def test_config_toml_gives_the_settings_back_and_names_the_environment(tmp_path:
 
 def test_csv_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    directory.write_csv("x.csv", ("a", "b"), [(1, "one, two"), (2, "")])
+    GrowingCsv(tmp_path / "x.csv", ("a", "b")).write([(1, "one, two"), (2, "")])
     assert directory.read_csv("x.csv") == [{"a": "1", "b": "one, two"}, {"a": "2", "b": ""}]
 
 
@@ -88,8 +89,10 @@ def test_a_summary_that_is_not_there_says_that_the_run_has_not_ended(tmp_path: P
         RunDirectory(tmp_path).read_json("summary.json")
 
 
-def test_default_names_tell_method_data_and_seed() -> None:
-    assert default_run_name("uefl", "digits", 3).startswith("uefl-digits-seed3-")
+def test_named_makes_a_name_of_method_data_and_seed_unless_one_is_given() -> None:
+    settings = resolve({"method": "uefl", "dataset": "digits", "seed": 3})
+    assert named(settings).common.run_name.startswith("uefl-digits-seed3-")
+    assert named(resolve({"run-name": "mine"})).common.run_name == "mine"
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:

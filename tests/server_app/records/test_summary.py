@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from fedsilo.server_app.records.growing_csv import GrowingCsv
+from fedsilo.server_app.records.recorder import METRICS_HEADER
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.records.summary import (
     NO_PRIVACY,
@@ -139,7 +141,7 @@ def test_the_picture_has_a_panel_per_metric_that_was_measured(
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "silos.json").write_text(json.dumps({"s1a": {"distribution": "D1"}}))
     rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in metrics]
-    directory.write_csv("metrics.csv", ("round", "site", "split", "metric", "value"), rows)
+    GrowingCsv(tmp_path / "metrics.csv", METRICS_HEADER).write(rows)
     draw_curves(directory)
     picture = (tmp_path / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG")

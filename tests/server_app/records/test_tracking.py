@@ -14,7 +14,7 @@ import pytest
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import tracking
-from fedsilo.server_app.records.recorders import MetricsHook, TrafficHook
+from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.records.tracking import TRACKERS, Scalar, TrackingHook
 from fedsilo.strategies.loop.state import State
@@ -72,15 +72,11 @@ def _rows(metrics: Sequence[Sequence[Any]], traffic: Sequence[Sequence[Any]]) ->
 
 
 def _hook(track: str, run_dir: Path, resumed: bool = False) -> TrackingHook:
-    directory = RunDirectory(run_dir)
-    return TrackingHook(track, run_dir, MetricsHook(directory), TrafficHook(directory), resumed)
+    return TrackingHook(track, run_dir, Recorder(RunDirectory(run_dir)), resumed)
 
 
 def _take(hook: TrackingHook, metrics: Iterable[list[Any]], traffic: Iterable[list[Any]]) -> None:
-    for row in metrics:
-        hook.metrics.take(row)
-    for row in traffic:
-        hook.traffic.take(row)
+    hook.recorder.written = [*metrics], [*traffic]
 
 
 def _start(hook: TrackingHook) -> None:
@@ -97,7 +93,7 @@ def test_a_runs_rows_are_told_and_the_run_is_the_same(
     runs = {}
     for choice in ("none", track):
         values = tiny("fedavg", rounds=2) | {"track": choice, "out": str(tmp_path / choice)}
-        runs[choice] = run_inline(resolve(values | {"run-name": "run"}), 3, False)
+        runs[choice] = run_inline(resolve(values | {"run-name": "run"}), 3)
     plain, tracked = runs["none"], runs[track]
     for file in ("metrics.csv", "model.safetensors", "silos.json", "privacy.json"):
         assert (plain.path / file).read_bytes() == (tracked.path / file).read_bytes()
@@ -118,7 +114,8 @@ def test_after_a_death_every_row_stands_once(
     _take(before, METRICS, TRAFFIC)
     before.round_ended(State({}, 1))  # and here it dies
     after = _hook(track, run_dir, resumed=True)
-    after.metrics.rows, after.traffic.rows = METRICS[: known[0]], TRAFFIC[: known[1]]  # restored
+    after.recorder.open = METRICS[: known[0]]  # restored
+    after.recorder.traffic.write(TRAFFIC[: known[1]])
     _start(after)
     _take(after, [*METRICS[known[0] :], LATER[0]], TRAFFIC[known[1] :])
     after.run_ended(State({}, 1))
@@ -156,7 +153,7 @@ def test_a_failure_is_told_once_in_a_line_and_ends_tracking_alone(
     hook.run_ended(State({}, 1))
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "tracking by broken ends, and the run goes on: ConnectionError: the server is away"
+        "tracking with broken ends, and the run continues: ConnectionError: the server is away"
     ]
 
 
@@ -175,7 +172,7 @@ def test_a_package_that_is_missing_says_how_it_is_installed(
 def test_numbers_keep_all_their_digits(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     hook = _hook("tensorboard", tmp_path / "run")
-    hook.metrics.rows = [[0, "va", "test", "loss", np.nextafter(0.1, 1)]]
+    hook.recorder.open = [[0, "va", "test", "loss", np.nextafter(0.1, 1)]]
     _start(hook)
     hook.run_ended(State({}))
     ((_, _, value),) = _of_tensorboard(tmp_path / "run")

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.server_app.run.notices import say_who_is_missing
+from fedsilo.server_app.run.notices import who_is_missing
 from fedsilo.strategies.meeting.participants import Participants
 
 LEFT_OUT = "no image of vidir_modern, rosendahl, msk4, vienna_dias is here; left out"
@@ -35,14 +33,12 @@ def said(isic: CommonSettings) -> Callable[..., str]:
     """Return a function that tells what is said of sites: name to whether it is simulated."""
 
     def say(common: CommonSettings = isic, **simulated: bool) -> str:
-        text = io.StringIO()
         facts = {
             site: SiteFacts(site, site, (3, 16, 16), 2, {"train": [1, 1]}, {}, simulated=simulated)
             for site, simulated in simulated.items()
         }
         participants = Participants(facts, {site: index for index, site in enumerate(facts)})
-        say_who_is_missing(participants, common, Console(file=text, width=400))
-        return text.getvalue()
+        return "\n".join(who_is_missing(participants, common))
 
     return say
 
@@ -68,7 +64,7 @@ def test_of_other_data_sets_real_sites_that_are_missing_are_named(
     said: Callable[..., str],
 ) -> None:
     heart = CommonSettings(dataset="heart-synthetic")
-    missing = "2 of 4 silos take part: cleveland, va; no SuperNode for hungary, switzerland\n"
+    missing = "2 of 4 silos take part: cleveland, va; no SuperNode for hungary, switzerland"
     assert said(heart, va=False, cleveland=False) == missing
 
 

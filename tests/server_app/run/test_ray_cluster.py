@@ -13,7 +13,7 @@ import pytest
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.run import ray_cluster
 from fedsilo.server_app.run.processes import free_ports
-from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, told_of_unused
+from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.run.ray_nodes import TOKEN, describe
 
 FILES = {"client_app/app.py": "a1", "models/x.py": "b2"}
@@ -113,14 +113,16 @@ def test_a_folder_that_cannot_be_written_is_told(asked: Asked, tmp_path: Path) -
 
 
 def test_resources_of_a_cluster_of_ones_own_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="resource 'init-args-num-cpus' is of a cluster that"):
+    with pytest.raises(SettingError, match="resource 'init-args-num-cpus' is for a cluster that"):
         fit_cluster("auto", tmp_path, {"init-args-num-cpus": 4})
 
 
 def test_without_an_address_ray_starts_a_cluster_of_its_own() -> None:
     assert ray_variables(None, {"FEDSILO_DATA": "/d"}) == {"RAY_ADDRESS": "local"}
-    assert told_of_unused({}) == told_of_unused({"RAY_ADDRESS": "local"}) == ""
-    assert "10.0.0.1:6379, which is not used" in told_of_unused({"RAY_ADDRESS": "10.0.0.1:6379"})
+    assert unused_cluster({}) is unused_cluster({"RAY_ADDRESS": "local"}) is None
+    told = unused_cluster({"RAY_ADDRESS": "10.0.0.1:6379"})
+    assert told is not None
+    assert "10.0.0.1:6379, which is not used" in told
 
 
 def test_what_sites_read_of_the_environment_travels() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, now
-from fedsilo.server_app.run.watched import clock, look_at, newest_run, size
+from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, clock
+from fedsilo.server_app.run.watched import look_at, newest_run, size
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -25,13 +25,13 @@ def written(folder: Path, **changes: Any) -> Path:
         "seed": 1,
         "pid": os.getpid(),
         "process_started": psutil.Process().create_time(),
-        "started": now(),
-        "updated": now(),
+        "started": datetime.now(UTC),
+        "updated": datetime.now(UTC),
         "round": 2,
         "rounds": 3,
         "finished_rounds": 1,
         "phase": "train",
-        "phase_started": now(),
+        "phase_started": datetime.now(UTC),
         "asked": ["east", "north", "south"],
         "answered": ["north"],
         "away": ["south"],
@@ -41,7 +41,7 @@ def written(folder: Path, **changes: Any) -> Path:
         "max_epsilon": 8.0,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(Progress(**(usual | changes)).document())
+    (folder / FILE).write_text(Progress(**(usual | changes)).model_dump_json(indent=2))
     return folder
 
 
@@ -57,15 +57,17 @@ def test_a_run_that_goes_on_is_one_line(tmp_path: Path) -> None:
 def test_a_process_that_has_ended_is_known(tmp_path: Path) -> None:
     watched = look_at(written(tmp_path / "trial", process_started=1.0))
     assert watched.over
-    assert "ended without a word: 'fedsilo resume" in watched.line()
+    assert "was killed: 'fedsilo resume" in watched.line()
     assert " left" not in watched.line()
 
 
 def test_of_another_machine_silence_is_told(tmp_path: Path) -> None:
     there: dict[str, Any] = {"host": "another", "pid": 1, "process_started": 1.0}
     assert "trial: running" in look_at(written(tmp_path / "trial", **there)).line()
-    old = look_at(written(tmp_path / "trial", **there, updated=now() - timedelta(seconds=100)))
-    assert "no word for a minute" in old.line()
+    old = look_at(
+        written(tmp_path / "trial", **there, updated=datetime.now(UTC) - timedelta(seconds=100))
+    )
+    assert "nothing written for a minute" in old.line()
     assert not old.over
 
 

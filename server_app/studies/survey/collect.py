@@ -1,7 +1,7 @@
 """A survey: every site's answer, and how far apart the sites are, as ``survey.json``.
 
-Distances are the Jensen-Shannon distance, base 2: 0 is the same distribution, 1 nothing in common.
-They are computed here, of what has left the sites.
+Distances are the Jensen-Shannon distance, base 2: 0 for the same distribution, 1 for nothing in
+common. They are computed here, from what has left the sites.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_survey(grid: Grid, settings: RunSettings, say: Say = print) -> RunDirect
     """Ask the sites of ``grid`` and write ``survey.json`` into the run directory.
 
     Raises:
-        FedsiloError: no site answers, or the directory is there already; nothing is written then.
+        FedsiloError: no site answers, or the directory exists already; nothing is written then.
     """
     settings = named(settings)
     common = settings.common
@@ -69,9 +69,9 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
-    """Return of the labels and of each feature how far each two sites are apart, worst first.
+    """Return the distances of each two sites' labels and of each feature, largest first.
 
-    Only sites whose data sets declare it alike are compared.
+    Only sites whose data sets declare the same classes or feature are compared.
     """
     found: dict[str, list[dict[str, Any]]] = {"labels": [], "features": []}
     for one, other in combinations(answers, 2):
@@ -96,10 +96,10 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
 def distance(
     counts: Sequence[Sequence[Count] | None], totals: Sequence[int | None]
 ) -> float | None:
-    """Return the Jensen-Shannon distance of two sites' counts; None: it is not known.
+    """Return the Jensen-Shannon distance of two sites' counts, or None if it is not known.
 
-    Cells that one of them has suppressed become one, of what the others leave of the total. Merged
-    cells can only bring the sites nearer: they are at least so far apart.
+    Cells that one of them has suppressed are merged into one, the rest of the total. That can only
+    bring the sites nearer: their distance is at least the one returned.
     """
     from scipy.spatial.distance import jensenshannon
 
@@ -121,7 +121,7 @@ def distance(
 def _shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
-    """Return the shares of cells, with the rest of the total as the last; None: none is known."""
+    """Return the shares of cells, with the rest of the total last, or None if none is known."""
     whole = total if merged else sum(counts)
     if not whole or whole < sum(counts):
         return None
@@ -134,7 +134,7 @@ def _total(answer: Survey, split: str) -> int | None:
 
 
 def cell_names(feature: Measured) -> list[str]:
-    """Return what each cell of a feature's histogram holds."""
+    """Return the names of the cells of a feature's histogram."""
     edges = [f"{edge:g}" for edge in feature.edges]
     between = [f"{low} to {high}" for low, high in pairwise(edges)]
     named = [f"below {edges[0]}", *between, f"from {edges[-1]}"] if edges else feature.levels

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.survey import Measured, Survey
-from fedsilo.server_app.run.survey import cell_names, distance, distances
+from fedsilo.server_app.studies.survey.collect import cell_names, distance, distances
 from tests.models.contract.test_survey import made
 
 

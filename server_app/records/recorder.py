@@ -1,0 +1,177 @@
+"""The hook that writes metrics.csv and traffic.csv and remembers what a run's end reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
+
+from fedsilo.models.contract.messages import (
+    EVALUATE,
+    INCOMING,
+    PEAK_MEMORY,
+    SECONDS,
+    TRAINED,
+    TRAINING,
+    UNREPEATABLE,
+    measurements,
+)
+from fedsilo.server_app.records.growing_csv import GrowingCsv, Row
+from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.update_statistics import UpdateStatistics
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.reply import Reply
+
+METRICS_HEADER = ("round", "site", "split", "metric", "value")
+TRAFFIC_HEADER = ("round", "phase", "site", "bytes_down", "bytes_up", "seconds")
+UPDATE = "update"  # in place of a split: statistics of what a site's reply changes
+_TRAINED = "trained-"  # before a metric: of the site's own model after its training
+_ORDER = itemgetter(0, 1, 2, 3)  # of rows of metrics.csv
+
+
+class Recorder(Hook):
+    """Writes one row per measurement and per message after each round.
+
+    A measurement of the incoming model describes the round before; one of the site's own trained
+    model is called ``trained-<metric>`` and belongs to the round it was trained in. So the rows of
+    a round are complete, and their place in metrics.csv final, one round later.
+
+    Attributes:
+        written: the rows of metrics.csv and of traffic.csv that the last writing added.
+        open: rows of metrics.csv that are written and may still move.
+        last: the rows of the newest round that is final.
+        sites: by site its bytes down, bytes up and seconds so far.
+        peak_memory: by site, in bytes.
+        unrepeatable: names of operations that ran and are not deterministic.
+        failures: which sites the run went on without, when and why.
+    """
+
+    name = "records"
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self.metrics = GrowingCsv(directory.path / "metrics.csv", METRICS_HEADER)
+        self.traffic = GrowingCsv(directory.path / "traffic.csv", TRAFFIC_HEADER)
+        self.written: tuple[list[Row], list[Row]] = ([], [])
+        self.open: list[Row] = []
+        self.last: list[Row] = []
+        self.sites: dict[str, tuple[int, int, float]] = {}
+        self.peak_memory: dict[str, int] = {}
+        self.unrepeatable: set[str] = set()
+        self.failures: list[dict[str, Any]] = []
+        self._new_metrics: list[Row] = []
+        self._new_traffic: list[Row] = []
+
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
+        """Record what the sites' introductions cost, and who was refused."""
+        for site, (down, up) in participants.traffic.items():
+            self._add_traffic([state.round, "hello", site, down, up, 0.0])
+        for reason in participants.refused:
+            self.site_failed(state.round, "hello", "unknown", reason)
+
+    def participants_changed(
+        self, round_: int, participants: Participants, joined: list[str]
+    ) -> None:
+        """Record what the new sites' introductions cost, and write silos.json again."""
+        for site in joined:
+            self._add_traffic([round_ - 1, "hello", site, *participants.traffic[site], 0.0])
+        self.directory.write_json(SILOS, silos_document(participants))
+
+    def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
+        """Record each reply's bytes and seconds, and its measurements if it has trained."""
+        described = round_ if phase == EVALUATE else round_ - 1
+        measured = phase in TRAINING or phase == EVALUATE
+        for site, reply in replies.items():
+            metrics = reply.metrics
+            seconds = round(metrics[SECONDS], 3)
+            self._add_traffic([round_, phase, site, reply.bytes_down, reply.bytes_up, seconds])
+            peak = int(metrics[PEAK_MEMORY])
+            self.peak_memory[site] = max(peak, self.peak_memory.get(site, 0))
+            self.unrepeatable |= {
+                name.removeprefix(UNREPEATABLE) for name in metrics if name.startswith(UNREPEATABLE)
+            }
+            for model, split, metric, value in measurements(metrics) if measured else ():
+                if model == INCOMING:
+                    self._new_metrics.append([described, site, split, metric, value])
+                elif model == TRAINED:
+                    self._new_metrics.append([round_, site, split, _TRAINED + metric, value])
+
+    def updates_measured(
+        self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
+    ) -> None:
+        """Record the norms of updates, and their cosines to the model's step."""
+        for site, part in contributions.items():
+            self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
+            if part.cosine is not None:
+                self._new_metrics.append([round_, site, UPDATE, "cosine", part.cosine])
+
+    def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
+        """Remember the failure for summary.json."""
+        self.failures.append({"round": round_, "phase": phase, "site": site, "reason": reason})
+
+    def round_ended(self, state: State) -> None:
+        """Append the round's rows to both files; rounds before ``state.round`` are final now."""
+        rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
+        final = [row for row in rows if row[0] < state.round]
+        self.open = rows[len(final) :]
+        self.last = [row for row in [*self.last, *final] if row[0] == state.round - 1]
+        self.metrics.write(final, self.open)
+        self.traffic.write(self._new_traffic)
+        self.written = self._new_metrics, self._new_traffic
+        self._new_metrics, self._new_traffic = [], []
+
+    def run_ended(self, state: State) -> None:
+        """Write both files with the final evaluation."""
+        self.round_ended(state)
+
+    def state(self) -> Any:
+        """Return which bytes of the files are final, the open rows, and the sums."""
+        return {
+            "metrics": self.metrics.final,
+            "traffic": self.traffic.final,
+            "open": self.open,
+            "last": self.last,
+            "sites": self.sites,
+            "peak-memory": self.peak_memory,
+            "unrepeatable": sorted(self.unrepeatable),
+            "failures": self.failures,
+        }
+
+    def restore(self, state: Any) -> None:
+        """Take them back; both files continue where the checkpoint knows them."""
+        self.metrics.restore(state["metrics"])
+        self.traffic.restore(state["traffic"])
+        self.open, self.last = state["open"], state["last"]
+        self.sites = {site: (down, up, took) for site, (down, up, took) in state["sites"].items()}
+        self.peak_memory, self.failures = state["peak-memory"], state["failures"]
+        self.unrepeatable = set(state["unrepeatable"])
+
+    def values(
+        self, round_: int, split: str, *, trained: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """Return the measurements of one split: site -> metric -> value, sorted by site.
+
+        Args:
+            round_: the round after which they were taken: the last one or the one before.
+            split: ``train``, ``val`` or ``test``.
+            trained: whether of the sites' own trained models, not of the global one.
+        """
+        found: dict[str, dict[str, float]] = {}
+        for row in [*self.last, *self.open, *self._new_metrics]:
+            metric = row[3]
+            if row[0] == round_ and row[2] == split and metric.startswith(_TRAINED) == trained:
+                found.setdefault(row[1], {})[metric.removeprefix(_TRAINED)] = row[4]
+        return dict(sorted(found.items()))
+
+    def totals(self) -> dict[str, int]:
+        """Return all bytes, down to the sites and up from them."""
+        costs = self.sites.values()
+        return {"down": sum(down for down, _, _ in costs), "up": sum(up for _, up, _ in costs)}
+
+    def _add_traffic(self, row: Row) -> None:
+        """Record a message, and add it to its site's sums."""
+        self._new_traffic.append(row)
+        down, up, seconds = self.sites.get(row[2], (0, 0, 0.0))
+        self.sites[row[2]] = (down + row[3], up + row[4], round(seconds + row[5], 3))

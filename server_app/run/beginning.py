@@ -1,0 +1,125 @@
+"""The beginning of a run: its hooks, its round loop, and what its directory holds by then."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.registry import cut_of
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.config.operator_files import operator_terms
+from fedsilo.server_app.config.settings import RunSettings, differences, resolve, run_values
+from fedsilo.server_app.records import run_directory
+from fedsilo.server_app.records.checkpoints import CheckpointHook
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.progress_hook import ProgressHook
+from fedsilo.server_app.records.recorder import Recorder
+from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
+from fedsilo.server_app.records.tracking import TrackingHook
+from fedsilo.server_app.run.progress_bars import bars_for
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.sampling import refuse_site_count
+from fedsilo.strategies.meeting.admission import Terms
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """The hooks that a run's end reads; ``privacy`` is None without differential privacy."""
+
+    recorder: Recorder
+    privacy: PrivacyHook | None
+    progress: ProgressHook
+
+
+def terms_of(settings: RunSettings) -> Terms:
+    """Return the terms on which sites take part: the operator's and the method's."""
+    cls = strategy_class(settings.common.method)
+    unfit = partial(cls.why_unfit, settings.common, settings.own)
+    return dataclasses.replace(operator_terms(settings.common), unfit=unfit)
+
+
+def assemble(
+    settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
+) -> tuple[RoundLoop, Hooks]:
+    """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
+    common, cls = settings.common, strategy_class(settings.common.method)
+    refuse_site_count(common, len(participants.sites()))
+    recorder = Recorder(directory)
+    journal = directory.path / "privacy-asked.json"
+    privacy = PrivacyHook(common, journal) if common.noise_multiplier else None
+    recording: list[Hook] = [recorder, privacy] if privacy else [recorder]
+    checkpoint = CheckpointHook(
+        directory.checkpoints, settings.decisive(), recording, cls.state_class
+    )
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    title = f"{cls.title} on {common.dataset}, seed {common.seed}"
+    progress = ProgressHook(
+        directory, common, title, cls.marks, recorder, privacy, say, bars_for(console)
+    )
+    hooks = [*recording, checkpoint, progress]
+    if common.track != "none":
+        hooks.append(TrackingHook(common.track, directory.path, recorder, common.resume))
+    loop = RoundLoop(cls(common, settings.own, participants), hooks, str(directory.path))
+    if common.resume:
+        _refuse_other_data(directory, participants, cls.capabilities.late_join)
+        loop.state = checkpoint.resume()
+    loop.current()  # refused now, not after the directory was begun
+    return loop, Hooks(recorder, privacy, progress)
+
+
+def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
+    """Raise a RunDirectoryError if the directory holds a run of other decisive settings."""
+    path = directory.path / "config.toml"
+    if not path.is_file():
+        return
+    if other := differences(resolve(run_values(path)).decisive(), settings.decisive()):
+        raise RunDirectoryError(
+            f"{directory.path} holds a run of another config: {other}; resume with the same "
+            "settings or choose another 'run-name'"
+        )
+
+
+def _refuse_other_data(
+    directory: RunDirectory, participants: Participants, late_join: bool
+) -> None:
+    """Refuse to resume with other sites or data; a method that lets sites join late takes more."""
+    path = directory.path / SILOS
+    if not path.is_file():
+        return
+    before, now = directory.read_json(SILOS), run_directory.silos_document(participants)
+    if late_join:
+        now = {site: facts for site, facts in now.items() if site in before}
+    for site in before.keys() & now.keys():
+        if (was := before[site].get("agreed")) != (is_now := now[site].get("agreed")):
+            raise RunDirectoryError(
+                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
+                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
+            )
+    if before != now:
+        raise RunDirectoryError(
+            f"the sites or their data are not those of {path}: resume with the same sites and "
+            "data, or choose another 'run-name'"
+        )
+
+
+def write_beginning(
+    directory: RunDirectory,
+    settings: RunSettings,
+    participants: Participants,
+    launch: Mapping[str, Any],
+) -> None:
+    """Write what is known before the first round; a resumed run keeps its config.toml."""
+    directory.write_json(SILOS, run_directory.silos_document(participants))
+    if participants.simulated() and (cut := cut_of(settings.common)):
+        directory.write_json(CUT, cut)
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        write_atomically(config, run_directory.config_document(settings, launch))

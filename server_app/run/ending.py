@@ -1,0 +1,140 @@
+"""The end of a run: the model, the documents, summary.json, and the table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.datasets.registry import data_set
+from fedsilo.server_app.records import summary as summaries
+from fedsilo.server_app.records.evidence import evidence_document, without_bins
+from fedsilo.server_app.records.recorder import Recorder
+from fedsilo.server_app.records.run_directory import STANDARDISATION, SUMMARY, RunDirectory
+from fedsilo.server_app.run.beginning import Hooks
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.loop.state import State
+
+# What finishes a run just before its summary is written: it draws the pictures, and may add to the
+# summary what a paper published
+Finish = Callable[[RunDirectory, dict[str, Any]], None]
+
+
+def write_end(
+    directory: RunDirectory,
+    loop: RoundLoop,
+    hooks: Hooks,
+    seconds: Mapping[str, float],
+    finish: Finish | None,
+) -> dict[str, Any]:
+    """Write the model, privacy.json, the method's documents, pictures and, last, summary.json.
+
+    An error of ``finish`` is raised when summary.json, which makes a run complete, is written.
+    """
+    state, method, recorder = loop.current(), loop.method, hooks.recorder
+    _write_model(directory, method, state)
+    test = recorder.values(state.round, "test")
+    documents = dict(method.documents(state, test))
+    if evidence := evidence_document(test):
+        documents["evidence.json"] = evidence
+    documents["privacy.json"] = privacy = _privacy(method, hooks)
+    for name, document in documents.items():
+        directory.write_json(name, document)
+    summary = {
+        **_results(loop, recorder),
+        "seconds": {
+            **{name: round(value, 3) for name, value in seconds.items()},
+            "sites": {site: worked for site, (_, _, worked) in recorder.sites.items()},
+        },
+        "peak-memory-bytes": recorder.peak_memory,
+        "unrepeatable-operations": sorted(recorder.unrepeatable),
+        "bytes": recorder.totals(),
+        "privacy": privacy,
+    }
+    try:
+        if finish:
+            finish(directory, summary)
+    except Exception:  # a picture that cannot be drawn costs no run
+        directory.write_json(SUMMARY, summary)
+        raise
+    directory.write_json(SUMMARY, summary)
+    return summary
+
+
+def _write_model(directory: RunDirectory, method: Method, state: State) -> None:
+    """Write the global model, if there is one, with the statistics that inputs are scaled by."""
+    pooled = method.participants.figures()
+    statistics = pooled and {part: values.tolist() for part, values in vars(pooled).items()}
+    if model := method.model(state):
+        facts = {"method": method.common.method, **state.facts()}
+        facts |= {"figures": statistics} if statistics else {}
+        save_state(directory.path / "model.safetensors", model, facts)
+    elif statistics:  # the sites' own models need them
+        directory.write_json(STANDARDISATION, statistics)
+
+
+def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
+    disclosures, participants = method.disclosures(), method.participants
+    return summaries.privacy_document(
+        method.common.method,
+        [*participants.leaves(), *disclosures.leaves],
+        hooks.recorder.totals(),
+        hooks.privacy.guarantee(participants) if hooks.privacy else summaries.NO_PRIVACY,
+        disclosures.noise,
+    )
+
+
+def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
+    """Return a run's test and validation results, and what happened on the way."""
+    state, method, common = loop.current(), loop.method, loop.method.common
+    distribution_of = _distribution_of(method)
+    test = without_bins(recorder.values(state.round, "test"))
+    val = recorder.values(state.round, "val")
+    return {
+        "method": common.method,
+        "title": method.title,
+        "dataset": common.dataset,
+        "seed": common.seed,
+        "rounds": state.round,
+        "sites": test,
+        "mean": summaries.means(test),
+        "distributions": summaries.by_distribution(test, distribution_of),
+        "validation": {
+            "mean": summaries.means(val),
+            "distributions": summaries.by_distribution(val, distribution_of),
+        },
+        "published": None,  # what finishes a run may know of a paper's numbers
+        "published-unlike": None,
+        "stopped": loop.stopped or method.why_finished(state) or None,
+        "marks": method.marks(state),
+        "failures": recorder.failures,
+    }
+
+
+def _distribution_of(method: Method) -> dict[str, str]:
+    return {site: facts.distribution for site, facts in method.participants.facts.items()}
+
+
+def show_end(
+    directory: RunDirectory, method: Method, summary: Mapping[str, Any], console: Console
+) -> None:
+    """Print why the run stopped early, its table, the paper's numbers, and where it is."""
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    published, dataset = summary["published"], summary["dataset"]
+    if summary["stopped"]:
+        say(summary["stopped"])
+    if values := summary["sites"]:
+        title = f"{summary['title']} on {dataset}, round {summary['rounds']}"
+        title += f", seed {summary['seed']}"
+        shown, groups = data_set(dataset).headline, _distribution_of(method)
+        table = summaries.result_table(values, groups, title, published, shown)
+        summaries.print_table(console, table)
+    if published:
+        say("published: the paper's own numbers, measured in its own setting")
+    elif unlike := summary["published-unlike"]:
+        say(f"no published numbers: the paper measured another setting; {unlike}")
+    say(f"run directory: {directory.path}")

@@ -1,0 +1,89 @@
+"""The recorder's two files, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from flwr.app import MetricRecord, RecordDict
+
+from fedsilo.models.contract.messages import METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS
+from fedsilo.server_app.records.recorder import Recorder
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.wire.reply import Reply
+
+
+def reply(site: str = "s1a", **metrics: float) -> Reply:
+    """Return a reply whose metrics are those given, ``__`` for ``.``, with seconds and memory."""
+    named = {key.replace("__", "."): value for key, value in metrics.items()}
+    fixed = {NUM_EXAMPLES: 4, SECONDS: 1.5, PEAK_MEMORY: 1000}
+    return Reply(site, RecordDict({METRICS: MetricRecord({**fixed, **named})}), 10, 3)
+
+
+def test_recorder_dates_incoming_measurements_a_round_back_and_trained_ones_not(
+    tmp_path: Path,
+) -> None:
+    hook = Recorder(RunDirectory(tmp_path))
+    measured = reply(incoming__test__accuracy=0.1, trained__train__loss=2.0)
+    hook.phase_ended(1, "train", {"s1a": measured})
+    hook.round_ended(State(1, {}))
+    hook.phase_ended(1, "evaluate", {"s1a": reply(incoming__test__accuracy=0.5)})
+    hook.run_ended(State(1, {}))
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "round,site,split,metric,value\n"
+        "0,s1a,test,accuracy,0.1\n"
+        "1,s1a,test,accuracy,0.5\n"
+        "1,s1a,train,trained-loss,2.0\n"
+    )
+    assert hook.values(1, "test") == {"s1a": {"accuracy": 0.5}}
+    assert hook.values(1, "train", trained=True) == {"s1a": {"loss": 2.0}}
+    assert hook.written[0] == [[1, "s1a", "test", "accuracy", 0.5]], "what the last writing added"
+
+
+def test_recorder_takes_of_special_phases_the_traffic_alone(tmp_path: Path) -> None:
+    hook = Recorder(RunDirectory(tmp_path))
+    hook.phase_ended(1, "uncertainty", {"s1a": reply(incoming__val__entropy=0.5)})
+    hook.round_ended(State(1, {}))
+    assert hook.open == []
+    assert (tmp_path / "traffic.csv").read_text() == (
+        "round,phase,site,bytes_down,bytes_up,seconds\n1,uncertainty,s1a,10,3,1.5\n"
+    )
+    assert hook.totals() == {"down": 10, "up": 3}
+    assert hook.sites == {"s1a": (10, 3, 1.5)}
+    assert hook.peak_memory == {"s1a": 1000}
+
+
+def test_recorder_restores_what_state_returned(tmp_path: Path) -> None:
+    one, other = Recorder(RunDirectory(tmp_path)), Recorder(RunDirectory(tmp_path))
+    one.phase_ended(1, "train", {"s1a": reply(incoming__test__accuracy=0.1)})
+    one.site_failed(1, "train", "s2a", "gone")
+    one.round_ended(State(1, {}))
+    other.restore(json.loads(json.dumps(one.state())))
+    assert other.state() == one.state()
+    assert other.failures == [{"round": 1, "phase": "train", "site": "s2a", "reason": "gone"}]
+
+
+def _rounds(hook: Recorder, first: int, last: int) -> None:
+    for round_ in range(first, last + 1):
+        measured = reply(incoming__test__accuracy=round_ / 10, trained__train__loss=1 / round_)
+        hook.phase_ended(round_, "train", {"s1a": measured})
+        hook.round_ended(State(round_, {}))
+
+
+def test_recorder_continues_a_checkpoint_to_the_same_files(tmp_path: Path) -> None:
+    complete, resumed = RunDirectory(tmp_path / "complete"), RunDirectory(tmp_path / "resumed")
+    _rounds(Recorder(complete), 1, 5)
+    before = Recorder(resumed)
+    _rounds(before, 1, 3)
+    known = json.loads(json.dumps(before.state()))
+    _rounds(before, 4, 4)  # written, and then it dies before its checkpoint
+    assert len(json.dumps(known)) < 700, "a checkpoint holds no rows of rounds that are over"
+    after = Recorder(resumed)
+    after.restore(known)
+    _rounds(after, 4, 5)
+    for name in ("metrics.csv", "traffic.csv"):
+        assert (resumed.path / name).read_bytes() == (complete.path / name).read_bytes()
+    assert after.totals() == {"down": 50, "up": 15}
+    assert after.sites["s1a"][2] == 7.5
+    assert after.values(4, "test") == {"s1a": {"accuracy": 0.5}}

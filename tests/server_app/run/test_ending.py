@@ -1,0 +1,43 @@
+"""The end of a run: what finishes it sees all files but the summary, and completes that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory
+from fedsilo.server_app.run.inline_engine import run_inline
+
+Tiny = Callable[..., dict[str, Value]]
+
+
+def test_finish_completes_summary_and_table_when_all_other_files_exist(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: set[str] = set()
+
+    def finish(directory: RunDirectory, summary: dict[str, Any]) -> None:
+        seen.update(path.name for path in directory.path.iterdir())
+        summary["published"] = {"all": {"accuracy": 0.951}}
+
+    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3, finish)
+    assert {"config.toml", "metrics.csv", "model.safetensors", "privacy.json"} <= seen
+    assert SUMMARY not in seen
+    assert directory.read_json(SUMMARY)["published"] == {"all": {"accuracy": 0.951}}
+    printed = capsys.readouterr().out
+    assert "0.951" in printed
+    assert "published: the paper's own numbers, measured in its own setting" in printed
+
+
+def test_run_without_noise_or_tracking_has_neither_journal_nor_events(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3)
+    names = {path.name for path in directory.path.iterdir()}
+    assert not names & {"privacy-asked.json", "tensorboard"}
+    assert {"progress.json", "progress.prom"} <= names, "these are part of every run directory"
