@@ -19,7 +19,7 @@ from fedsilo.models.contract.settings_schema import key_of
 
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 VERSION = 1
-State = Literal["running", "finished", "failed", "interrupted"]
+Status = Literal["running", "finished", "failed", "interrupted"]
 
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -72,7 +72,7 @@ class Progress(_Part):
     method: str
     dataset: str
     seed: int
-    state: State = "running"
+    state: Status = "running"
     why: str = ""
     host: str = Field(default_factory=socket.gethostname)
     pid: _Count

@@ -25,7 +25,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.records import progress as files
 from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.records.privacy_account import PrivacyHook
-from fedsilo.server_app.records.progress import Progress, SiteProgress, State, clock, metrics_text
+from fedsilo.server_app.records.progress import Progress, SiteProgress, Status, clock, metrics_text
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
@@ -207,7 +207,7 @@ class ProgressHook(Hook):
             logging.getLogger("flwr").warning(line, files.FILE, *reason)
 
     @_harmless
-    def _end(self, state: State, why: str = "") -> None:
+    def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
         self.show("stop")
 

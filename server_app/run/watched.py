@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.progress import FILE, Progress, State, clock, read_progress
+from fedsilo.server_app.records.progress import FILE, Progress, Status, clock, read_progress
 from fedsilo.server_app.run.processes import process_of
 
 _SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
@@ -57,7 +57,7 @@ class Watched:
         again = f"'fedsilo resume {self.folder}' continues it"
         if self.gone:
             return f"its process was killed: {again}"
-        said: dict[State, str] = {
+        said: dict[Status, str] = {
             "running": "nothing written for a minute" if self.silent else "running",
             "finished": "finished",
             "failed": f"failed: {self.progress.why}",
