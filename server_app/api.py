@@ -155,14 +155,14 @@ def simulate(
         FedsiloError: a setting is wrong, the run directory exists, or the run failed.
     """
     from fedsilo.server_app.run.planning import RunSources, planned, start
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
 
     own: dict[str, Value] = dict(settings or {})
     own |= {} if seed is None else {"seed": seed}
     own |= {"run-name": name} if name else {}
     sources = RunSources(file=_path(file), config=_path(config), out=_path(out))
     run_settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=own)
-    return load_run(start(run_settings, resources, engine, draw=draw_run).path)
+    return load_run(start(run_settings, resources, engine, finish=finish_run).path)
 
 
 def resume(run_dir: Path | str) -> Run:
@@ -172,10 +172,10 @@ def resume(run_dir: Path | str) -> Run:
         FedsiloError: there is no run, or it failed again.
     """
     from fedsilo.server_app.run.planning import replanned, start
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
 
     settings, resources, engine = replanned(Path(run_dir))
-    return load_run(start(settings, resources, engine, draw=draw_run).path)
+    return load_run(start(settings, resources, engine, finish=finish_run).path)
 
 
 def compare(

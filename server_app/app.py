@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
     from fedsilo.server_app.run.survey import run_survey
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
 
     try:
         launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         elif settings.common.purpose == "survey":
             run_survey(grid, settings)
         else:
-            run(grid, settings, launch, draw_run)
+            run(grid, settings, launch, finish_run)
     except FedsiloError as error:
         logging.getLogger("flwr").error("fedsilo: %s", error)
         raise

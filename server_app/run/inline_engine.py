@@ -21,7 +21,7 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from fedsilo.server_app.run.runner import Draw
+    from fedsilo.server_app.run.runner import Finish
 
 _SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
 _FIRST_NODE = 1001
@@ -143,8 +143,8 @@ def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
         yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
 
 
-def run_inline(settings: RunSettings, nodes: int, draw: Draw | None = None) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; ``draw`` its pictures.
+def run_inline(settings: RunSettings, nodes: int, finish: Finish | None = None) -> RunDirectory:
+    """Run ``settings`` over ``nodes`` simulated sites in this process.
 
     Raises:
         FedsiloError: the run failed.
@@ -153,4 +153,4 @@ def run_inline(settings: RunSettings, nodes: int, draw: Draw | None = None) -> R
 
     with inline_grid(settings, nodes) as grid:
         launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
-        return run(grid, settings, launch, draw)
+        return run(grid, settings, launch, finish)

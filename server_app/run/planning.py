@@ -28,7 +28,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory, named, open_r
 from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
 
 if TYPE_CHECKING:
-    from fedsilo.server_app.run.runner import Draw
+    from fedsilo.server_app.run.runner import Finish
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
@@ -157,7 +157,7 @@ def start(
     resources: Mapping[str, Value],
     engine: str,
     ray_address: str | None = None,
-    draw: Draw | None = None,
+    finish: Finish | None = None,
 ) -> RunDirectory:
     """Run settings on an engine, and return the run directory.
 
@@ -166,7 +166,7 @@ def start(
         resources: simulated sites, and what each may take.
         engine: ``ray`` or ``inline``.
         ray_address: a Ray cluster that runs, ``auto`` or ``HOST:PORT``; None: one of the run's own.
-        draw: draws the pictures of a run in this process; by Ray the app of the run does.
+        finish: see ``runner.run``; with Ray the app of the run passes its own.
 
     Raises:
         FedsiloError: the run failed.
@@ -182,4 +182,4 @@ def start(
         raise SettingError("--ray-address is of the engine 'ray': leave it or --engine inline out")
     from fedsilo.server_app.run.inline_engine import run_inline
 
-    return run_inline(settings, int(resources["num-supernodes"]), draw)
+    return run_inline(settings, int(resources["num-supernodes"]), finish)

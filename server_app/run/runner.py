@@ -55,14 +55,14 @@ from fedsilo.strategies.loop.terms import Terms
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import to_record
 
-Draw = Callable[[RunDirectory, Mapping[str, Any]], None]  # a run's pictures, by its summary
+Finish = Callable[[RunDirectory, dict[str, Any]], None]  # adds to a run and its summary
 
 
 def run(
     grid: Grid,
     settings: RunSettings,
     launch: Mapping[str, Any] | None = None,
-    draw: Draw | None = None,
+    finish: Finish | None = None,
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
@@ -70,7 +70,8 @@ def run(
         grid: Flower's grid or the in-process one.
         settings: what to run.
         launch: engine and resources, for config.toml, so that ``fedsilo resume`` takes the same.
-        draw: draws the finished run's pictures; None: there are none.
+        finish: called just before summary.json is written: adds published numbers to the summary
+            and draws pictures.
 
     Raises:
         FedsiloError: nothing was half-written; what was finished before stays and can be resumed.
@@ -101,8 +102,8 @@ def run(
                     timeout=common.reply_timeout,
                 )
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
-            _write_end(directory, loop, recorders, seconds, draw)
-    _show(directory, loop, recorders, console)
+            summary = _write_end(directory, loop, recorders, seconds, finish)
+    _show(directory, loop, recorders, console, summary)
     return directory
 
 
@@ -226,8 +227,8 @@ def _write_end(
     loop: RoundLoop,
     recorders: _Recorders,
     seconds: dict[str, float],
-    draw: Draw | None,
-) -> None:
+    finish: Finish | None,
+) -> dict[str, Any]:
     """Write the model, privacy.json, pictures and, last, summary.json: by it a run is whole."""
     state, method = loop.current(), loop.method
     name = method.common.method
@@ -269,12 +270,13 @@ def _write_end(
     }
     summary = {**results, **cost, "privacy": privacy}
     try:
-        if draw:
-            draw(directory, summary)
+        if finish:
+            finish(directory, summary)
     except Exception:  # a picture that cannot be drawn costs no run
         directory.write_json("summary.json", summary)
         raise
     directory.write_json("summary.json", summary)
+    return summary
 
 
 def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
@@ -282,7 +284,6 @@ def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
     state, method, common = loop.current(), loop.method, loop.method.common
     distribution_of = _distribution_of(method)
     test = without_bins(recorders.metrics.values(state.round, "test"))
-    published = method.published()
     val = recorders.metrics.values(state.round, "val")
     return {
         "method": common.method,
@@ -294,8 +295,8 @@ def _figures(loop: RoundLoop, recorders: _Recorders) -> dict[str, Any]:
         "mean": means(test),
         "distributions": by_distribution(test, distribution_of),
         "validation": {"mean": means(val), "distributions": by_distribution(val, distribution_of)},
-        "published": published or None,
-        "published-unlike": published.unlike or None,
+        "published": None,
+        "published-unlike": None,
         "stopped": _why_it_ended(loop) or None,
         "marks": method.marks(state),
         "failures": recorders.failures.failures,
@@ -312,7 +313,11 @@ def _distribution_of(method: Method) -> dict[str, str]:
 
 
 def _show(
-    directory: RunDirectory, loop: RoundLoop, recorders: _Recorders, console: Console
+    directory: RunDirectory,
+    loop: RoundLoop,
+    recorders: _Recorders,
+    console: Console,
+    summary: Mapping[str, Any],
 ) -> None:
     state, method = loop.current(), loop.method
     values = recorders.metrics.values(state.round, "test")
@@ -320,7 +325,7 @@ def _show(
     if why := _why_it_ended(loop):
         console.print(why, highlight=False, soft_wrap=True, markup=False)
     title = f"{method.title} on {common.dataset}, round {state.round}, seed {common.seed}"
-    published = method.published()
+    published = summary["published"]
     shown = data_set(common.dataset).headline
     if values:
         table = result_table(values, _distribution_of(method), title, published, shown)
@@ -329,7 +334,7 @@ def _show(
         console.print(
             "published: the paper's own numbers, measured in its own setting", highlight=False
         )
-    elif published.unlike:
-        told = f"no published numbers: the paper measured another setting; {published.unlike}"
+    elif unlike := summary["published-unlike"]:
+        told = f"no published numbers: the paper measured another setting; {unlike}"
         console.print(told, highlight=False, soft_wrap=True, markup=False)
     console.print(f"run directory: {directory.path}", highlight=False, soft_wrap=True)

@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.strategies.loop.state import RoundState
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-class Published(dict[str, dict[str, float]]):
-    """A paper's test numbers beside a run: distribution or site -> metric -> value.
-
-    Attributes:
-        unlike: of an empty one, in what the run differs from where the paper measured; empty: the
-            paper has nothing on the run's data.
-    """
-
-    def __init__(
-        self, figures: Mapping[str, dict[str, float]] | None = None, unlike: str = ""
-    ) -> None:
-        super().__init__(figures or {})
-        self.unlike = unlike
 
 
 class Disclosures:
@@ -46,10 +28,6 @@ class MethodReport:
         """Return what this method makes leave each site."""
         return Disclosures()
 
-    def published(self) -> Published:
-        """Return a paper's test numbers for this very setting, or why there are none."""
-        return Published()
-
     def documents(
         self, state: RoundState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
@@ -59,11 +37,6 @@ class MethodReport:
             state: the last round's.
             values: the final test figures, site -> metric -> value.
         """
-        return {}
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Return pictures of what ``documents`` gave: file name -> figure."""
         return {}
 
     @classmethod

@@ -11,19 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.models.methods.cross import CROSSED, metric_from
-from fedsilo.strategies.figures.cross_site import draw_cross
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState
 from fedsilo.strategies.methods.ensemble import Ensemble
 from fedsilo.strategies.methods.experts import expert_specs
-from fedsilo.strategies.published.fedaligncl import mammography_cross
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _DOCUMENT = "cross.json"
 
@@ -43,10 +38,6 @@ class Cross(Ensemble):
             f"at the end: {', '.join(CROSSED)} of every site's model on this site's validation and "
             "test data",
         )
-
-    def published(self) -> Published:
-        """Return Fed-Align-CL's table III, its rows of one training site and "Single"."""
-        return mammography_cross(self.common, self.participants)
 
     def expected(self, phase: str, site: str, state: RoundState) -> Mapping[str, ArraySpec]:
         """Expect the model in the last round."""
@@ -71,11 +62,6 @@ class Cross(Ensemble):
             if any(value is not None for row in matrix for value in row):
                 document[metric] = {"trained": sites, "tested": sites, "values": matrix}
         return {_DOCUMENT: document} if document else {}
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Draw the matrices."""
-        return draw_cross(documents[_DOCUMENT]) if _DOCUMENT in documents else {}
 
     @cached_property
     def _specs(self) -> dict[str, ArraySpec]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
@@ -29,9 +29,6 @@ from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.topology.cycle_time import topology_document
 from fedsilo.strategies.topology.graphs import Topology, build_topology
 from fedsilo.strategies.wire.records import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SILO = "silo/"
 FINISHED = "finished"
@@ -158,15 +155,6 @@ class Decentralised(Method):
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return how long each site trains one visiting model; None: there are no visits."""
         return None
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Draw the topology."""
-        if _DOCUMENT not in documents:
-            return {}
-        from fedsilo.strategies.figures.topology import draw_topology
-
-        return draw_topology(documents[_DOCUMENT])
 
     def _needs_theta(self, site: str, state: RoundState) -> bool:
         """Tell whether Theta is measured, starts a silo, or is what clipping measures from."""

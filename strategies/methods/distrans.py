@@ -27,10 +27,9 @@ from fedsilo.models.methods.distrans import (
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import RoundState, SiteReply
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.published.uefl import shifted_digits
 from fedsilo.strategies.wire.records import NDArray
 
 _EMBEDDING = "embedding/"
@@ -58,10 +57,6 @@ class DisTrans(FedAvg):
             "the site's offset, each round: an array as large as an image, which differs from what "
             "the site was sent by a sum of gradients at the pixels of its training images",
         )
-
-    def published(self) -> Published:
-        """Return UEFL's table 3 (nine silos)."""
-        return shifted_digits("DisTrans", self.common)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the network that starts as FedAvg's, and the first offset or offsets."""

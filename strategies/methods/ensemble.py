@@ -12,10 +12,9 @@ from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.experts import collected_experts, expert_specs
-from fedsilo.strategies.published.picsr import heart_disease
 from fedsilo.strategies.wire.records import NDArray
 
 
@@ -32,10 +31,6 @@ class Ensemble(Method):
             "once, after the last round: all weights and batch-norm statistics of the site's own "
             "model, which go to all other sites"
         )
-
-    def published(self) -> Published:
-        """Return PICSR's table 1."""
-        return heart_disease("Ensemble", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights until the end."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import EVALUATE, INCOMING, measurement
@@ -28,14 +28,10 @@ from fedsilo.models.methods.fedaligncl import (
 )
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.published.fedaligncl import mammography
 from fedsilo.strategies.wire.records import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BUFFER = f"{EMBEDDINGS}/"
 _FORGOTTEN = "forgotten"
@@ -119,10 +115,6 @@ class FedAlignCL(FedAvg):
             size = f"of {own.noise_variance:g} times each array's own spread"
         return f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
 
-    def published(self) -> Published:
-        """Return the row of the paper's table III."""
-        return mammography(self.variant(), self.common, self.participants, self.settings)
-
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the weights, and to train the others' embeddings."""
         weights = _weights(state)
@@ -174,15 +166,6 @@ class FedAlignCL(FedAvg):
         """Return the share of forgotten samples: epoch -> site -> share."""
         shares = state.extras.get(_FORGOTTEN)
         return {"forgotten.json": {"variant": self.variant(), "epochs": shares}} if shares else {}
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Return the share of forgotten samples per epoch."""
-        if "forgotten.json" not in documents:
-            return {}
-        from fedsilo.strategies.figures.forgetting import draw_forgotten
-
-        return draw_forgotten(documents["forgotten.json"])
 
     def _embeddings_of(self, site: str, state: RoundState) -> int:
         """Return how many embeddings the round after ``state`` asks ``site`` for."""

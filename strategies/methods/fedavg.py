@@ -13,12 +13,8 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.conditions import first_of
-from fedsilo.strategies.published.fedevprompt import dermoscopy, with_prompts
-from fedsilo.strategies.published.picsr import heart_disease
-from fedsilo.strategies.published.uefl import shifted_digits
 
 
 class FedAvg(Method):
@@ -43,13 +39,6 @@ class FedAvg(Method):
             "if it follows the protocol",
             "keys for masks and shares of keys that others can open, each round",
         )
-
-    def published(self) -> Published:
-        """Return UEFL's tables, PICSR's table 1 or FedEvPrompt's tables."""
-        heart = heart_disease("FedAvg", self.common, self.participants)
-        row = with_prompts("FedAvg", self.common)
-        skin = dermoscopy(row, self.common, self.participants)
-        return first_of(heart, skin, shifted_digits("FedAvg", self.common))
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the network's initial weights, keyed on the seed."""

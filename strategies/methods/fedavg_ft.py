@@ -12,13 +12,10 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.personal_models import keepers, with_keepers
-from fedsilo.strategies.published.conditions import first_of
-from fedsilo.strategies.published.fedevprompt import dermoscopy
-from fedsilo.strategies.published.picsr import heart_disease
 from fedsilo.strategies.wire.records import NDArray
 
 
@@ -47,11 +44,6 @@ class FedAvgFT(FedAvg):
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "
             "rounds; the fine-tuned model stays at the site"
         )
-
-    def published(self) -> Published:
-        """Return PICSR's table 1 or FedEvPrompt's tables."""
-        heart = heart_disease("FedAvg+FT", self.common, self.participants)
-        return first_of(heart, dermoscopy("FedAvgPers", self.common, self.participants))
 
     def outgoing(self, phase: str, site: str, state: RoundState) -> Mapping[str, NDArray]:
         """Return the global weights to all that have no personal model yet."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.strategies.loop.reporting import Published
 from fedsilo.strategies.loop.state import RoundState, SiteReply
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.records import NDArray
@@ -17,10 +16,6 @@ class FedAvgM(FedAvg):
     """Steps towards the mean; batch norm's running figures are no weights and become the mean."""
 
     title = "FedAvgM"
-
-    def published(self) -> Published:
-        """Return nothing: no table here has it."""
-        return Published()
 
     def model(self, state: RoundState) -> Mapping[str, NDArray]:
         """Return all but the moments: it is what sites are sent too."""

@@ -20,10 +20,9 @@ from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.fedproto import enough, fewest, held, nothing_leaves
-from fedsilo.strategies.published.fedevprompt import dermoscopy
 from fedsilo.strategies.wire.records import NDArray
 
 
@@ -46,10 +45,6 @@ class FedDistill(Method):
         )
         everybody = "each site gets the mean over the other sites that send the class"
         return Disclosures(means + recipients.get(site_count, everybody))
-
-    def published(self) -> Published:
-        """Return FedEvPrompt's table 1."""
-        return dermoscopy("FedDistill", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: there are no logits before round 1."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
 from fedsilo.models.contract.notes import Notes
@@ -34,9 +34,6 @@ from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.decentralised import SILO, Decentralised, below
 from fedsilo.strategies.wire.records import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BACK = "back/"  # back/<owner>/<host>/<array>, between the two phases of a round
 _DOCUMENT = "closeness.json"
@@ -139,16 +136,6 @@ class FedEFM(Decentralised):
                 for edge in edges
             }
         return documents
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Draw the topology and the weights of its edges over rounds."""
-        pictures = dict(super().pictures(documents))
-        if _DOCUMENT in documents:
-            from fedsilo.strategies.figures.topology import draw_edge_weights
-
-            pictures["closeness.png"] = draw_edge_weights(documents[_DOCUMENT])
-        return pictures
 
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return how long each site trains one visitor; what has hosted none, as the mean site."""

@@ -33,14 +33,11 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.fedevprompt import dermoscopy
 from fedsilo.strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
@@ -91,11 +88,6 @@ class FedEvPrompt(Method):
         if own.shared_prompts in shared:
             sentences.append(f"each round: {shared[own.shared_prompts]}")
         return Disclosures(*(sentences or ["no weights and no maps"]))
-
-    def published(self) -> Published:
-        """Return the row of tables 1 and 2 that these settings are."""
-        row = _row(self.common, self.settings)
-        return dermoscopy(row, self.common, self.participants, self.settings)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty buffer, and the initial values of what is averaged."""
@@ -164,15 +156,6 @@ class FedEvPrompt(Method):
         document = {"grid": list(self._grid), "classes": list(first.class_names), "sites": sites}
         return {"buffer.json": document}
 
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Return the buffer as a contact sheet."""
-        if "buffer.json" not in documents:
-            return {}
-        from fedsilo.strategies.figures.attention_buffer import draw_buffer
-
-        return draw_buffer(documents["buffer.json"])
-
     @cached_property
     def _grid(self) -> tuple[int, int]:
         network = starting_network(self.common, self.participants.task())
@@ -185,17 +168,3 @@ def _shared(state: RoundState) -> dict[str, NDArray]:
 
 def _site_of(name: str) -> str:
     return name.removeprefix(BUFFER).rpartition("/")[0]
-
-
-def _row(common: CommonSettings, settings: FedEvPromptSettings) -> str:
-    """Return the name of the paper's row that has these settings."""
-    distils = "+ KD" if settings.distillation_weight else ""
-    prompts = "b,t" if common.prompt_sets == "b-t" else "g"
-    if settings.shared_prompts == "none":
-        if not distils:
-            return f"Local {prompts}"
-        at_random = settings.buffer_selection == "random"
-        rows = {"b,t": "KD random" if at_random else "FedEvPrompt"}
-        return rows.get(prompts, "")
-    shared = prompts if settings.shared_prompts == "all" else "b only"
-    return f"FedAvg {shared} {distils}".strip()

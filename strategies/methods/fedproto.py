@@ -26,9 +26,8 @@ from fedsilo.models.networks.kinds import Task, network_kind
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.fedevprompt import dermoscopy
 from fedsilo.strategies.wire.records import NDArray
 
 
@@ -57,10 +56,6 @@ class FedProto(Method):
                 "the mean of the site's other rows follows from it, however few they are"
             )
         return Disclosures(*sentences)
-
-    def published(self) -> Published:
-        """Return FedEvPrompt's table 1."""
-        return dermoscopy("FedProto", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: there are no prototypes before round 1."""

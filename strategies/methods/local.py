@@ -13,12 +13,7 @@ from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Published
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.conditions import first_of
-from fedsilo.strategies.published.fedaligncl import mammography
-from fedsilo.strategies.published.fedevprompt import dermoscopy, with_prompts
-from fedsilo.strategies.published.picsr import heart_disease
 from fedsilo.strategies.wire.records import NDArray
 
 
@@ -27,13 +22,6 @@ class Local(Method):
 
     title = "Local"
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
-
-    def published(self) -> Published:
-        """Return PICSR's table 1, FedEvPrompt's tables or Fed-Align-CL's table III."""
-        heart = heart_disease("Local", self.common, self.participants)
-        skin = dermoscopy(with_prompts("Local", self.common), self.common, self.participants)
-        single = mammography("Single", self.common, self.participants)
-        return first_of(heart, skin, single)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return an empty state: the server holds no weights."""

@@ -14,10 +14,9 @@ from fedsilo.models.contract.notes import Notes
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.published.fedaligncl import mammography
 
 
 class Mix(FedAvg):
@@ -32,10 +31,6 @@ class Mix(FedAvg):
         return Disclosures(
             "everything: the oracle reads the training data of all sites (simulation only)"
         )
-
-    def published(self) -> Published:
-        """Return Fed-Align-CL's table III."""
-        return mammography("Mix", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return initial weights.

@@ -16,7 +16,7 @@ from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projecti
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import RoundState
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.records import NDArray
@@ -33,10 +33,6 @@ class Moon(FedAvg):
         return Disclosures(
             *super().disclosures().leaves, "the projection head, trained, each round"
         )
-
-    def published(self) -> Published:
-        """Return nothing: no table here is MOON's."""
-        return Published()
 
     def initial_state(self, task: Task) -> RoundState:
         """Return the network's initial weights as FedAvg has them, and the head's."""

@@ -13,7 +13,7 @@ are finetuned, until a site has its own; the last reply holds ``expert/<array>``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,15 +45,11 @@ from fedsilo.models.networks.mixture import EXPERT
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.experts import collected_experts, expert_specs
 from fedsilo.strategies.methods.personal_models import keepers, with_keepers
-from fedsilo.strategies.published.picsr import heart_disease
 from fedsilo.strategies.wire.records import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class PICSR(Method):
@@ -114,10 +110,6 @@ class PICSR(Method):
         if self.settings.train_experts:
             sentences.append("all experts' weights, each round of the router's training")
         return Disclosures(*sentences)
-
-    def published(self) -> Published:
-        """Return table 1."""
-        return heart_disease("PICSR", self.common, self.participants)
 
     def initial_state(self, task: Task) -> RoundState:
         """Return what FedAvg starts from, nothing where experts begin at once."""
@@ -199,15 +191,6 @@ class PICSR(Method):
         load_exchanged(router, arrays_below(ROUTER, arrays))
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
-
-    @classmethod
-    def pictures(cls, documents: Mapping[str, Any]) -> dict[str, Figure]:
-        """Return the paper's figure 2, the matrix of mean weights and that of distances."""
-        if "routing.json" not in documents:
-            return {}
-        from fedsilo.strategies.figures.routing import draw_routing
-
-        return draw_routing(documents["routing.json"])
 
     def _collects(self, state: RoundState) -> bool:
         """Tell whether the next round is the one that brings experts and prototypes."""

@@ -39,9 +39,8 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.reporting import Disclosures, Published
+from fedsilo.strategies.loop.reporting import Disclosures
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
-from fedsilo.strategies.published.uefl import shifted_digits
 from fedsilo.strategies.wire.records import NDArray
 
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
@@ -77,10 +76,6 @@ class UEFL(Method):
                 f"counts, none of fewer than {self.settings.centroid_min_count} features"
             )
         return Disclosures(*sentences)
-
-    def published(self) -> Published:
-        """Return what the paper's tables have of this very setting."""
-        return shifted_digits("UEFL", self.common, self.settings)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:

@@ -16,9 +16,13 @@ from fedsilo.models.figures.panels import line_legend
 from fedsilo.server_app.records.many_sites import MANY
 from fedsilo.server_app.records.recorders import UPDATE
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.figures.attention_buffer import draw_buffer
 from fedsilo.server_app.studies.figures.calibration import draw_distribution, draw_evidence
+from fedsilo.server_app.studies.figures.cross_site import draw_cross
+from fedsilo.server_app.studies.figures.forgetting import draw_forgotten
 from fedsilo.server_app.studies.figures.many_lines import draw_lines
-from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.server_app.studies.figures.routing import draw_routing
+from fedsilo.server_app.studies.figures.topology import draw_edge_weights, draw_topology
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +38,18 @@ CURVES = {
 
 _CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
 _ONE_ROW = 4  # panels at most
+
+# JSON file of a run -> what draws it
+_DRAWN_BY: Mapping[str, Callable[[Any], Mapping[str, Figure]]] = {
+    "silos.json": draw_distribution,
+    "cross.json": draw_cross,
+    "topology.json": draw_topology,
+    "closeness.json": draw_edge_weights,
+    "forgotten.json": draw_forgotten,
+    "buffer.json": draw_buffer,
+    "routing.json": draw_routing,
+    "evidence.json": draw_evidence,
+}
 
 Series = dict[str, dict[int, float]]
 
@@ -59,7 +75,7 @@ def series(
 def draw_run(directory: RunDirectory, summary: Mapping[str, Any]) -> None:
     """Draw the pictures of a run whose summary.json is still to be written."""
     draw_curves(directory, summary)
-    draw_pictures(directory, strategy_class(summary["method"]).pictures)
+    draw_documents(directory)
 
 
 def redraw(run_dir: Path) -> Iterator[Path]:
@@ -73,8 +89,7 @@ def redraw(run_dir: Path) -> Iterator[Path]:
     yield directory.path / "curves.png"
     if (contributions := directory.path / "contributions.png").is_file():
         yield contributions
-    method = strategy_class(directory.read_json("summary.json")["method"])
-    yield from draw_pictures(directory, method.pictures)
+    yield from draw_documents(directory)
 
 
 def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> None:
@@ -160,27 +175,23 @@ def _draw_panel(
     axes.grid(alpha=0.3)
 
 
-def draw_pictures(
-    directory: RunDirectory, pictures: Callable[[Mapping[str, Any]], Mapping[str, Figure]]
-) -> list[Path]:
-    """Draw what the JSON files of a run hold, its method's own and all runs'; return the files.
+def draw_documents(directory: RunDirectory) -> list[Path]:
+    """Draw each JSON file of a run that has a picture; return the pictures' files.
 
     Raises:
         RunDirectoryError: one of them is of another form.
     """
-    documents = {
-        path.name: directory.read_json(path.name) for path in directory.path.glob("*.json")
-    }
-    drawn = draw_distribution(documents["silos.json"])
-    try:  # a method's documents have a form of their own, which nothing here knows
-        drawn |= pictures(documents)
-        if "evidence.json" in documents:
-            drawn |= draw_evidence(documents["evidence.json"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RunDirectoryError(
-            f"a picture of {directory.path} cannot be drawn ({type(error).__name__}): its JSON "
-            "files are of another form; are they of another version, or altered?"
-        ) from None
+    drawn: dict[str, Figure] = {}
+    for name, draw in _DRAWN_BY.items():
+        if not (directory.path / name).is_file():
+            continue
+        try:
+            drawn |= draw(directory.read_json(name))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise RunDirectoryError(
+                f"{directory.path / name} cannot be drawn ({type(error).__name__}): it is not of "
+                "this version's form; was it altered, or written by another version?"
+            ) from None
     for name, figure in drawn.items():
         write_picture(directory.path / name, figure)
     return [directory.path / name for name in drawn]

@@ -14,6 +14,7 @@ from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.studies.figures.cross_site import draw_cross
 from fedsilo.strategies.loop.initial_arrays import initial_weights
 from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -124,7 +125,7 @@ def test_what_failed_or_is_undefined_is_null(cross: Cross) -> None:
     document = cross.documents(STATE, values)["cross.json"]
     assert list(document) == ["accuracy"]
     assert document["accuracy"]["values"] == [[0.5, 1.0, None], [None] * 3, [0.25, 0.75, None]]
-    (figure,) = Cross.pictures({"cross.json": document}).values()
+    (figure,) = draw_cross(document).values()
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.texts] == [
         *("0.50", "1.00", "-"),
@@ -133,15 +134,14 @@ def test_what_failed_or_is_undefined_is_null(cross: Cross) -> None:
     ]
 
 
-def test_without_test_figures_there_is_no_matrix_and_no_picture(cross: Cross) -> None:
+def test_without_test_figures_there_is_no_matrix(cross: Cross) -> None:
     assert cross.documents(STATE, {}) == {}
-    assert Cross.pictures({"summary.json": {}}) == {}
 
 
 def test_the_picture_has_a_panel_per_metric_with_the_values_in_it(cross: Cross) -> None:
     matrix = [[0.9, 0.55], [0.5, None]]
     found = {"trained": ["a", "b"], "tested": ["a", "b"], "values": matrix}
-    figures = Cross.pictures({"cross.json": {"accuracy": found, "auc": found}})
+    figures = draw_cross({"accuracy": found, "auc": found})
     assert list(figures) == ["cross.png"]
     left, right = figures["cross.png"].axes
     assert (left.get_title(), right.get_title()) == ("test accuracy", "test auc")

@@ -12,8 +12,6 @@ from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.server_app.config.experiments import find_experiment
-from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.initial_arrays import initial_weights
 from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -69,15 +67,6 @@ def test_two_runs_of_one_seed_are_equal_bits_and_other_seeds_are_not(
 
     assert weights(7) == weights(7)
     assert weights(7) != weights(8)
-
-
-def test_uefls_tables_stand_beside_their_own_setting(participants: Participants) -> None:
-    experiment = find_experiment(ROOT / "simulation.yaml", "fedavg-mnist")
-    common = resolve(experiment.values).common
-    found = FedAvg(common, NoSettings(), participants).published()
-    assert found["all"] == {"accuracy": 0.780, "entropy": 0.273}
-    narrow = dataclasses.replace(common, width=16)
-    assert FedAvg(narrow, NoSettings(), participants).published() == {}
 
 
 def test_fedavg_says_that_weights_leave_a_site(participants: Participants) -> None:

@@ -10,7 +10,6 @@ import pytest
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.methods.feddistill import FedDistillSettings
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.participants import Participants
@@ -18,7 +17,6 @@ from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.loop.state import ArraySpec, RoundState
 from fedsilo.strategies.methods.feddistill import FedDistill
 from fedsilo.strategies.wire.records import to_record
-from tests.support.tiny import DERMOSCOPY
 
 START = RoundState(0, {})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
@@ -217,18 +215,6 @@ def test_what_leaves_is_told_with_who_gets_it(
 ) -> None:
     (found,) = strategy_of(counted(participants, **counts)).disclosures().leaves
     assert told in found
-
-
-def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Participants) -> None:
-    facts = {
-        site: SiteFacts(site, site, (3, 224, 224), 2, {"train": [9, 9]}, {})
-        for site in DERMATOLOGISTS
-    }
-    sites = Participants(facts, {site: index for index, site in enumerate(facts)})
-    common = CommonSettings(**DERMOSCOPY)
-    found = FedDistill(common, FedDistillSettings(), sites).published()
-    assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.8108)
-    assert FedDistill(common, FedDistillSettings(), participants).published() == {}
 
 
 def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:

@@ -15,10 +15,11 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.studies.figures.attention_buffer import draw_buffer
 from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.fedevprompt import FedEvPrompt
-from tests.support.tiny import DERMOSCOPY, VIT_FIELDS
+from tests.support.tiny import VIT_FIELDS
 
 TASK = Task((1, 16, 16), 3)
 CELLS = 16
@@ -287,43 +288,7 @@ def test_the_buffer_is_told_with_its_grid_and_classes_and_drawn(method: Build) -
         "s3a": ["0", "1", "2"],
     }
     assert found["sites"]["s2a"]["0"] == maps(2, 2).tolist()
-    figure = FedEvPrompt.pictures(documents)["buffer.png"]
-    drawn = [axes for axes in figure.axes if axes.images]
+    drawn = [axes for axes in draw_buffer(found)["buffer.png"].axes if axes.images]
     assert len(drawn) == 5 + 2 + 6
     np.testing.assert_array_equal(drawn[0].images[0].get_array(), maps(1).reshape(4, 4))
     assert method().documents(RoundState(1, {}), {}) == {}
-    assert FedEvPrompt.pictures({}) == {}
-
-
-SITES = ("bcn", "msk4", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")
-
-
-@pytest.mark.parametrize(
-    ("common", "own", "mean"),
-    [
-        ({}, {}, 77.26),
-        ({}, {"buffer_selection": "random"}, 75.17),
-        ({}, {"distillation_weight": 0.0}, 68.34),
-        ({"prompt_sets": "g"}, {"distillation_weight": 0.0}, 64.30),
-        ({}, {"shared_prompts": "all"}, 74.97),
-        ({}, {"shared_prompts": "all", "distillation_weight": 0.0}, 73.31),
-        ({}, {"shared_prompts": "b", "distillation_weight": 0.0}, 70.12),  # printed: 70.18
-        ({"prompt_sets": "g"}, {"shared_prompts": "all"}, 74.71),
-        ({"prompt_sets": "g"}, {"shared_prompts": "all", "distillation_weight": 0.0}, 60.21),
-        ({"prompt_sets": "g"}, {}, None),
-        ({}, {"shared_prompts": "b"}, None),
-        ({"sample_share": 0.5}, {}, None),
-        ({"dataset": "digits"}, {}, None),
-    ],
-)
-def test_settings_of_a_row_of_the_paper_are_held_against_it(
-    participants: Participants, common: dict[str, Any], own: dict[str, Any], mean: float | None
-) -> None:
-    there = Participants(dict.fromkeys(SITES, participants.facts["s1a"]), {})
-    settings = CommonSettings(**DERMOSCOPY | common)
-    found = FedEvPrompt(settings, FedEvPromptSettings(**own), there).published()
-    if mean is None:
-        assert found == {}
-        return
-    assert set(found) == {*SITES, "all"}
-    assert found["all"]["balanced-accuracy"] == pytest.approx(mean / 100, abs=1e-4)

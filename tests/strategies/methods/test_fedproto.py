@@ -21,7 +21,6 @@ from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.loop.state import ArraySpec, RoundState
 from fedsilo.strategies.methods.fedproto import FedProto, held
 from fedsilo.strategies.wire.records import to_record
-from tests.support.tiny import DERMOSCOPY
 
 START = RoundState(0, {})
 DERMATOLOGISTS = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias", "msk4")
@@ -304,18 +303,6 @@ def test_of_logistic_regression_it_is_told_that_rows_themselves_are_averaged() -
     common = CommonSettings(dataset="heart")
     told = FedProto(common, FedProtoSettings(), Participants(facts, {"va": 1})).disclosures().leaves
     assert "the exact mean of each such class's standardised rows" in told[1]
-
-
-def test_the_papers_numbers_are_told_only_of_its_own_task(participants: Participants) -> None:
-    facts = {
-        site: SiteFacts(site, site, (3, 224, 224), 2, {"train": [9, 9]}, {})
-        for site in DERMATOLOGISTS
-    }
-    sites = Participants(facts, {site: index for index, site in enumerate(facts)})
-    common = CommonSettings(**DERMOSCOPY)
-    found = FedProto(common, FedProtoSettings(), sites).published()
-    assert found["bcn"]["balanced-accuracy"] == pytest.approx(0.7188)
-    assert FedProto(common, FedProtoSettings(), participants).published() == {}
 
 
 def test_no_weight_is_refused_before_a_run_starts(tiny: Callable[..., dict[str, Any]]) -> None:

@@ -53,4 +53,3 @@ def test_sites_of_a_real_run_are_known_to_keep_state_from_their_first_reply_on(
 def test_nothing_but_metrics_is_said_to_leave(participants: Participants) -> None:
     strategy = Local(CommonSettings(silos=9, dataset="mnist"), NoSettings(), participants)
     assert strategy.disclosures().leaves == ()
-    assert strategy.published() == {}

@@ -374,23 +374,6 @@ def test_uefl_says_what_leaves_a_site(
     assert len(told) == 1 + books + bool(centroids)
 
 
-@pytest.mark.parametrize(("codes", "entropy"), [(32, 0.149), (33, None)])
-def test_numbers_are_published_of_the_runs_own_codebook(
-    participants: Participants, codes: int, entropy: float | None
-) -> None:
-    common = CommonSettings(
-        dataset="mnist",
-        width=128,
-        leading_norm=False,
-        pixel_scale="raw",
-        local_epochs=20,
-        batch_size=1024,
-        learning_rate=1e-4,
-    )
-    found = UEFL(common, UEFLSettings(codes=codes), participants).published()
-    assert found.get("all", {}).get("entropy") == entropy
-
-
 def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply: Replies) -> None:
     personal = uefl(codebooks="personal", segments=2)
     first = personal.initial_state(Task((1, 16, 16), 10))

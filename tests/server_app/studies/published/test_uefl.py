@@ -12,12 +12,11 @@ from fedsilo.models.contract.settings_schema import as_mapping, build
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.server_app.config.experiments import Experiment, read_experiments
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.methods.registry import strategy_class
-from fedsilo.strategies.published.uefl import shifted_digits
-from fedsilo.strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row
+from fedsilo.server_app.studies.published.numbers import Row, paper, published_numbers
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
+DISFL, UEFL = "DisFL", "UEFL"
+ROWS = paper("uefl").rows
 
 # As the authors train; the paper's gamma and codes of MNIST are UEFL's defaults
 THERE: dict[str, Any] = {
@@ -38,8 +37,9 @@ def published(method: str, **changes: Any) -> Any:
     """Return what stands beside a run of the authors' setting with changes (``_`` for ``-``)."""
     named = {key.replace("_", "-"): value for key, value in changes.items()}
     values = THERE | named
-    own = build(UEFLSettings, values) if method == UEFL else None
-    return shifted_digits(method, build(CommonSettings, values), own)
+    own = as_mapping(build(UEFLSettings, values)) if method == UEFL else {}
+    common = as_mapping(build(CommonSettings, values | {"method": method.lower()}))
+    return published_numbers(common | own, []).numbers
 
 
 @pytest.mark.parametrize(
@@ -227,19 +227,20 @@ def _printed(text: str) -> dict[int, list[list[str]]]:
 
 def _place(row: Row) -> tuple[int, int]:
     """Return a row's first line in its table, and the first cell there."""
-    column = row.dataset if row.table in (3, 6) else row.method
+    column = row.dataset if row.table in (3, 6) else row.name
     cell = _COLUMNS[row.table].index(column) if row.table in _COLUMNS else 0
     cells_each = 1 if row.table == 4 else 2
     if row.table in (4, 5):
         return 0, cells_each * cell
     if row.table in _BLOCKS:
-        block = _BLOCKS[row.table].index(row.method if row.table == 3 else row.own["uefl.segments"])
+        below = row.name if row.table == 3 else row.settings["uefl.segments"]
+        block = _BLOCKS[row.table].index(below)
     else:
         block = [other for other in ROWS if other.table == row.table].index(row)
     return block * len(row.parts), cells_each * cell
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.method}-{row.dataset}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.name}-{row.dataset}")
 def test_every_number_is_the_papers(row: Row, real_data: Path) -> None:
     paper = real_data.parent / "papers" / "uefl.txt"
     if not paper.is_file():
@@ -252,20 +253,24 @@ def test_every_number_is_the_papers(row: Row, real_data: Path) -> None:
             if number is not None:
                 assert float(printed) == number
             else:
-                left_out = row.dataset == "cifar100" and row.own["uefl.segments"] == 1
+                left_out = row.dataset == "cifar100" and row.settings["uefl.segments"] == 1
                 assert printed == "-" or left_out
+
+
+def _silos(row: Row) -> Any:
+    return row.settings.get("silos", 9)
 
 
 def test_every_row_is_published_beside_some_run() -> None:
     shown: dict[int, int] = {}
     for row in ROWS:
         colour = COLOUR if row.dataset not in ("mnist", "fmnist") else {}
-        base = {"dataset": row.dataset, "silos": row.silos, **colour}
+        base = {"dataset": row.dataset, "silos": _silos(row), **colour}
         codes = {"mnist": 32}.get(row.dataset, 64)
         gamma = {"mnist": 0.3, "cifar10": 0.2}.get(row.dataset, 0.1)
-        never = {"uefl.max-iterations": 1} if row.method == DISFL else {}
-        own = {"uefl.codes": codes, "uefl.gamma": gamma, **never, **row.own}
-        method = UEFL if row.method == DISFL else row.method
+        never = {"uefl.max-iterations": 1} if row.name == DISFL else {}
+        own = {"uefl.codes": codes, "uefl.gamma": gamma, **never, **row.settings}
+        method = UEFL if row.name == DISFL else row.name
         known = as_mapping(UEFLSettings())
         asked = {key: value for key, value in own.items() if key in known}
         found = published(method, **base, **asked)
@@ -282,11 +287,11 @@ def experiments() -> dict[str, Experiment]:
 
 def _name(row: Row) -> str:
     """Return the experiment of a row."""
-    method, own = row.method.lower(), row.own
+    method, own = row.name.lower(), row.settings
     return (
         f"uefl-table{row.table}-"
         + {
-            1: "static" if row.method == DISFL else "extended",
+            1: "static" if row.name == DISFL else "extended",
             2: "gaussian" if "uefl.codeword-start" in own else "kmeans",
             3: f"{row.dataset}-{method}",
             4: {"fedavg": "fl"}.get(method, method),
@@ -299,8 +304,7 @@ def _name(row: Row) -> str:
 
 
 def _published(settings: RunSettings) -> Any:
-    cls = strategy_class(settings.common.method)
-    return cls(settings.common, settings.own, Participants({}, {})).published()
+    return published_numbers(settings.as_mapping(), []).numbers
 
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)
@@ -315,8 +319,9 @@ def test_every_row_has_an_experiment_beside_which_it_stands_and_a_small_one(
     small = resolve(experiments[f"{_name(row)}-cpu"].values)
     assert _published(small) == {}
     assert small.common.method == large.common.method
-    assert (small.common.dataset, small.common.silos) == (row.dataset, row.silos)
-    asked = {**as_mapping(large.own), **row.own}
+    assert (small.common.dataset, small.common.silos) == (row.dataset, _silos(row))
+    own = {key: value for key, value in row.settings.items() if key != "silos"}
+    asked = as_mapping(large.own) | own
     lengths = ("uefl.iteration-rounds", "uefl.extension-rounds")
     of_small = as_mapping(small.own)
     assert {k: v for k, v in of_small.items() if k not in lengths} == {

@@ -8,24 +8,25 @@ from typing import Any
 import pytest
 
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.settings_schema import as_mapping
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.server_app.config.experiments import Experiment, read_experiments
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.loop.reporting import Published
-from fedsilo.strategies.methods.registry import strategy_class
-from fedsilo.strategies.published.conditions import Conditions, first_of, in_words
-from fedsilo.strategies.published.uefl import shifted_digits
+from fedsilo.server_app.studies.published.numbers import (
+    Conditions,
+    Published,
+    in_words,
+    published_numbers,
+)
 
-ROOT = Path(__file__).resolve().parents[3]
-NUMBERS = Published({"all": {"accuracy": 0.5}})
+ROOT = Path(__file__).resolve().parents[4]
 DIGITS = Conditions(
     {"dataset": ["digits"], "batch-size": [32, 64], "uefl.codes": [8]},
-    least={"rounds": 5},
-    given=["initial-weights"],
+    at_least={"rounds": 5},
+    files=["initial-weights"],
     sites=("a", "b"),
 )
+MISSING_AND_MORE = "the sites are without b and with 2 that the paper does not have"
 THERE: dict[str, Any] = {
     "dataset": "digits",
     "batch_size": 64,
@@ -34,14 +35,15 @@ THERE: dict[str, Any] = {
 }
 
 
-def beside(sites: tuple[str, ...] = ("a", "b"), own: Any = None, **changes: Any) -> Published:
-    return DIGITS.beside(NUMBERS, CommonSettings(**THERE | changes), own, sites)
+def departures(sites: tuple[str, ...] = ("a", "b"), own: Any = None, **changes: Any) -> str:
+    values = as_mapping(CommonSettings(**THERE | changes)) | (as_mapping(own) if own else {})
+    return in_words(DIGITS.departures(values, sites))
 
 
-def test_numbers_stand_where_all_is_as_it_was() -> None:
-    assert beside() == NUMBERS
-    assert beside(own=UEFLSettings(codes=8)) == NUMBERS
-    assert beside(("b", "a"), rounds=50, batch_size=32).unlike == ""
+def test_conditions_of_the_papers_setting_have_no_departures() -> None:
+    assert departures() == ""
+    assert departures(own=UEFLSettings(codes=8)) == ""
+    assert departures(("b", "a"), rounds=50, batch_size=32) == ""
 
 
 @pytest.mark.parametrize(
@@ -52,38 +54,33 @@ def test_numbers_stand_where_all_is_as_it_was() -> None:
         ({"initial_weights": ""}, "'initial-weights' names no file"),
         ({"own": UEFLSettings(codes=4)}, "'uefl.codes' is 4 and not 8"),
         ({"sites": ("a",)}, "the sites are without b"),
-        ({"sites": ("a", "c", "d")}, "the sites are without b and with 2 that the paper has not"),
+        (
+            {"sites": ("a", "c", "d")},
+            MISSING_AND_MORE,
+        ),
         (
             {"batch_size": 1, "rounds": 1},
             "'batch-size' is 1 and not 32 or 64; 'rounds' is 1 and not 5 or more",
         ),
     ],
 )
-def test_what_differs_is_said_and_no_number_stands(changes: dict[str, Any], unlike: str) -> None:
-    found = beside(**changes)
-    assert (found, found.unlike) == ({}, unlike)
+def test_conditions_of_another_setting_name_what_differs(
+    changes: dict[str, Any], unlike: str
+) -> None:
+    assert departures(**changes) == unlike
 
 
-def test_of_other_data_nothing_is_said() -> None:
-    found = beside(dataset="mnist", batch_size=1)
-    assert (found, found.unlike) == ({}, "")
+def test_published_numbers_of_other_data_are_none_without_a_reason() -> None:
+    values = as_mapping(CommonSettings(method="fedavg", dataset="digits", batch_size=16))
+    assert published_numbers(values, ["s1a"]) == Published()
 
 
-def test_many_differences_are_counted() -> None:
+def test_in_words_of_six_differences_counts_the_last_two() -> None:
     assert in_words(["a", "b", "c", "d"]) == "a; b; c; d"
     assert in_words(["a", "b", "c", "d", "e", "f"]) == "a; b; c; d; 2 more"
 
 
-def test_of_several_papers_the_one_that_measured_this_stands_then_one_that_measured_its_data() -> (
-    None
-):
-    silent, unlike = Published(), Published(unlike="'rounds' is 1")
-    assert first_of(silent, unlike, NUMBERS) == NUMBERS
-    assert first_of(silent, unlike).unlike == "'rounds' is 1"
-    assert first_of(silent).unlike == ""
-
-
-def test_of_a_table_with_many_rows_the_nearest_is_told_of() -> None:
+def test_published_numbers_of_many_rows_name_how_the_nearest_differs() -> None:
     there = CommonSettings(
         dataset="mnist",
         width=128,
@@ -94,14 +91,14 @@ def test_of_a_table_with_many_rows_the_nearest_is_told_of() -> None:
         learning_rate=1e-4,
         rounds=60,
     )
-    found = shifted_digits("UEFL", there, UEFLSettings(codes=64))
+    found = published_numbers(as_mapping(there) | as_mapping(UEFLSettings(codes=64)), [])
     assert found.unlike == "'uefl.codes' is 64 and not 32"
 
 
 def test_every_experiment_at_a_papers_size_has_the_papers_numbers() -> None:
     experiments = read_experiments(ROOT / "simulation.yaml")
     of_papers = [n for n in experiments if n.endswith(("-heart", "-isic2019", "-mammography"))]
-    without = {name for name in of_papers if not _of_experiment(experiments[name])}
+    without = {name for name in of_papers if not _of_experiment(experiments[name]).numbers}
     # In no paper: patients of all hospitals pooled
     assert without == {"mix-heart"}
 
@@ -113,9 +110,4 @@ def _of_experiment(experiment: Experiment) -> Published:
         "isic2019": ("bcn", "msk4", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias"),
         "mammography": ("ge", "hologic", "siemens"),
     }[settings.common.dataset]
-    facts = {
-        name: SiteFacts(name, name, (13,), 2, {"train": [9, 9]}, {"train": "a"}) for name in sites
-    }
-    participants = Participants(facts, {name: index for index, name in enumerate(sites)})
-    method = strategy_class(settings.common.method)
-    return method(settings.common, settings.own, participants).published()
+    return published_numbers(settings.as_mapping(), sites)

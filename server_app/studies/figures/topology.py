@@ -32,10 +32,11 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
     return {"topology.png": figure}
 
 
-def draw_edge_weights(document: Mapping[str, Series]) -> Figure:
-    """Return lines of a weight over rounds, an edge each, from ``{"i<-j": {round: weight}}``.
+def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
+    """Return ``closeness.png``, a line per edge of its weight over rounds.
 
-    Many edges are drawn in a panel per receiving silo i, where a colour is a sending silo j.
+    The document is ``{"i<-j": {round: weight}}``. Many edges are drawn in a panel per receiving
+    silo i, where a colour is a sending silo j.
     """
     from matplotlib.figure import Figure
 
@@ -57,7 +58,7 @@ def draw_edge_weights(document: Mapping[str, Series]) -> Figure:
     figure.supxlabel("round", fontsize="medium")
     figure.supylabel("EMD weight, mean of the round", fontsize="medium")
     line_legend(figure, styles, "edge" if len(panels) == 1 else "teacher from")
-    return figure
+    return {"closeness.png": figure}
 
 
 def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:

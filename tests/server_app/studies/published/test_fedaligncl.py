@@ -8,13 +8,21 @@ import pytest
 
 from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.strategies.loop.participants import Participants
-from fedsilo.strategies.methods.registry import strategy_class
-from fedsilo.strategies.published.fedaligncl import mammography, mammography_cross
+from fedsilo.models.contract.settings_schema import as_mapping
+from fedsilo.server_app.studies.published.numbers import Published, published_numbers
 
 VENDORS = ("ge", "hologic", "siemens")
-ROWS = ("Single", "Fed", "Fed-CL", "Fed-Align", "Fed-Align-CL", "Mix")
+# The paper's row -> the method and its own settings that make a run of it
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Single": ("local", {}),
+    "Fed": ("fedaligncl", {"align": False, "curriculum": False}),
+    "Fed-CL": ("fedaligncl", {"align": False}),
+    "Fed-Align": ("fedaligncl", {"curriculum": False}),
+    "Fed-Align-CL": ("fedaligncl", {}),
+    "Mix": ("mix", {}),
+    "Cross": ("cross", {}),
+}
+ROWS = [row for row in RUNS if row != "Cross"]
 # As the paper trains
 MAMMOGRAPHY: dict[str, Any] = {
     "dataset": "mammography",
@@ -29,16 +37,17 @@ MAMMOGRAPHY: dict[str, Any] = {
 }
 
 
-def vendors(*names: str) -> Participants:
-    facts = {
-        name: SiteFacts(name, name, (1, 64, 64), 2, {"train": [9, 9]}, {"train": "a"}, True)
-        for name in sorted(names)
-    }
-    return Participants(facts, {name: index for index, name in enumerate(facts)})
+def found_of(
+    row: str, own: dict[str, Any], sites: tuple[str, ...] = VENDORS, **common: Any
+) -> Published:
+    method, variant = RUNS[row]
+    settings = CommonSettings(**MAMMOGRAPHY | {"method": method} | common)
+    values = as_mapping(settings) | as_mapping(settings_class(method)(**variant | own))
+    return published_numbers(values, sites)
 
 
-def published(row: str, **common: Any) -> Any:
-    return mammography(row, CommonSettings(**MAMMOGRAPHY | common), vendors(*VENDORS))
+def published(row: str, sites: tuple[str, ...] = VENDORS, **common: Any) -> Any:
+    return found_of(row, {}, sites, **common).numbers
 
 
 def test_a_row_is_in_the_order_of_the_sites_and_ends_with_the_printed_mean() -> None:
@@ -91,25 +100,22 @@ def test_nothing_is_published_for_other_data_networks_and_training(
 
 @pytest.mark.parametrize("names", [VENDORS[:2], (*VENDORS, "philips"), ("ge", "hologic", "fuji")])
 def test_nothing_is_published_for_other_sites(names: tuple[str, ...]) -> None:
-    common, there = CommonSettings(**MAMMOGRAPHY), vendors(*names)
-    assert mammography("Fed", common, there) == {}
-    assert mammography_cross(common, there) == {}
+    assert published("Fed", names) == {}
+    assert published("Cross", names) == {}
 
 
 def test_a_row_that_is_not_in_the_table_has_no_numbers() -> None:
-    assert published("FedProx") == {}
+    values = as_mapping(CommonSettings(**MAMMOGRAPHY, method="fedprox"))
+    assert published_numbers(values, VENDORS) == Published()
 
 
 def test_variants_have_the_noise_of_the_paper() -> None:
-    own, there = settings_class("fedaligncl"), vendors(*VENDORS)
-    common = CommonSettings(**MAMMOGRAPHY)
-    assert mammography("Fed", common, there, own()) == published("Fed")
-    silent = mammography("Fed", common, there, own(noise_variance=0.0))
-    assert (silent, silent.unlike) == ({}, "'fedaligncl.noise-variance' is 0.0 and not 0.001")
+    silent = found_of("Fed", {"noise_variance": 0.0})
+    assert silent == Published(unlike="'fedaligncl.noise-variance' is 0.0 and not 0.001")
 
 
 def test_cross_publishes_single_and_the_models_of_the_other_sites() -> None:
-    found = mammography_cross(CommonSettings(**MAMMOGRAPHY), vendors(*VENDORS))
+    found = published("Cross")
     assert found["siemens"] == {
         "auc": 0.83,
         "average-precision": 0.84,
@@ -121,19 +127,3 @@ def test_cross_publishes_single_and_the_models_of_the_other_sites() -> None:
     assert found["hologic"]["auc-from-siemens"] == 0.59
     assert found["ge"]["average-precision-from-siemens"] == 0.67
     assert "auc-from-ge" not in found["ge"], "the paper leaves the diagonal to Single"
-
-
-@pytest.mark.parametrize(("method", "row"), [("local", "Single"), ("mix", "Mix")])
-def test_methods_publish_their_own_row(method: str, row: str) -> None:
-    cls = strategy_class(method)
-    common = CommonSettings(**MAMMOGRAPHY)
-    strategy = cls(common, settings_class(method)(), vendors(*VENDORS))
-    assert strategy.published() == published(row)
-
-
-def test_cross_publishes_its_rows() -> None:
-    cls, common = strategy_class("cross"), CommonSettings(**MAMMOGRAPHY)
-    participants = vendors(*VENDORS)
-    assert cls(common, settings_class("cross")(), participants).published() == mammography_cross(
-        common, participants
-    )
