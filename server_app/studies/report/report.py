@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, clinic_sections
-from fedsilo.server_app.studies.report.dpo import HospitalFiles, dpo_sections
+from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
+from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
-from fedsilo.server_app.studies.report.page import Section, Text, page
-from fedsilo.server_app.studies.report.research import research_sections
+from fedsilo.server_app.studies.report.page import rendered
+from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
 Reader = Literal["research", "clinic", "dpo"]
@@ -70,9 +70,10 @@ def report(folders: Sequence[Path], asked: AskedReport) -> str:
     runs = reported_runs(folders)
     names = [run.name for run in runs]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return page(
+    return rendered(
+        f"{asked.reader}.html",
         _TITLES[asked.reader],
-        _sections(runs, asked),
+        _data(runs, asked),
         subtitle=f"{'Run' if len(runs) == 1 else 'Runs'}: {', '.join(names[:_NAMED])}{more}",
         foot=f"{TITLE}. {WARNING}"
         if asked.reader == "clinic"
@@ -98,27 +99,19 @@ def write_report(
     return out
 
 
-def _sections(runs: Sequence[ReportedRun], asked: AskedReport) -> list[Section]:
+def _data(runs: Sequence[ReportedRun], asked: AskedReport) -> dict[str, Any]:
+    """Return what the reader's template needs."""
     if asked.reader == "research":
-        return research_sections(runs)
+        return research_data(runs)
+    prefixes = [""] if len(runs) == 1 else [f"{run.name}: " for run in runs]
+    texts: dict[str, Any]
     if asked.reader == "clinic":
-        warning = Section(TITLE, [Text([WARNING], warning=True)])
-        return [warning, *_of_each(runs, clinic_sections)]
-    files = HospitalFiles(
-        read_audit_log(asked.audit_log) if asked.audit_log else None,
-        read_own_site_file(asked.site_file) if asked.site_file else None,
-    )
-    return _of_each(runs, lambda run: dpo_sections(run, files))
-
-
-def _of_each(
-    runs: Sequence[ReportedRun], sections: Callable[[ReportedRun], list[Section]]
-) -> list[Section]:
-    """Return the sections of each run, with its name before their titles if there are several."""
-    if len(runs) == 1:
-        return sections(runs[0])
-    return [
-        replace(section, title=f"{run.name}: {section.title}")
-        for run in runs
-        for section in sections(run)
-    ]
+        found = [clinic_data(run) for run in runs]
+        texts = {"title": TITLE, "warning": WARNING, "intervals": INTERVALS}
+    else:
+        log = read_audit_log(asked.audit_log) if asked.audit_log else None
+        file = read_own_site_file(asked.site_file) if asked.site_file else None
+        found = [dpo_data(run, log) for run in runs]
+        texts = {"site_file": file and site_file_data(file)}
+    prefixed = zip(prefixes, found, strict=True)
+    return {**texts, "runs": [{"prefix": prefix, **data} for prefix, data in prefixed]}
