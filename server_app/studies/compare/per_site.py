@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from fedsilo.server_app.studies.compare.over_setting import (
     read_run,
     refuse_other_settings,
 )
+from fedsilo.server_app.studies.compare.results import matching
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES
 
@@ -84,7 +84,11 @@ def site_bars(folders: Sequence[Path], asked: AskedBars) -> SiteBars:
         [cell for run in runs for cell in _cells(run, split, asked)],
         columns=[*_KEY, "value"],
     )
-    place = {metric: number for number, metric in enumerate(_chosen(cells, asked.metrics))}
+    known = sorted(cells["metric"].unique())
+    chosen = [metric for metric in _USUAL if metric in known]
+    if asked.metrics is not None:
+        chosen = matching(asked.metrics, known, "--metrics")
+    place = {metric: number for number, metric in enumerate(chosen)}
     cells = cells[cells["metric"].isin(list(place))]
     cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
     grouped = cells.groupby(_KEY, sort=False)["value"]
@@ -143,29 +147,9 @@ def _cells(
                     f"{run.path / 'metrics.csv'} has figures of site '{site}', which silos.json "
                     "does not name: the run directory was altered"
                 )
-            name = {True: f"{line}, own", False: line}[own]
+            name = f"{line}, own" if own else line
             metric = row["metric"].removeprefix(_OWN)
             yield metric, name, row["site"], groups[row["site"]], float(row["value"])
-
-
-def _chosen(cells: pd.DataFrame, asked: str | None) -> list[str]:
-    """Return the metrics asked for.
-
-    Raises:
-        SettingError: a name or pattern fits none.
-    """
-    known = sorted(cells["metric"].unique())
-    if asked is None:
-        return [metric for metric in _USUAL if metric in known]
-    chosen: dict[str, None] = {}
-    for pattern in [part.strip() for part in asked.split(",")]:
-        fitting = [metric for metric in known if fnmatchcase(metric, pattern)]
-        if not fitting:
-            raise SettingError(
-                f"--metrics: no run has a metric '{pattern}'; there are {', '.join(known)}"
-            )
-        chosen |= dict.fromkeys(fitting)
-    return list(chosen)
 
 
 def draw_bars(bars: SiteBars) -> Figure:

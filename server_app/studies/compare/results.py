@@ -28,17 +28,22 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
 
 
 def chosen_metrics(asked: str, summaries: Sequence[Summary], option: str) -> list[str]:
-    """Return the metrics of the runs that ``asked`` names, in its order.
+    """Return the metrics of the runs' summaries that ``asked`` names; see ``matching``."""
+    known = {metric for summary in summaries for metric in summary["mean"]}
+    return matching(asked, sorted(known), option)
+
+
+def matching(asked: str, known: Sequence[str], option: str) -> list[str]:
+    """Return the metrics that ``asked`` names, in its order.
 
     Args:
-        asked: names and shell-style patterns, parted by commas.
-        summaries: the runs', of the split that is shown.
+        asked: names and shell-style patterns, separated by commas.
+        known: all metrics of the runs.
         option: of the command, for the error.
 
     Raises:
         SettingError: a name or pattern fits no metric of any run.
     """
-    known = sorted({metric for summary in summaries for metric in summary["mean"]})
     chosen: dict[str, None] = {}
     for pattern in [part.strip() for part in asked.split(",")]:
         fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
@@ -88,7 +93,7 @@ def constant_results(
 ) -> pd.DataFrame:
     """Return what answering the second of two classes every time would score, per distribution.
 
-    A predictor that has seen nothing: what a method's accuracy is to be held against. Nothing is
+    A predictor that has seen nothing: to compare a method's accuracy with. Nothing is
     returned for more than two classes.
 
     Args:

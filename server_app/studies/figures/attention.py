@@ -16,6 +16,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.figures.palette import BLACK, WRONG
 from fedsilo.server_app.records.finished_site import finished_site, sites_of
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,10 +87,8 @@ def draw_sheet(
         title: of the sheet.
         columns: images a row.
     """
-    from matplotlib.figure import Figure
-
-    size = (max(0.8 + 1.7 * columns, 0.085 * len(title)), 0.9 + 3.5 * len(classes))
-    figure = Figure(figsize=size, layout="constrained")
+    width = max(0.8 + 1.7 * columns, 0.085 * len(title))
+    figure = new_figure(width, 0.9 + 3.5 * len(classes))
     panels = figure.subplots(2 * len(classes), columns, squeeze=False)
     for axes in panels.flatten():
         axes.set_axis_off()

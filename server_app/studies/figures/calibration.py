@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedsilo.models.figures.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
 from fedsilo.server_app.records.many_sites import MANY, worst
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +25,7 @@ _LEGEND = 18  # names that find room beside a picture
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the reliability diagram, and accuracy against vacuity, over all sites' samples."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 4.6), layout="constrained")
+    figure = new_figure(11.5, 4.6)
     left, right = figure.subplots(1, 2)
     _draw_bins(left, document["reliability"], "confidence")
     left.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfectly calibrated")
@@ -106,8 +105,6 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     """Return who holds how many samples of which class (FedEvPrompt, figure 2)."""
-    from matplotlib.figure import Figure
-
     sites = list(silos)
     counts = np.array([_all_counts(silos[site]["label_counts"]) for site in sites])
     names: Sequence[str] = silos[sites[0]].get("classes") or [
@@ -115,7 +112,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     ]
     if len(sites) > MANY:
         return {"distribution.png": _spread_of_labels(counts, names)}
-    figure = Figure(figsize=(3.3 + 0.9 * len(sites), 4.2), layout="constrained")
+    figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
     axes = figure.subplots()
     bottom, named_every = np.zeros(len(sites)), math.ceil(len(names) / _LEGEND)
     coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
@@ -136,9 +133,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
     """Return sites by size, and how many of a class a site has; counts are (sites, classes)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 4.2), layout="constrained")
+    figure = new_figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)
     sizes = np.sort(counts.sum(axis=1))[::-1]
     left.bar(range(1, len(sizes) + 1), sizes, width=1.0, color=CATEGORIES[0])

@@ -30,7 +30,7 @@ from fedsilo.server_app.records.finished_site import (
     sites_of,
 )
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.figures.style import run_title
+from fedsilo.server_app.studies.figures.panels import run_title
 
 _FOLDS = 5
 _FEWEST = 4  # samples: of fewer there is no neighbourhood to keep

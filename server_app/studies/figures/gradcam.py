@@ -29,7 +29,7 @@ from fedsilo.server_app.records.finished_site import (
     opened,
     refuse_shared_state,
 )
-from fedsilo.server_app.studies.figures.style import run_title
+from fedsilo.server_app.studies.figures.panels import new_figure, run_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,12 +180,9 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
 
     Each map is in its own colours. An answer that is not the truth stands in another colour.
     """
-    from matplotlib.figure import Figure
-
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)
-    size = (2.6 * (1 + len(columns)), 0.7 + 0.2 * head + 2.85 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(2.6 * (1 + len(columns)), 0.7 + 0.2 * head + 2.85 * rows)
     panels = figure.subplots(rows, 1 + len(columns), squeeze=False)
     for index, (truth, (first, *others)) in enumerate(zip(sheet.truths, panels, strict=True)):
         shown = columns[0].explanations[index]

@@ -25,6 +25,7 @@ from fedsilo.models.figures.panels import line_legend
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.server_app.records.finished_site import finished_settings, sites_of
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,9 +166,7 @@ def _density(split: Split, which: int, edges: Tensor) -> Tensor:
 
 def draw_histograms(measured: SiteHistograms) -> Figure:
     """Return the picture: a line per site, of the stored pixels and of the network's inputs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    figure = new_figure(10, 4.6)
     left, right = figure.subplots(1, 2)
     styles = line_styles(list(measured.labels))
     _draw(left, measured.stored, styles, "As stored")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,11 +15,10 @@ from fedsilo.models.figures.panels import line_legend
 from fedsilo.server_app.records.many_sites import MANY
 from fedsilo.server_app.records.recorders import UPDATE
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.figures.attention_buffer import draw_buffer
 from fedsilo.server_app.studies.figures.calibration import draw_distribution, draw_evidence
-from fedsilo.server_app.studies.figures.cross_site import draw_cross
-from fedsilo.server_app.studies.figures.forgetting import draw_forgotten
+from fedsilo.server_app.studies.figures.documents import draw_buffer, draw_cross, draw_forgotten
 from fedsilo.server_app.studies.figures.many_lines import draw_lines
+from fedsilo.server_app.studies.figures.panels import over_rounds, panel_grid
 from fedsilo.server_app.studies.figures.routing import draw_routing
 from fedsilo.server_app.studies.figures.topology import draw_edge_weights, draw_topology
 
@@ -144,17 +142,8 @@ def _draw_contributions(directory: RunDirectory, rows: Iterable[Mapping[str, str
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure of so many panels, of more than four in rows of three."""
-    # A figure without pyplot: no global state, no display
-    from matplotlib.figure import Figure
-
-    columns = count if count <= _ONE_ROW else 3
-    rows = math.ceil(count / columns)
-    figure = Figure(figsize=(4.2 * columns + 1.2, 3.2 * rows + 0.4), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[count:]:
-        axes.set_visible(False)
-    return figure, panels[:count]
+    """Return a figure of up to four panels in a row, or of more in rows of three."""
+    return panel_grid(count, count if count <= _ONE_ROW else 3, (4.2, 3.2), (1.2, 0.4))
 
 
 def _draw_panel(
@@ -165,14 +154,11 @@ def _draw_panel(
     *,
     high_is_worse: bool = False,
 ) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     draw_lines(axes, lines, styles, high_is_worse=high_is_worse)
     for round_ in marked_rounds:
         axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    over_rounds(axes)
     axes.set_xlabel("round")
-    axes.grid(alpha=0.3)
 
 
 def draw_documents(directory: RunDirectory) -> list[Path]:

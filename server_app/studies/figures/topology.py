@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.figures.palette import BLUE, ORANGE, LineStyle, line_styles
 from fedsilo.models.figures.panels import line_legend
+from fedsilo.server_app.studies.figures.panels import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +24,7 @@ _STRETCH = 1.16  # of the circle, where the names stand
 
 def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the picture of a topology.json: file name -> figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 6), layout="constrained")
+    figure = new_figure(11, 6)
     graph, bars = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_graph(graph, document)
     _draw_times(bars, document)
@@ -38,26 +37,20 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
     The document is ``{"i<-j": {round: weight}}``. Many edges are drawn in a panel per receiving
     silo i, where a colour is a sending silo j.
     """
-    from matplotlib.figure import Figure
-
     panels = _panels(document)
-    columns = min(4, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (9, 5) if len(panels) == 1 else (2 + 2.8 * columns, 1 + 2.4 * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    columns, one = min(4, len(panels)), len(panels) == 1
+    size, margin = ((9.0, 5.0), (0.0, 0.0)) if one else ((2.8, 2.4), (2.0, 1.0))
+    figure, axes = panel_grid(len(panels), columns, size, margin, sharex=True, sharey=True)
     labels = sorted({label for lines in panels.values() for label in lines})
     styles = line_styles(labels)
-    for place, (title, lines) in zip(axes, panels.items(), strict=False):
+    for place, (title, lines) in zip(axes, panels.items(), strict=True):
         _draw_lines(place, title, lines, styles)
-    for place in axes[max(0, len(panels) - columns) : len(panels)]:
+    for place in axes[-columns:]:
         place.tick_params(labelbottom=True)  # where there is no panel below
-    for place in axes[len(panels) :]:
-        place.set_axis_off()
     figure.suptitle("How close neighbours' feature maps are (EMD weights of distillation)")
     figure.supxlabel("round", fontsize="medium")
     figure.supylabel("EMD weight, mean of the round", fontsize="medium")
-    line_legend(figure, styles, "edge" if len(panels) == 1 else "teacher from")
+    line_legend(figure, styles, "edge" if one else "teacher from")
     return {"closeness.png": figure}
 
 
@@ -75,8 +68,6 @@ def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for label, series in lines.items():
         points = sorted((int(round_), value) for round_, value in series.items())
         rounds, values = zip(*points, strict=True) if points else ((), ())
@@ -84,8 +75,7 @@ def _draw_lines(
             rounds, values, linewidth=1.2, markersize=4, label=label, **styles[label].options()
         )
     axes.set_title(title, fontsize="small")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
+    over_rounds(axes)
 
 
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:

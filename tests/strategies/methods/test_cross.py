@@ -14,7 +14,7 @@ from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.server_app.studies.figures.cross_site import draw_cross
+from fedsilo.server_app.studies.figures.documents import draw_cross
 from fedsilo.strategies.loop.initial_arrays import initial_weights
 from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.round_loop import RoundLoop

@@ -15,7 +15,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.studies.figures.attention_buffer import draw_buffer
+from fedsilo.server_app.studies.figures.documents import draw_buffer
 from fedsilo.strategies.loop.participants import Participants
 from fedsilo.strategies.loop.state import ArraySpec, RoundState, SiteReply
 from fedsilo.strategies.methods.fedevprompt import FedEvPrompt

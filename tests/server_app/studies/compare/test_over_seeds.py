@@ -166,7 +166,7 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     written = (tmp_path / "t.md").read_text()
     assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 7.05e-02 |\n" in written
     assert "times 1 pairs (Bonferroni" in written
-    assert "not the split: p tells nothing of other patients" in written
+    assert "not the split: p says nothing about other patients" in written
     assert "'--paired' tests differences by seed" in written
     assert "| slow | all | " in written
     assert (tmp_path / "t-tests.csv").read_text().splitlines()[1:] == [
@@ -202,7 +202,7 @@ def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["own", "--tests", "auc"], "--tests holds experiments against one another"),
+        (["own", "--tests", "auc"], "--tests compares experiments with one another"),
         (["own", "own", "--tests", "auc"], "name at least two different ones"),
         (["own", "more", "--tests", "auc", "--seeds", "1"], "--seeds is 1: at least 2 are needed"),
         (["own", "more", "--paired"], "--paired means nothing without --tests"),
