@@ -61,6 +61,20 @@ def figure_of(summary: Summary, group: str, metric: str) -> float | None:
     return float(values[metric]) if metric in values else None
 
 
+def values_by_seed(
+    runs: Mapping[str, Mapping[int, Summary]], metric: str
+) -> dict[str, dict[int, float]]:
+    """Return experiment -> seed -> mean over sites, without seeds that leave it undefined."""
+    return {
+        name: {
+            seed: value
+            for seed, summary in by_seed.items()
+            if (value := figure_of(summary, "all", metric)) is not None
+        }
+        for name, by_seed in runs.items()
+    }
+
+
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:

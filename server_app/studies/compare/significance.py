@@ -216,7 +216,7 @@ def check_tests(
         )
     if seeds < 2:
         raise SettingError(
-            f"--tests is about the spread over seeds, and --seeds is {seeds}: use at least 2"
+            f"--tests is about the spread over seeds, and --seeds is {seeds}: at least 2 are needed"
         )
     for other in others:
         if data_sets[other] != data_sets[first]:

@@ -12,7 +12,7 @@ from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import LineStyle, line_styles
 from fedsilo.models.maths.intervals import of_mean
 from fedsilo.server_app.config.settings import environment_values
-from fedsilo.server_app.studies.compare.results import experiment_results, figure_of, of_split
+from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
 from fedsilo.server_app.studies.compare.tables import mean, over_seeds, published_cell, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
@@ -170,15 +170,12 @@ def _figure_table(figures: Any) -> dict[str, Any]:
 
 def _compared(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
     """Yield each headline metric of which more than one experiment has a value."""
+    summaries = {
+        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
+        for name, by_seed in experiments_of(runs).items()
+    }
     for metric in data_set(str(runs[0].summary["dataset"])).headline:
-        samples = {
-            name: {
-                seed: value
-                for seed, run in by_seed.items()
-                if (value := figure_of(of_split(run.summary, split), "all", metric)) is not None
-            }
-            for name, by_seed in experiments_of(runs).items()
-        }
+        samples = values_by_seed(summaries, metric)
         known = {name: by_seed for name, by_seed in samples.items() if by_seed}
         if len(known) > 1:
             yield _comparison(metric, known, split)
