@@ -216,12 +216,12 @@ def compare(
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
     """
     from fedsilo.server_app.run.planning import RunSources
-    from fedsilo.server_app.studies.compare.over_seeds import Asked, SeedRuns
+    from fedsilo.server_app.studies.compare.over_seeds import ComparisonOptions, SeedRuns
     from fedsilo.server_app.studies.compare.over_seeds import compare as compared
 
     changes = tuple(f"{key}={json.dumps(value)}" for key, value in (settings or {}).items())
     sources = RunSources(file=_path(file), config=_path(config), changes=changes, out=_path(out))
-    asked = Asked(
+    asked = ComparisonOptions(
         split=split,
         metrics=",".join(metrics) or None,
         tests=",".join(tests) or None,
@@ -254,9 +254,9 @@ def report(
     Raises:
         FedsiloError: the file exists, or a run or a file cannot be used.
     """
-    from fedsilo.server_app.studies.report.report import AskedReport, write_report
+    from fedsilo.server_app.studies.report.report import ReportOptions, write_report
 
-    asked = AskedReport(reader=reader, audit_log=_path(audit_log), site_file=_path(site_file))
+    asked = ReportOptions(reader=reader, audit_log=_path(audit_log), site_file=_path(site_file))
     return write_report([_folder(run) for run in runs], Path(out), asked, overwrite=overwrite)
 
 

@@ -58,7 +58,7 @@ def crossvalidate(
         sources: where settings come from, over those of each experiment.
         folds: folds of each site's rows, at least 2.
         repeats: shufflings.
-        jobs: runs at once; 0: one for each core; or Slurm's parameters.
+        jobs: runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line before the runs begin.
 
     Raises:

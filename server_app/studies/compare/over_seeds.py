@@ -68,7 +68,7 @@ class SeedRuns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ComparisonOptions:
     """Which metrics of the runs are compared.
 
     Attributes:
@@ -177,7 +177,7 @@ class Job:
 def compare(
     experiments: Sequence[str],
     runs: SeedRuns,
-    asked: Asked,
+    options: ComparisonOptions,
     *,
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
@@ -187,7 +187,7 @@ def compare(
     Args:
         experiments: their names; a name given twice counts once.
         runs: how runs are made.
-        asked: which metrics are compared.
+        options: which metrics are compared.
         jobs: runs at once, 0 for as many as there are cores for, or Slurm's parameters.
         tell: is called with a line each time a run has ended.
 
@@ -198,13 +198,13 @@ def compare(
     all_jobs = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
-    check_tests(data_sets, tests=asked.tests, paired=asked.paired, seeds=runs.seeds)
+    check_tests(data_sets, tests=options.tests, paired=options.paired, seeds=runs.seeds)
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
-    summaries = _summaries(all_jobs, asked.split)
-    results = _results(all_jobs, summaries, asked)
-    tested = _tests(summaries, asked)
-    remarks = notes(tested[0], runs.seeds, asked.paired, _same_split(all_jobs)) if tested else []
-    return Comparison(results, asked.split, tested, remarks)
+    summaries = _summaries(all_jobs, options.split)
+    results = _results(all_jobs, summaries, options)
+    tested = _tests(summaries, options)
+    remarks = notes(tested[0], runs.seeds, options.paired, _same_split(all_jobs)) if tested else []
+    return Comparison(results, options.split, tested, remarks)
 
 
 def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
@@ -224,28 +224,30 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     return summaries
 
 
-def _results(jobs: Sequence[Job], summaries: Summaries, asked: Asked) -> pd.DataFrame:
+def _results(jobs: Sequence[Job], summaries: Summaries, options: ComparisonOptions) -> pd.DataFrame:
     """Return the results of each experiment, then of predicting one class every time."""
     all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
-    metrics = chosen_metrics(asked.metrics, all_summaries, "--metrics") if asked.metrics else None
+    metrics = (
+        chosen_metrics(options.metrics, all_summaries, "--metrics") if options.metrics else None
+    )
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
     frames = [
         experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
         for name, runs in summaries.items()
     ]
     for job in {job.settings.common.dataset: job for job in jobs}.values():
-        frames.append(constant_results(FinishedRun(job.directory).silos, asked.split, metrics))
+        frames.append(constant_results(FinishedRun(job.directory).silos, options.split, metrics))
     return joined(frames)
 
 
-def _tests(summaries: Summaries, asked: Asked) -> list[Tested]:
+def _tests(summaries: Summaries, options: ComparisonOptions) -> list[Tested]:
     """Return the tests of each metric that is to be tested, over the seeds that have it."""
-    if not asked.tests:
+    if not options.tests:
         return []
     all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
     return [
-        significance(metric, values_by_seed(summaries, metric), asked.paired)
-        for metric in chosen_metrics(asked.tests, all_summaries, "--tests")
+        significance(metric, values_by_seed(summaries, metric), options.paired)
+        for metric in chosen_metrics(options.tests, all_summaries, "--tests")
     ]
 
 

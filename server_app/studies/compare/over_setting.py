@@ -34,7 +34,7 @@ _MARKERS = "osD^vP*X<>"
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A finished run: where it lies, its settings, and its summary of the split."""
+    """A finished run: its path, its settings, and its summary of the split."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -97,7 +97,7 @@ def finished_runs(folders: Sequence[Path]) -> list[FinishedRun]:
         inside = sorted(folder.iterdir()) if folder.is_dir() else []
         begun = [path for path in (folder, *inside) if has_begun(path)]
         if not begun:
-            raise RunDirectoryError(f"{folder} is no run directory and holds none")
+            raise RunDirectoryError(f"{folder} is not a run directory and has none")
         for path in begun:
             runs.setdefault(path.resolve(), finished_run(path))
     return list(runs.values())

@@ -1,7 +1,7 @@
 """``fedsilo bars``: figures of finished runs site by site (UEFL's figures 1 and 5).
 
 A bar is an experiment of ``fedsilo compare`` at a site: the mean over its seeds, with their
-standard deviation. Beside a run's model may stand each site's own, as it was before the average.
+standard deviation. Beside a run's model each site's own model, before the average, can be shown.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _KEY = ["metric", "experiment", "site", "distribution"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedBars:
+class BarOptions:
     """Which figures are drawn.
 
     Attributes:
-        metrics: names and patterns, parted by commas; None: accuracy, entropy, perplexity.
+        metrics: names and patterns, separated by commas, or None for accuracy, entropy, perplexity.
         split: ``test`` or ``val``.
-        round: of which round; None: the last of each run.
+        round: of which round, or None for the last of each run.
         own: whether also of each site's own model before the average, on validation samples.
     """
 
@@ -65,35 +65,35 @@ class SiteBars:
     title: str
 
 
-def site_bars(folders: Sequence[Path], asked: AskedBars) -> SiteBars:
+def site_bars(folders: Sequence[Path], options: BarOptions) -> SiteBars:
     """Return the figures of finished runs by site.
 
     Args:
         folders: run directories, or folders of such.
-        asked: which figures.
+        options: which figures.
 
     Raises:
-        SettingError: no run has the metric or the round, or own models were asked for on test data.
+        SettingError: no run has the metric or the round, or own models are wanted on test data.
         RunDirectoryError: a folder holds no finished run, sites are not the same, or runs of one
             name differ in more than their seed.
     """
-    split = "val" if asked.own else asked.split
+    split = "val" if options.own else options.split
     runs = finished_runs(folders)
     _refuse_unlike(runs, split)
     cells = pd.DataFrame(
-        [cell for run in runs for cell in _cells(run, split, asked)],
+        [cell for run in runs for cell in _cells(run, split, options)],
         columns=[*_KEY, "value"],
     )
     known = sorted(cells["metric"].unique())
     chosen = [metric for metric in _USUAL if metric in known]
-    if asked.metrics is not None:
-        chosen = matching(asked.metrics, known, "--metrics")
+    if options.metrics is not None:
+        chosen = matching(options.metrics, known, "--metrics")
     place = {metric: number for number, metric in enumerate(chosen)}
     cells = cells[cells["metric"].isin(list(place))]
     cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
     grouped = cells.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
-    when = "the last round" if asked.round is None else f"round {asked.round}"
+    when = "the last round" if options.round is None else f"round {options.round}"
     return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
 
 
@@ -121,7 +121,7 @@ def _groups(run: FinishedRun) -> dict[str, str]:
 
 
 def _cells(
-    run: FinishedRun, split: str, asked: AskedBars
+    run: FinishedRun, split: str, options: BarOptions
 ) -> Iterator[tuple[str, str, str, str, float]]:
     """Yield metric, name of the bar, site, distribution and value.
 
@@ -131,7 +131,7 @@ def _cells(
     """
     rows = [row for row in run.metrics if row["split"] == split]
     measured = sorted({int(row["round"]) for row in rows if not row["metric"].startswith(_OWN)})
-    round_ = run.summary["rounds"] if asked.round is None else asked.round
+    round_ = run.summary["rounds"] if options.round is None else options.round
     if round_ not in measured:
         raise SettingError(
             f"the run in {run.path} has no {split} figures of round {round_}; it has those of "
@@ -140,7 +140,7 @@ def _cells(
     line, groups = read_run(run, split).line, _groups(run)
     for row in rows:
         own = row["metric"].startswith(_OWN)
-        if int(row["round"]) == round_ and (asked.own or not own):
+        if int(row["round"]) == round_ and (options.own or not own):
             if row["site"] not in groups:
                 site = one_line(row["site"], 60)
                 raise RunDirectoryError(

@@ -18,7 +18,7 @@ CONSTANT = "always positive (class 1)"
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return ``summary`` with the figures of ``split``: test as they stand, or val.
+    """Return ``summary`` with the figures of ``split``, ``test`` or ``val``.
 
     Choices between settings are made on validation figures; the papers published no such.
     """
@@ -113,7 +113,7 @@ def constant_results(
     Args:
         silos: the content of ``silos.json``.
         split: whose labels are answered.
-        metrics: those shown; None: all.
+        metrics: those shown, or None for all.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():

@@ -16,7 +16,7 @@ import pandas as pd
 from rich.table import Table
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
-FIGURE = ["experiment", "group", "metric"]  # what tells figures over seeds apart
+FIGURE = ["experiment", "group", "metric"]  # what identifies a figure over seeds
 COMPARISON = (
     *("experiment", "method", "group", "metric", "mean", "sd", "seeds"),
     *("published", "published_sd", "median", "min", "max"),

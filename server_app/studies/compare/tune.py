@@ -77,10 +77,10 @@ def tune(
     Args:
         experiment: its name; the simulation file declares its grid.
         sources: where settings come from, over the experiment's.
-        trials: points of the grid that are tried; None: as the simulation file has it.
-        folds: of each seed's shuffling, at least 2; None: likewise.
-        seeds: of each point; None: likewise. chosen.json has all three.
-        jobs: runs at once; 0: one for each core; or Slurm's parameters.
+        trials: points of the grid that are tried, or None for the simulation file's number.
+        folds: of each seed's shuffling, at least 2, or None likewise.
+        seeds: of each point, or None likewise. chosen.json has all three.
+        jobs: runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line before the runs begin.
 
     Raises:

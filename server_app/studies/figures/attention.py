@@ -1,6 +1,6 @@
 """``fedsilo attention``: where a run's ViT looked on its most certain images, site by site.
 
-It runs where the images lie, as ``fedsilo explain`` does; nothing is sent.
+It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def attention(
 
     Args:
         run_dir: the run directory.
-        site: the one site to draw; None: all.
+        site: the one site to draw, or None for all.
         split: train, val or test.
         images: of each class, at most.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the folder of the site's private state; None: the run directory's.
-        out: the folder of the pictures; None: the run directory.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
+        out: the folder of the pictures, or None for the run directory.
 
     Raises:
         FedsiloError: the run has not ended, or its network is no ViT.
@@ -79,7 +79,7 @@ def draw_sheet(
 ) -> Figure:
     """Return two rows per class: its images, and below them the maps over them.
 
-    An answer that is not the image's class stands in another colour.
+    An answer that is not the image's class has another colour.
 
     Args:
         sheet: per class, explanations of up to ``columns`` of its images.

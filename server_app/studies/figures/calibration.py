@@ -1,4 +1,4 @@
-"""Pictures that every run can have: who holds which labels, and what certainty is worth."""
+"""Pictures that every run can have: who has which labels, and whether certainty can be trusted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
-    """Draw bars of all, of bins that hold samples, and lines of sites, of many the worst five."""
+    """Draw a bar per filled bin of all sites, and a line per site, of many for the worst five."""
     shown = list(sites) if len(sites) <= MANY else worst({s: _right(sites[s]) for s in sites})
     for site, style in line_styles(shown).items():
         filled = [cell for cell in sites[site].values() if cell["count"]]
@@ -81,7 +81,7 @@ def _summed(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
 
 
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw a bar of the accuracy per bin that holds samples, and how many at their mean."""
+    """Draw the accuracy of each filled bin as a bar, and its number of samples at their mean."""
     for place, (count, right, weighted) in total.items():
         if not count:
             continue
@@ -104,7 +104,7 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return who holds how many samples of which class (FedEvPrompt, figure 2)."""
+    """Return how many samples of which class each site has (FedEvPrompt, figure 2)."""
     sites = list(silos)
     counts = np.array([_all_counts(silos[site]["label_counts"]) for site in sites])
     names: Sequence[str] = silos[sites[0]].get("classes") or [
@@ -118,9 +118,9 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
     for label, (name, colour) in enumerate(coloured.items()):
         heights = counts[:, label]
-        # The shades run on from label to label: of many classes some names tell the others'
-        told = name if label % named_every == 0 else None
-        axes.bar(sites, heights, bottom=bottom, label=told, color=colour, edgecolor="white")
+        # Shades run on from label to label, so that some names are enough for many classes
+        shown = name if label % named_every == 0 else None
+        axes.bar(sites, heights, bottom=bottom, label=shown, color=colour, edgecolor="white")
         bottom += heights
     for place, total in enumerate(bottom):
         axes.text(place, total, f"{total:.0f}", ha="center", va="bottom", fontsize="x-small")

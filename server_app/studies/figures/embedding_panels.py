@@ -41,7 +41,7 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
     cloud = panel.cloud
-    # In a random order: else the last site would lie over all others
+    # In random order, or the last site would hide the others
     order = np.random.default_rng(0).permutation(len(panel.points))
     for label in range(len(cloud.classes)):
         chosen = order[cloud.label[order] == label]

@@ -1,8 +1,8 @@
-"""``fedsilo embeddings``: what runs make of all sites' samples, as t-SNE and as two numbers.
+"""``fedsilo embeddings``: runs' embeddings of all sites' samples, as t-SNE and as two numbers.
 
-t-SNE (van der Maaten and Hinton 2008) as the Fed-Align-CL paper's figures 4 and 6. How far a site
-can be told from the embeddings measures the domain shift that is left in them, how far the class
-can, what they are good for. It runs where the data lie; nothing is sent.
+t-SNE (van der Maaten and Hinton 2008) as the Fed-Align-CL paper's figures 4 and 6. How well
+the site can be predicted from the embeddings measures the domain shift that is left in them, and
+how well the class can, their use. It runs where the data are; nothing is sent.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Selection:
     """Which samples are embedded, and by what.
 
     Attributes:
-        sites: names of sites; none: all of a run.
+        sites: names of sites, or none for all of a run.
         split: train, val or test.
         layer: of the network, one of ``LAYERS``.
-        limit: samples a site; None: all.
+        limit: samples per site, or None for all.
         seed: of the choice up to the limit, of t-SNE and of the folds.
     """
 
@@ -103,15 +103,15 @@ class Panel:
         """Return the numbers in two lines, with a third where each site has its own model."""
         site, largest, auc = self.numbers.values()
         lines = [
-            "site: too few samples or sites to tell"
+            "site: too few samples or sites"
             if site is None
-            else f"site told from embedding: {site:.2f} (largest site {largest:.2f})",
-            "class: too few samples or classes to tell"
+            else f"site predicted from embedding: {site:.2f} (largest site {largest:.2f})",
+            "class: too few samples or classes"
             if auc is None
-            else f"class told from embedding: AUC {auc:.2f}",
+            else f"class predicted from embedding: AUC {auc:.2f}",
         ]
         if self.cloud.own_models:
-            lines.append("a model per site: they differ by model, too")
+            lines.append("a model per site: they differ by model as well")
         return lines
 
 
@@ -127,9 +127,9 @@ def embeddings(
     Args:
         run_dirs: finished runs.
         selection: which samples, and by what they are embedded.
-        data_dir: where the data lie; None: where the runs' lay.
-        state_dir: the folder of the site's private state; None: the run directory's.
-        tell: is given a line on each site without samples of the split.
+        data_dir: the data directory, or None for the runs' own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
+        tell: is called with a line for each site without samples of the split.
 
     Raises:
         FedsiloError: a run has not ended, mixes several networks, or holds too few samples.
@@ -165,7 +165,7 @@ def gather(
     Args:
         sites: each with its method and network, opened one after the other.
         selection: which samples, and by what they are embedded.
-        tell: is given a line on each site without samples of the split.
+        tell: is called with a line for each site without samples of the split.
 
     Raises:
         FedsiloError: a run has not ended, or its model mixes several networks.
@@ -239,7 +239,7 @@ def on_plane(values: Array, seed: int) -> Array:
 
 
 def separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
-    """Return how well site and class can be told from the embeddings, by five-fold validation.
+    """Return how well embeddings predict site and class, by five-fold cross-validation.
 
     A logistic regression on standardised embeddings: ``site accuracy`` beside ``largest site``, the
     share of the site with most samples, and ``label AUC`` (of several classes the mean of each

@@ -1,7 +1,7 @@
 """``fedsilo histograms``: how the sites' images differ in brightness, as stored and as seen.
 
-The Fed-Align-CL paper's figure 1 (right). It runs where the images lie; nothing leaves the site but
-what is drawn. Background, which differs in extent more than tissue differs in brightness, is left
+The Fed-Align-CL paper's figure 1 (right). It runs where the images are; only what is drawn leaves
+the site. Background, which differs in extent more than tissue differs in brightness, is left
 out: all pixels that equal their image's least value, as padding does.
 """
 
@@ -80,10 +80,10 @@ def histograms(
 
     Args:
         run_dir: a finished run on images.
-        sites: names of sites; none: all.
+        sites: names of sites, or none for all.
         split: whose images are measured.
-        data_dir: where the data lie; None: where the run's lay.
-        tell: is given a line on each site without images of the split.
+        data_dir: the data directory, or None for the run's own.
+        tell: is called with a line for each site without images of the split.
 
     Raises:
         FedsiloError: the run has not ended, its data are a table, or there are no images.

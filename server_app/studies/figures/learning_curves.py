@@ -95,7 +95,7 @@ def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = Non
 
     Args:
         directory: the run's.
-        summary: what its summary.json is to hold; None: it is there.
+        summary: the content of a summary.json that is still to be written, or None to read it.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -184,7 +184,7 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 
 def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure as PNG, completely or not at all."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
     write_atomically(path, picture.getvalue())

@@ -18,8 +18,8 @@ Point = tuple[float, float]
 Series = Mapping[Any, float]
 
 _LABELLED = 16  # lines up to which each has its weight written on it
-_ONE_PANEL = 10  # lines that can be told apart in one panel
-_STRETCH = 1.16  # of the circle, where the names stand
+_ONE_PANEL = 10  # lines that can be distinguished in one panel
+_STRETCH = 1.16  # of the circle, where the names are
 
 
 def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
@@ -98,9 +98,9 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
 
 
 def _places(document: Mapping[str, Any]) -> dict[str, Point]:
-    """Return where each silo stands: clockwise from above, a ring in its order.
+    """Return the place of each silo: clockwise from above, a ring in its order.
 
-    A star's hub, the silo with the most edges, stands in the middle.
+    A star's hub, the silo with the most edges, is in the middle.
     """
     sites, edges = list(document["sites"]), document["edges"]
     if document["kind"] == "ring":
@@ -175,7 +175,7 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
 
 
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
-    """Say what is drawn, with the weights where they do not stand on the lines."""
+    """Say what is drawn, with the weights if they are not on the lines."""
     low, high = min(weights), max(weights)
     kind = "expected weight" if "matchings" in document else "weight"
     start = f"{document['kind']}, {len(weights)} link{'s' if len(weights) > 1 else ''}"
@@ -190,8 +190,8 @@ def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw a bar per topology over the same links, the run's own in orange."""
     times = document["cycle-times"]
     if not times:
-        told = "cycle times: not measured,\nthe run was resumed at its end"
-        axes.text(0.5, 0.5, told, ha="center")
+        missing = "cycle times: not measured,\nthe run was resumed at its end"
+        axes.text(0.5, 0.5, missing, ha="center")
         axes.set_axis_off()
         return
     colours = [ORANGE if kind == document["kind"] else BLUE for kind in times]

@@ -67,7 +67,7 @@ def test_a_setting_that_cannot_be_an_axis_is_refused(setting: str, told: str) ->
 
 
 def test_folders_of_runs_are_looked_into_and_unfinished_runs_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="no run directory and holds none"):
+    with pytest.raises(RunDirectoryError, match="is not a run directory and has none"):
         finished_runs([tmp_path])
     (tmp_path / "a-seed0").mkdir()
     (tmp_path / "a-seed0" / "config.toml").write_text("")
