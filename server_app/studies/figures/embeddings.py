@@ -7,7 +7,7 @@ how well the class can, their use. It runs where the data are; nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,16 +59,6 @@ class Cloud:
     label: Array
     values: Array
     own_models: bool
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A site's share of a cloud; ``probed`` is what its model makes of the first site's sample."""
-
-    rows: Tensor
-    labels: Tensor
-    values: Tensor
-    probed: Tensor
 
 
 @dataclass(frozen=True)
@@ -170,9 +160,10 @@ def gather(
     Raises:
         FedsiloError: a run has not ended, or its model mixes several networks.
     """
-    parts: dict[str, _Part] = {}
+    parts: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     classes: list[str] = []
     probe: Tensor | None = None
+    probed: list[Tensor] = []
     for method, network in sites:
         site, split = method.silo.name, method.silo.splits()[selection.split]
         classes = list(method.silo.class_names())
@@ -181,30 +172,22 @@ def gather(
             continue
         rows = _chosen(len(split), selection.limit, selection.seed, site)
         probe = split.inputs[:1] if probe is None else probe
-        values, probed = (
+        values, of_probe = (
             embed(network, inputs, method.compute, selection.layer)
             for inputs in (split.inputs[rows], probe)
         )
         if not values.isfinite().all():
             raise DataError(f"the embeddings of site {site} are not finite: its training diverged")
-        parts[site] = _Part(rows, split.labels[rows], values, probed)
+        parts[site] = rows, split.labels[rows], values
+        probed.append(of_probe)
     if not parts:
         raise DataError(f"no site has {selection.split} samples: choose another --split")
-    return _joined(parts, classes)
-
-
-def _joined(parts: Mapping[str, _Part], classes: list[str]) -> Cloud:
-    probed = [part.probed for part in parts.values()]
-    return Cloud(
-        sites=list(parts),
-        classes=classes,
-        site=np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts.values()]),
-        row=torch.cat([part.rows for part in parts.values()]).numpy(),
-        label=torch.cat([part.labels for part in parts.values()]).numpy(),
-        values=torch.cat([part.values for part in parts.values()]).numpy(),
-        # Models that embed one and the same sample otherwise are not one model
-        own_models=not all(torch.allclose(probed[0], other, atol=1e-5) for other in probed),
-    )
+    columns = zip(*parts.values(), strict=True)
+    row, label, embedded = (torch.cat(column).numpy() for column in columns)
+    site_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, *_ in parts.values()])
+    # Models that embed one sample differently are not one model
+    own_models = not all(torch.allclose(probed[0], other, atol=1e-5) for other in probed)
+    return Cloud(list(parts), classes, site_of, row, label, embedded, own_models)
 
 
 def _chosen(count: int, limit: int | None, seed: int, site: str) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.models.figures.palette import GREY, LineStyle, line_styles
+from fedsilo.models.figures.palette import GREY, line_styles
 from fedsilo.models.figures.panels import line_legend
 from fedsilo.server_app.records.many_sites import MANY
 from fedsilo.server_app.records.recorders import UPDATE
@@ -23,7 +23,6 @@ from fedsilo.server_app.studies.figures.routing import draw_routing
 from fedsilo.server_app.studies.figures.topology import draw_edge_weights, draw_topology
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CURVES = {
@@ -109,56 +108,56 @@ def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = Non
     drawn = {metric: lines for metric, lines in curves.items() if lines}
     if not drawn:
         return
-    figure, panels = _panels(len(drawn))
-    styles = line_styles(sorted({name for lines in drawn.values() for name in lines}))
-    for axes, (metric, lines) in zip(panels, drawn.items(), strict=True):
-        marked = [int(round_) for round_ in summary["marks"]]
-        _draw_panel(axes, lines, styles, marked, high_is_worse=metric != "accuracy")
-        axes.set_ylabel(f"{split} {CURVES[metric]}")
-    if len(styles) <= MANY:
-        line_legend(figure, styles)
-    marks = [f"round {round_}: {mark}" for round_, mark in summary["marks"].items()]
-    figure.supxlabel("\n".join(marks), fontsize="small", color=GREY)
-    figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
+    title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
+    panels = {f"{split} {CURVES[metric]}": lines for metric, lines in drawn.items()}
+    marks = {int(round_): mark for round_, mark in summary["marks"].items()}
+    figure = _draw_lines(title, panels, [f"{split} accuracy"], marks)
     write_picture(directory.path / "curves.png", figure)
     _draw_contributions(directory, rows)
 
 
 def _draw_contributions(directory: RunDirectory, rows: Iterable[Mapping[str, str]]) -> None:
-    """Draw ``contributions.png``, of a run whose sites send updates: each site's in each round."""
+    """Draw ``contributions.png`` if sites sent updates: each site's in each round."""
     sites = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
-    if not sites:
-        return
-    figure, panels = _panels(len(_CONTRIBUTIONS))
-    styles = line_styles(sorted(sites))
-    for axes, (metric, label) in zip(panels, _CONTRIBUTIONS.items(), strict=True):
-        lines = series(rows, metric, sites, UPDATE)
-        _draw_panel(axes, lines, styles, high_is_worse=metric == "norm")
+    if sites:
+        panels = {
+            label: series(rows, metric, sites, UPDATE) for metric, label in _CONTRIBUTIONS.items()
+        }
+        better_high = [_CONTRIBUTIONS["cosine"]]
+        figure = _draw_lines("Each site's update, round by round", panels, better_high)
+        write_picture(directory.path / "contributions.png", figure)
+
+
+def _draw_lines(
+    title: str,
+    panels: Mapping[str, Series],
+    better_high: Collection[str],
+    marks: Mapping[int, str] | None = None,
+) -> Figure:
+    """Return a picture of lines over rounds, up to four panels in a row, or more in rows of three.
+
+    Args:
+        title: of the picture.
+        panels: label of a panel -> its lines.
+        better_high: labels of panels in which a high value is better.
+        marks: what happened in which round.
+    """
+    columns = len(panels) if len(panels) <= _ONE_ROW else 3
+    figure, grid = panel_grid(len(panels), columns, (4.2, 3.2), (1.2, 0.4))
+    styles = line_styles(sorted({name for lines in panels.values() for name in lines}))
+    for axes, (label, lines) in zip(grid, panels.items(), strict=True):
+        draw_lines(axes, lines, styles, high_is_worse=label not in better_high)
+        for round_ in marks or ():
+            axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
+        over_rounds(axes)
+        axes.set_xlabel("round")
         axes.set_ylabel(label)
     if len(styles) <= MANY:
         line_legend(figure, styles)
-    figure.suptitle("Each site's update, round by round", fontsize="medium")
-    write_picture(directory.path / "contributions.png", figure)
-
-
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure of up to four panels in a row, or of more in rows of three."""
-    return panel_grid(count, count if count <= _ONE_ROW else 3, (4.2, 3.2), (1.2, 0.4))
-
-
-def _draw_panel(
-    axes: Axes,
-    lines: Series,
-    styles: Mapping[str, LineStyle],
-    marked_rounds: Iterable[int] = (),
-    *,
-    high_is_worse: bool = False,
-) -> None:
-    draw_lines(axes, lines, styles, high_is_worse=high_is_worse)
-    for round_ in marked_rounds:
-        axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
-    over_rounds(axes)
-    axes.set_xlabel("round")
+    said = [f"round {round_}: {mark}" for round_, mark in (marks or {}).items()]
+    figure.supxlabel("\n".join(said), fontsize="small", color=GREY)
+    figure.suptitle(title, fontsize="medium")
+    return figure
 
 
 def draw_documents(directory: RunDirectory) -> list[Path]:
