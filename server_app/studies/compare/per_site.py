@@ -26,6 +26,7 @@ from fedsilo.server_app.studies.compare.over_setting import (
 from fedsilo.server_app.studies.compare.results import matching
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -154,13 +155,11 @@ def _cells(
 
 def draw_bars(bars: SiteBars) -> Figure:
     """Return the picture: a panel per metric, sites beside one another, a colour an experiment."""
-    from matplotlib.figure import Figure
-
     table = bars.table
     metrics, names = list(table["metric"].unique()), list(table["experiment"].unique())
     groups = dict(sorted(zip(table["site"], table["distribution"], strict=True)))
     width = 1.2 + len(groups) * max(0.6, 0.17 * len(names) + 0.2)
-    figure = Figure(figsize=(max(5.0, width), 0.9 + 2.0 * len(metrics)), layout="constrained")
+    figure = new_figure(max(5.0, width), 0.9 + 2.0 * len(metrics))
     panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_panel(axes, table[table["metric"] == metric], list(groups), colours(names))

@@ -57,8 +57,8 @@ def test_runs_that_differ_in_more_make_no_line() -> None:
     ("setting", "told"),
     [
         ("unsen", "did you mean 'unseen'"),
-        ("dataset", "no number"),
-        ("fedefm.temperature", "none of the"),
+        ("dataset", "it must be a number"),
+        ("fedefm.temperature", "is not of the run"),
     ],
 )
 def test_a_setting_that_cannot_be_an_axis_is_refused(setting: str, told: str) -> None:
