@@ -88,7 +88,7 @@ def experiment_results(
         metrics: those shown, in their order.
     """
     first = next(iter(summaries.values()))
-    published = first["published"] or {}
+    published = first.get("published") or {}
     records = []
     for group in [*first["distributions"], "all"]:
         paper = published.get(group, {})
