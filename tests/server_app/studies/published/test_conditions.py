@@ -95,7 +95,7 @@ def test_published_numbers_of_many_rows_name_how_the_nearest_differs() -> None:
     assert found.unlike == "'uefl.codes' is 64 and not 32"
 
 
-def test_every_experiment_at_a_papers_size_has_the_papers_numbers() -> None:
+def test_every_experiment_at_a_papers_size_has_its_numbers() -> None:
     experiments = read_experiments(ROOT / "simulation.yaml")
     of_papers = [n for n in experiments if n.endswith(("-heart", "-isic2019", "-mammography"))]
     without = {name for name in of_papers if not _of_experiment(experiments[name]).numbers}

@@ -50,7 +50,7 @@ def published(row: str, sites: tuple[str, ...] = VENDORS, **common: Any) -> Any:
     return found_of(row, {}, sites, **common).numbers
 
 
-def test_a_row_is_in_the_order_of_the_sites_and_ends_with_the_printed_mean() -> None:
+def test_row_has_sites_in_order_then_the_printed_mean() -> None:
     found = published("Fed-Align-CL")
     assert list(found) == ["ge", "hologic", "siemens", "all"]
     assert found == {
@@ -61,7 +61,7 @@ def test_a_row_is_in_the_order_of_the_sites_and_ends_with_the_printed_mean() -> 
     }
 
 
-def test_the_paper_prints_no_mean_of_single_models() -> None:
+def test_row_of_single_models_has_no_mean() -> None:
     assert list(published("Single")) == ["ge", "hologic", "siemens"]
     assert published("Single")["siemens"] == {"auc": 0.83, "average-precision": 0.84}
 
@@ -69,7 +69,7 @@ def test_the_paper_prints_no_mean_of_single_models() -> None:
 # All printed with two digits; of "Fed" 0.77 is printed where the three give 0.783
 @pytest.mark.parametrize("row", [row for row in ROWS if row != "Single"])
 @pytest.mark.parametrize("metric", ["auc", "average-precision"])
-def test_the_printed_mean_is_that_of_the_three_sites(row: str, metric: str) -> None:
+def test_printed_mean_is_that_of_the_three_sites(row: str, metric: str) -> None:
     found = published(row)
     mean = sum(found[site][metric] for site in VENDORS) / 3
     assert found["all"][metric] == pytest.approx(mean, abs=0.0135)
@@ -92,29 +92,29 @@ def test_the_printed_mean_is_that_of_the_three_sites(row: str, metric: str) -> N
     ],
 )
 @pytest.mark.parametrize("row", ROWS)
-def test_nothing_is_published_for_other_data_networks_and_training(
+def test_run_of_other_data_network_or_training_has_no_numbers(
     row: str, common: dict[str, Any]
 ) -> None:
     assert published(row, **common) == {}
 
 
 @pytest.mark.parametrize("names", [VENDORS[:2], (*VENDORS, "philips"), ("ge", "hologic", "fuji")])
-def test_nothing_is_published_for_other_sites(names: tuple[str, ...]) -> None:
+def test_run_of_other_sites_has_no_numbers(names: tuple[str, ...]) -> None:
     assert published("Fed", names) == {}
     assert published("Cross", names) == {}
 
 
-def test_a_row_that_is_not_in_the_table_has_no_numbers() -> None:
+def test_method_that_is_not_in_the_table_has_no_numbers() -> None:
     values = as_mapping(CommonSettings(**MAMMOGRAPHY, method="fedprox"))
     assert published_numbers(values, VENDORS) == Published()
 
 
-def test_variants_have_the_noise_of_the_paper() -> None:
+def test_variant_without_the_papers_noise_has_no_numbers() -> None:
     silent = found_of("Fed", {"noise_variance": 0.0})
     assert silent == Published(unlike="'fedaligncl.noise-variance' is 0.0 and not 0.001")
 
 
-def test_cross_publishes_single_and_the_models_of_the_other_sites() -> None:
+def test_cross_has_single_models_and_those_of_the_other_sites() -> None:
     found = published("Cross")
     assert found["siemens"] == {
         "auc": 0.83,

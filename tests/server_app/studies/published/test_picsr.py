@@ -33,7 +33,7 @@ def published(method: str, sites: tuple[str, ...] = HOSPITALS, **common: Any) ->
         ("picsr", "PICSR", 82.81, (77.88, 2.11), (82.67, 1.66)),
     ],
 )
-def test_each_method_publishes_its_own_column_and_the_mean_of_the_four(
+def test_each_method_has_its_own_column_and_the_mean_of_four(
     method: str,
     column: str,
     mean: float,
@@ -59,7 +59,7 @@ def test_each_method_publishes_its_own_column_and_the_mean_of_the_four(
     [("cleveland", 104), ("hungary", 89), ("switzerland", 16), ("va", 45)],
 )
 @pytest.mark.parametrize("column", COLUMNS)
-def test_the_numbers_are_shares_of_the_test_patients_over_five_runs(
+def test_numbers_are_shares_of_the_test_patients_over_five_runs(
     column: str, site: str, patients: int
 ) -> None:
     (found,) = (row.printed() for row in paper("picsr").rows if row.name == column)
@@ -72,22 +72,22 @@ def test_the_numbers_are_shares_of_the_test_patients_over_five_runs(
     "common",
     [{"test_folds": 5}, {"val_folds": 5}, {"use_test": False}, {"dataset": "heart-synthetic"}],
 )
-def test_nothing_is_published_for_another_split_or_other_patients(
+def test_run_of_another_split_or_other_patients_has_no_numbers(
     method: str, common: dict[str, Any]
 ) -> None:
     assert published(method, **common) == {}
 
 
 @pytest.mark.parametrize("missing", HOSPITALS)
-def test_nothing_is_published_for_fewer_hospitals(missing: str) -> None:
+def test_run_of_fewer_hospitals_has_no_numbers(missing: str) -> None:
     there = tuple(name for name in HOSPITALS if name != missing)
     assert published("picsr", there) == {}
 
 
-def test_nothing_is_published_for_a_hospital_more() -> None:
+def test_run_of_one_more_hospital_has_no_numbers() -> None:
     assert published("picsr", (*HOSPITALS, "st.mary")) == {}
 
 
 @pytest.mark.parametrize("method", ["uefl", "mix", "moon", "fedavgm", "fedadam"])
-def test_a_method_that_is_not_in_the_table_publishes_nothing(method: str) -> None:
+def test_method_that_is_not_in_the_table_has_no_numbers(method: str) -> None:
     assert published(method) == {}

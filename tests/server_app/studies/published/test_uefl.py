@@ -1,4 +1,4 @@
-"""The UEFL paper's tables: what is published, and beside which runs."""
+"""The UEFL paper's tables: what is published, and for which runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GTSRB: dict[str, Any] = {"dataset": "gtsrb", **COLOUR, "uefl.codes": 64, "uefl.g
 
 
 def published(method: str, **changes: Any) -> Any:
-    """Return what stands beside a run of the authors' setting with changes (``_`` for ``-``)."""
+    """Return the numbers of a run of the authors' setting with changes (``_`` for ``-``)."""
     named = {key.replace("_", "-"): value for key, value in changes.items()}
     values = THERE | named
     own = as_mapping(build(UEFLSettings, values)) if method == UEFL else {}
@@ -58,7 +58,7 @@ def published(method: str, **changes: Any) -> Any:
         ),
     ],
 )
-def test_table_3_stands_beside_the_authors_setting(
+def test_run_in_the_authors_setting_has_table_3(
     method: str, changes: dict[str, Any], part: str, figures: dict[str, float]
 ) -> None:
     found = published(method, **changes)
@@ -91,7 +91,7 @@ def test_table_3_stands_beside_the_authors_setting(
     ],
 )
 @pytest.mark.parametrize("method", ["FedAvg", "DisTrans", UEFL])
-def test_nothing_stands_beside_other_data_networks_and_training(
+def test_run_of_other_data_network_or_training_has_no_numbers(
     method: str, changes: dict[str, Any]
 ) -> None:
     assert published(method, **changes) == {}
@@ -112,23 +112,23 @@ def test_nothing_stands_beside_other_data_networks_and_training(
         {"uefl.max-iterations": 1},  # DisFL, of which the paper has GTSRB and CIFAR100
     ],
 )
-def test_nothing_stands_beside_another_codebook(changes: dict[str, Any]) -> None:
+def test_run_of_another_codebook_has_no_numbers(changes: dict[str, Any]) -> None:
     assert published(UEFL, **changes) == {}
 
 
-def test_faults_seen_before_show_nothing() -> None:
+def test_runs_once_compared_by_mistake_have_no_numbers() -> None:
     assert published("FedAvg", dataset="fmnist", partition="unseen") == {}
     seen = {"uefl.codeword-start": "gaussian", "uefl.codebooks": "personal", "uefl.codes": 128}
     assert published(UEFL, **seen) == {}
 
 
-def test_other_ways_of_saying_the_same_setting_are_the_same() -> None:
+def test_equivalent_settings_have_the_same_numbers() -> None:
     same = {"silo-train-size": 2000, "silo-test-size": 500, "network": "conv"}
     assert published("FedAvg", **same, loss="cross-entropy") == published("FedAvg")
     assert published("FedAvg", rounds=20, seed=3, precision="fp32") == published("FedAvg")
 
 
-def test_colour_starts_from_pretrained_weights() -> None:
+def test_run_on_colour_needs_pretrained_weights_and_full_width() -> None:
     assert published(UEFL, **GTSRB)
     assert published(UEFL, **GTSRB | {"initial-weights": ""}) == {}
     assert published(UEFL, **GTSRB | {"width": 16}) == {}
@@ -136,7 +136,7 @@ def test_colour_starts_from_pretrained_weights() -> None:
     assert published("FedAvg", dataset="cifar100", **COLOUR, silo_train_size=2000) == {}
 
 
-def test_static_books_are_those_that_never_grow() -> None:
+def test_book_that_never_grows_has_the_static_row() -> None:
     large = {"dataset": "cifar100", **COLOUR, "uefl.codes": 512, "uefl.gamma": 0.1}
     assert published(UEFL, **large) == {}
     static = published(UEFL, **large, **{"uefl.max-iterations": 1, "uefl.codeword-start": "kmeans"})
@@ -163,7 +163,7 @@ def test_gaussian_codewords_have_their_own_row() -> None:
     assert published(UEFL, **{"uefl.codes": 128})["D2"]["accuracy"] == 0.906
 
 
-def test_five_silos_have_a_number_each_and_their_distributions_the_mean() -> None:
+def test_five_silos_have_a_number_each_and_distributions_their_mean() -> None:
     found = published("FedAvg", silos=5)
     assert found["s1b"] == {"accuracy": 0.936, "entropy": 0.0252}
     assert found["D1"]["accuracy"] == pytest.approx((0.964 + 0.936 + 0.964) / 3, abs=1e-4)
@@ -174,7 +174,7 @@ def test_five_silos_have_a_number_each_and_their_distributions_the_mean() -> Non
     assert published("DisTrans", silos=5) == {}
 
 
-def test_tables_that_agree_are_joined_and_of_two_that_do_not_the_first_stands() -> None:
+def test_tables_that_agree_are_joined_else_the_first_is_shown() -> None:
     main = published(UEFL, **GTSRB)
     assert main["D1"] == {
         "accuracy": 0.95,
@@ -189,7 +189,7 @@ def test_tables_that_agree_are_joined_and_of_two_that_do_not_the_first_stands() 
     assert sixteen["D1"] == {"accuracy": 0.188, "entropy": 2.81}
 
 
-def test_what_is_no_figure_is_left_out() -> None:
+def test_entries_that_are_not_numbers_are_left_out() -> None:
     two = published(UEFL, **GTSRB | {"uefl.codes": 16, "uefl.segments": 2})
     assert two["D1"] == {"accuracy": 0.918}
     one = {"dataset": "cifar100", **COLOUR, "uefl.codes": 32, "uefl.gamma": 0.1}
@@ -261,7 +261,7 @@ def _silos(row: Row) -> Any:
     return row.settings.get("silos", 9)
 
 
-def test_every_row_is_published_beside_some_run() -> None:
+def test_every_row_is_shown_for_some_run() -> None:
     shown: dict[int, int] = {}
     for row in ROWS:
         colour = COLOUR if row.dataset not in ("mnist", "fmnist") else {}
@@ -308,7 +308,7 @@ def _published(settings: RunSettings) -> Any:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)
-def test_every_row_has_an_experiment_beside_which_it_stands_and_a_small_one(
+def test_every_row_has_an_experiment_and_a_small_one(
     row: Row, experiments: dict[str, Experiment]
 ) -> None:
     large = resolve(experiments[_name(row)].values)
@@ -329,6 +329,6 @@ def test_every_row_has_an_experiment_beside_which_it_stands_and_a_small_one(
     }
 
 
-def test_no_experiment_of_a_table_is_of_no_row(experiments: dict[str, Experiment]) -> None:
+def test_every_experiment_of_a_table_has_a_row(experiments: dict[str, Experiment]) -> None:
     named = {name.removesuffix("-cpu") for name in experiments if name.startswith("uefl-table")}
     assert named == {_name(row) for row in ROWS}
