@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -139,20 +139,41 @@ def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[l
     A metric has a column of published figures if there are any.
     """
     figures = over_seeds(results)
-    metrics = list(figures["metric"].unique())
-    published = dict.fromkeys(figures.loc[figures["published"].notna(), "metric"], "published")
+    known = figures.loc[figures["published"].notna(), "metric"]
     deviating = figures.loc[figures["published_sd"].notna(), "metric"]
+    published = dict.fromkeys(known, "published")
     published |= dict.fromkeys(deviating, "published ± population sd")
-    columns = ["experiment", "group"]
-    for metric in metrics:
-        columns += [f"{split} {metric}", *([published[metric]] if metric in published else [])]
+    titles = {metric: f"{split} {metric}" for metric in figures["metric"].unique()}
+    lines = group_lines(figures, titles, published, lambda row: _beside_published(row, median))
+    return [["experiment", "group", *lines[0]], *lines[1:]]
+
+
+def group_lines(
+    figures: pd.DataFrame,
+    titles: Mapping[str, str],
+    published: Mapping[str, str],
+    cell: Callable[[Any], str],
+    missing: str = "",
+) -> list[list[str]]:
+    """Return the columns' titles, then a line per experiment and group, which it begins with.
+
+    Args:
+        figures: rows of ``over_seeds``.
+        titles: metric -> title of its column.
+        published: metric -> title of the column of the papers' numbers, of metrics that have one.
+        cell: the text of a row.
+        missing: the text where a group lacks a metric.
+    """
+    columns = []
+    for metric, title in titles.items():
+        columns += [title, *([published[metric]] if metric in published else [])]
     lines = [columns]
     for (experiment, group), part in figures.groupby(["experiment", "group"], sort=False):
         by_metric = {figure.metric: figure for figure in part.itertuples()}
         line = [str(experiment), str(group)]
-        for metric in metrics:
+        for metric in titles:
             figure = by_metric.get(metric)
-            line.append(_beside_published(figure, median) if figure else "")
+            line.append(cell(figure) if figure else missing)
             if metric in published:
                 line.append(published_cell(figure) if figure else "")
         lines.append(line)

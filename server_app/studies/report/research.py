@@ -14,7 +14,7 @@ from fedsilo.models.maths.intervals import of_mean
 from fedsilo.server_app.config.settings import environment_values
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
-from fedsilo.server_app.studies.compare.tables import mean, over_seeds, published_cell, spread_cell
+from fedsilo.server_app.studies.compare.tables import group_lines, mean, over_seeds, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
 from fedsilo.server_app.studies.report.dpo import value_text
 from fedsilo.server_app.studies.report.numbers import NONE, bytes_text, seconds_text, with_interval
@@ -151,21 +151,11 @@ def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _figure_table(figures: Any) -> dict[str, Any]:
-    metrics = list(figures["metric"].unique())
-    published = set(figures.loc[figures["published"].notna(), "metric"])
-    columns, rows = ["site or group"], []
-    for metric in metrics:
-        columns += [metric, *(["published"] if metric in published else [])]
-    for group, part in figures.groupby("group", sort=False):
-        by_metric = {figure.metric: figure for figure in part.itertuples()}
-        row = [str(group)]
-        for metric in metrics:
-            figure = by_metric.get(metric)
-            row.append(spread_cell(figure) if figure else NONE)
-            if metric in published:
-                row.append(published_cell(figure) if figure else "")
-        rows.append(row)
-    return {"columns": columns, "rows": rows}
+    titles = {metric: metric for metric in figures["metric"].unique()}
+    known = figures.loc[figures["published"].notna(), "metric"]
+    published = dict.fromkeys(known, "published")
+    columns, *lines = group_lines(figures, titles, published, spread_cell, NONE)
+    return {"columns": ["site or group", *columns], "rows": [line[1:] for line in lines]}
 
 
 def _compared(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
