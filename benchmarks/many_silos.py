@@ -51,7 +51,7 @@ from fedsilo.server_app.run.inline_engine import (
     run_inline,
 )
 from fedsilo.server_app.run.runner import run
-from fedsilo.server_app.studies.figures.learning_curves import draw_run
+from fedsilo.server_app.studies.finish import finish_run
 
 _MIB = 2**20
 _TRAINED: Mapping[str, Value] = {
@@ -173,7 +173,7 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
         settings = resolve({**values, **paths, **cut})
         with mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", TimedGrid):
             if not made_up:
-                run_inline(settings, sites, draw_run)
+                run_inline(settings, sites, finish_run)
             else:
                 with flower_identity():
                     run(TimedGrid(made_up_app(), {}, partition_configs(sites)), settings, {}, False)

@@ -155,14 +155,14 @@ def simulate(
         FedsiloError: a setting is wrong, the run directory exists, or the run failed.
     """
     from fedsilo.server_app.run.planning import RunSources, planned, start
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
 
     own: dict[str, Value] = dict(settings or {})
     own |= {} if seed is None else {"seed": seed}
     own |= {"run-name": name} if name else {}
     sources = RunSources(file=_path(file), config=_path(config), out=_path(out))
     run_settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=own)
-    return load_run(start(run_settings, resources, engine, finish=draw_run).path)
+    return load_run(start(run_settings, resources, engine, finish=finish_run).path)
 
 
 def resume(run_dir: Path | str) -> Run:
@@ -172,10 +172,10 @@ def resume(run_dir: Path | str) -> Run:
         FedsiloError: there is no run, or it failed again.
     """
     from fedsilo.server_app.run.planning import replanned, start
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
 
     settings, resources, engine = replanned(Path(run_dir))
-    return load_run(start(settings, resources, engine, finish=draw_run).path)
+    return load_run(start(settings, resources, engine, finish=finish_run).path)
 
 
 def compare(
@@ -216,12 +216,12 @@ def compare(
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
     """
     from fedsilo.server_app.run.planning import RunSources
-    from fedsilo.server_app.studies.compare.over_seeds import Asked, SeedRuns
+    from fedsilo.server_app.studies.compare.over_seeds import ComparisonOptions, SeedRuns
     from fedsilo.server_app.studies.compare.over_seeds import compare as compared
 
     changes = tuple(f"{key}={json.dumps(value)}" for key, value in (settings or {}).items())
     sources = RunSources(file=_path(file), config=_path(config), changes=changes, out=_path(out))
-    asked = Asked(
+    asked = ComparisonOptions(
         split=split,
         metrics=",".join(metrics) or None,
         tests=",".join(tests) or None,
@@ -254,9 +254,9 @@ def report(
     Raises:
         FedsiloError: the file exists, or a run or a file cannot be used.
     """
-    from fedsilo.server_app.studies.report.report import AskedReport, write_report
+    from fedsilo.server_app.studies.report.report import ReportOptions, write_report
 
-    asked = AskedReport(reader=reader, audit_log=_path(audit_log), site_file=_path(site_file))
+    asked = ReportOptions(reader=reader, audit_log=_path(audit_log), site_file=_path(site_file))
     return write_report([_folder(run) for run in runs], Path(out), asked, overwrite=overwrite)
 
 

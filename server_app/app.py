@@ -39,7 +39,7 @@ def _run(grid: Grid, context: Context, log: logging.Logger) -> None:
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
     from fedsilo.server_app.studies.survey.collect import run_survey
 
     values, lines = with_new_keys(context.run_config)
@@ -51,4 +51,4 @@ def _run(grid: Grid, context: Context, log: logging.Logger) -> None:
     elif settings.common.purpose == "survey":
         run_survey(grid, settings)
     else:
-        run(grid, settings, json.loads(os.environ.get(LAUNCH_VARIABLE, "{}")), draw_run)
+        run(grid, settings, json.loads(os.environ.get(LAUNCH_VARIABLE, "{}")), finish_run)

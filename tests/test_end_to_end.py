@@ -23,7 +23,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
-from fedsilo.server_app.studies.figures.learning_curves import draw_run
+from fedsilo.server_app.studies.finish import finish_run
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.support import golden
@@ -67,7 +67,7 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         out = str(tmp_path_factory.mktemp(variant))
         values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": out}
         return run_inline(
-            resolve(values), 3, draw_run if variant in METHODS else None
+            resolve(values), 3, finish_run if variant in METHODS else None
         )  # a variant's are the same
 
     return run
@@ -227,10 +227,10 @@ def test_a_run_killed_as_it_drew_has_all_its_files_once_it_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_pictures", die)
+        patch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_documents", die)
         with pytest.raises(KeyboardInterrupt):
-            run_inline(resolve(values), 3, draw_run)
-    directory = run_inline(resolve(values | {"resume": True}), 3, draw_run)
+            run_inline(resolve(values), 3, finish_run)
+    directory = run_inline(resolve(values | {"resume": True}), 3, finish_run)
     names = {path.name for path in directory.path.iterdir()}
     assert names == {path.name for path in finished(method).path.iterdir()}
 
@@ -241,9 +241,9 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(
     def fail(*_: object) -> None:
         raise RunDirectoryError("no picture today")
 
-    monkeypatch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_pictures", fail)
+    monkeypatch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_documents", fail)
     with pytest.raises(RunDirectoryError, match="no picture today"):
-        run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3, draw_run)
+        run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3, finish_run)
     assert RunDirectory(tmp_path / "run").read_json("summary.json")["rounds"] == 2
 
 

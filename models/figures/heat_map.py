@@ -35,7 +35,7 @@ def annotated_heat_map(
         rows: names of the rows.
         columns: names of the columns.
         title: of the axes.
-        top: the value of the darkest colour; None: the largest of the table.
+        top: the value of the darkest colour, or None for the largest of the table.
         signed: the colours run from ``-top`` to ``top`` with white at 0, else from 0.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values])

@@ -1,4 +1,4 @@
-"""The one palette: colours that colour-blind people tell apart, and that differ in grey too.
+"""The one palette: colours that colour-blind people can distinguish, and that differ in grey.
 
 Names have the colours of Okabe and Ito (2008, "Color universal design"), as given by Wong, Nature
 Methods 8:441 (2011). Lines also differ by marker and dash, so that a picture can be printed.
@@ -18,7 +18,7 @@ GREY, LIGHT = "#808080", "#DDDDDD"  # of what only helps to read: a diagonal, ba
 CATEGORIES = (BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE, BLACK)
 _DARKER = ("#7F0000", "#4D4D4D", "#332288", "#117733")  # four more, chosen to differ from those
 
-WRONG = VERMILLION  # an answer that is not the truth; words beside it say so, too
+WRONG = VERMILLION  # a wrong answer; words beside it say so as well
 
 # Colour maps whose lightness runs one way, of numbers from 0, and both ways from 0
 AMOUNTS, SIGNED = "Blues", "PuOr"
@@ -43,7 +43,7 @@ class LineStyle:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour of each name, as ``#rrggbb``; up to eleven are told apart well."""
+    """Return a colour of each name, as ``#rrggbb``; up to eleven are easy to distinguish."""
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
 

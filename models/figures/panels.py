@@ -1,4 +1,4 @@
-"""What stands around panels: no frame around images, one legend beside all of them."""
+"""Around panels: no frame around images, one legend beside all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def line_legend(
 ) -> None:
     """Put one legend of lines (name -> style) beside all panels; none of no lines.
 
-    With ``columns`` it stands below them, in as many columns.
+    With ``columns`` it is below them, in as many columns.
     """
     from matplotlib.lines import Line2D
 

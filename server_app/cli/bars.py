@@ -60,13 +60,13 @@ def _bars(
     picture: _Picture = None,
 ) -> None:
     from fedsilo.datasets.io.atomic_files import write_atomically
-    from fedsilo.server_app.studies.compare.per_site import AskedBars, draw_bars, site_bars
+    from fedsilo.server_app.studies.compare.per_site import BarOptions, draw_bars, site_bars
     from fedsilo.server_app.studies.compare.tables import csv_text
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     if round_ is not None:
         refuse_below(0, "round", round_)
-    asked = AskedBars(metrics=metrics, split=split, round=round_, own=own)
+    asked = BarOptions(metrics=metrics, split=split, round=round_, own=own)
     bars = site_bars(run_dirs, asked)
     if csv:
         write_atomically(csv, csv_text(bars.table))

@@ -152,7 +152,7 @@ def _compare(
     from fedsilo.server_app.records.summary import print_table
     from fedsilo.server_app.run.planning import RunSources
     from fedsilo.server_app.run.progress_bars import make_console
-    from fedsilo.server_app.studies.compare.over_seeds import Asked, SeedRuns, compare
+    from fedsilo.server_app.studies.compare.over_seeds import ComparisonOptions, SeedRuns, compare
     from fedsilo.server_app.studies.compare.significance import print_tests, significance_csv
     from fedsilo.server_app.studies.compare.slurm import read_jobs
     from fedsilo.server_app.studies.compare.tables import comparison_csv, comparison_table
@@ -168,7 +168,7 @@ def _compare(
             seeds=seeds,
             own_splits=splits,
         ),
-        Asked(split=split, metrics=metrics, tests=tests, paired=paired),
+        ComparisonOptions(split=split, metrics=metrics, tests=tests, paired=paired),
         jobs=read_jobs(jobs, slurm),
         tell=progress_printer(console),
     )

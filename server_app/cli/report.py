@@ -51,7 +51,7 @@ def _report(
     site_file: _SiteFile = None,
     overwrite: _Overwrite = False,
 ) -> None:
-    from fedsilo.server_app.studies.report.report import AskedReport, write_report
+    from fedsilo.server_app.studies.report.report import ReportOptions, write_report
 
-    asked = AskedReport(reader=reader, audit_log=audit_log, site_file=site_file)
+    asked = ReportOptions(reader=reader, audit_log=audit_log, site_file=site_file)
     print(write_report(run_dirs, out, asked, overwrite=overwrite))

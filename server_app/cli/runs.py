@@ -57,7 +57,7 @@ def _simulate(
     track: TrackOption = None,
 ) -> None:
     from fedsilo.server_app.run.planning import RunSources, planned, start
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
 
     sources = RunSources(file=file, config=config, changes=tuple(changes), out=out)
     overrides: dict[str, Value] = {}
@@ -68,7 +68,7 @@ def _simulate(
     if track:
         overrides["track"] = track
     settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
-    start(settings, resources, engine, ray_address, draw_run)
+    start(settings, resources, engine, ray_address, finish_run)
 
 
 def _resume(
@@ -82,7 +82,7 @@ def _resume(
     track: TrackOption = None,
 ) -> None:
     from fedsilo.server_app.run.planning import replanned, start
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.server_app.studies.finish import finish_run
 
     settings, resources, engine_before = replanned(run_dir, supernodes=supernodes, track=track)
-    start(settings, resources, engine or engine_before, ray_address, draw_run)
+    start(settings, resources, engine or engine_before, ray_address, finish_run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ from rich.table import Table
 
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.planning import RunSources, planned
 from fedsilo.server_app.studies.compare.corrected_interval import Interval, corrected_interval
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.slurm import Jobs
-from fedsilo.server_app.studies.compare.tables import joined, markdown_table
+from fedsilo.server_app.studies.compare.tables import joined, markdown_table, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups
 
 COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
@@ -58,8 +58,8 @@ def crossvalidate(
         sources: where settings come from, over those of each experiment.
         folds: folds of each site's rows, at least 2.
         repeats: shufflings.
-        jobs: runs at once; 0: one for each core; or Slurm's parameters.
-        tell: takes a line before the runs begin.
+        jobs: runs at once, 0 for one per core, or Slurm's parameters.
+        tell: is called with a line before the runs begin.
 
     Raises:
         FedsiloError: the data set has no folds, a setting is wrong, or a run failed.
@@ -99,17 +99,10 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
             "compare' with several seeds"
         )
     trials = []
-    for repeat in range(repeats):
-        for fold in range(folds):
-            cut: dict[str, Value] = {
-                "test-folds": folds,
-                "test-fold": fold,
-                "fold-seed": repeat,
-                "seed": repeat,
-                "evaluate-every": 0,
-                "run-name": "",
-            }
-            trials.append(Trial(resolve({**base, **cut}), {"repeat": repeat, "fold": fold}, data))
+    for repeat, fold in product(range(repeats), range(folds)):
+        cut = {"test-folds": folds, "test-fold": fold, "fold-seed": repeat, "seed": repeat}
+        values = {**base, **cut, "evaluate-every": 0, "run-name": ""}
+        trials.append(Trial(resolve(values), {"repeat": repeat, "fold": fold}, data))
     return trials
 
 
@@ -126,7 +119,7 @@ def figure_intervals(
         for metric in metrics:
             for group, values in _by_group(runs, metric).items():
                 known = [value for value in values if value is not None]
-                if known:  # all metrics are shares: an interval beyond them says nothing
+                if known:  # a metric is a share: its interval is cut to 0 to 1
                     interval = corrected_interval(known, folds).within(0.0, 1.0)
                     records.append((name, "", group, metric, interval))
     return interval_frame(records)
@@ -173,15 +166,10 @@ def _by_group(runs: Summaries, metric: str) -> dict[str, list[float | None]]:
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     """Return one metric's table: a line per experiment, then the paired differences."""
-    (_, *groups), *lines = _lines(intervals, metric)
-    table = Table(title=f"test {metric}: mean and 95 % interval", title_justify="left")
-    table.add_column("experiment")
-    for group in groups:
-        table.add_column(group, justify="right")
-    for label, *cells in lines:
-        narrow = [cell.replace(" [", "\n[").replace(" p=", "\np=") for cell in cells]
-        table.add_row(label, *narrow, end_section=True)
-    return table
+    columns, *lines = _lines(intervals, metric)
+    narrow = [[cell.replace(" [", "\n[").replace(" p=", "\np=") for cell in line] for line in lines]
+    title = f"test {metric}: mean and 95 % interval"
+    return rich_table(title, [columns, *narrow], ends=lambda _: True)
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
@@ -209,7 +197,6 @@ def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
     """Return the tables as Markdown, one per metric."""
     parts = []
     for metric in metrics:
-        columns, *lines = _lines(intervals, metric)
-        body = markdown_table(columns, lines)
+        body = markdown_table(_lines(intervals, metric))
         parts.append(f"**{metric}**, mean and 95 % interval\n\n{body}")
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""What all methods of a comparison must have alike, so that their figures tell of the methods."""
+"""What all methods of a comparison must have in common, so that they alone make a difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedsilo.models.contract.settings import CommonSettings
 
 
 def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
-    """Refuse methods of which one's optimiser goes on over rounds and another's does not.
+    """Refuse methods if one's optimiser continues over rounds and another's restarts in each.
 
     One method may be compared with itself under both.
 

@@ -1,7 +1,7 @@
 """``fedsilo compare``: experiments over seeds, mean and standard deviation, beside the papers'.
 
-A run lies in ``<out>/<experiment>-seed<n>``. One that is finished with the same settings is read
-and not run again; one that was cut short is resumed.
+A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is read and not
+run again; one that was cut short is resumed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fedsilo.server_app.studies.compare.results import (
     chosen_metrics,
     constant_results,
     experiment_results,
-    figure_of,
     of_split,
+    values_by_seed,
 )
 from fedsilo.server_app.studies.compare.significance import (
     Tested,
@@ -53,11 +53,11 @@ class SeedRuns:
     """How the runs of a comparison are made.
 
     Attributes:
-        sources: where settings come from, over those of each experiment.
+        sources: settings that override those of each experiment.
         engine: ``ray`` or ``inline``.
-        supernodes: simulated sites; None: the experiment's, else all silos.
+        supernodes: simulated sites, or None for the experiment's number or all silos.
         seeds: seeds 0 to ``seeds - 1``.
-        own_splits: whether each seed draws a split of its own.
+        own_splits: whether each seed has a split of its own.
     """
 
     sources: RunSources
@@ -68,13 +68,13 @@ class SeedRuns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Which figures of the runs are compared.
+class ComparisonOptions:
+    """Which metrics of the runs are compared.
 
     Attributes:
         split: ``test`` or ``val``.
-        metrics: names and patterns of metrics, parted by commas; None: the data set's headline.
-        tests: the same, of which to test whether experiments differ; None: none.
+        metrics: names and patterns, separated by commas, or None for the data set's headline.
+        tests: the metrics for which to test whether experiments differ, or None.
         paired: whether those tests are of the differences by seed.
     """
 
@@ -86,7 +86,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found: tidy results (see tables.py), tests, and what to know of those."""
+    """What a comparison found: tidy results (see tables.py), tests, and remarks on the tests."""
 
     results: pd.DataFrame
     split: str
@@ -110,7 +110,7 @@ class Job:
 
     @property
     def directory(self) -> RunDirectory:
-        """Where the run lies."""
+        """The run's directory."""
         common = self.settings.common
         return RunDirectory(Path(common.out) / common.run_name)
 
@@ -123,10 +123,10 @@ class Job:
         run = FinishedRun(self.directory)
         if not has_begun(run.path):
             return False
-        other = differences(run.settings.decisive(), self.settings.decisive())
+        other: str | None = differences(run.settings.decisive(), self.settings.decisive())
         silos = run.silos
         if len(silos) != self.sites:
-            other = f"{len(silos)} sites took part there and {self.sites} are asked for here"
+            other = f"{len(silos)} sites took part there and {self.sites} are wanted here"
         elif not other:
             other = self._other_data(silos)
         if other:
@@ -136,28 +136,28 @@ class Job:
             )
         return has_ended(run.path)
 
-    def _other_data(self, silos: Mapping[str, Any]) -> str:
-        """Say whose data are not those of the run; nothing where there are no data to look at."""
+    def _other_data(self, silos: Mapping[str, Any]) -> str | None:
+        """Say which sites' data are not those of the run; None if there are no data to compare."""
         common = self.settings.common
         try:
             held = [load_silo(site, common) for site in silos]
         except DataError as error:
             folder = find_places(common.data_dir, common.cache_dir).data
             exists = folder is not None and folder.is_dir()
-            return f"the data cannot be read now ({error})" if exists else ""
+            return f"the data cannot be read now ({error})" if exists else None
         differing = [
             silo.name
             for silo in held
             if silos[silo.name]["fingerprints"] != silo.fingerprints
             or silos[silo.name].get("schema", "") != silo.schema
         ]
-        return f"the data of {', '.join(differing)} are others there" if differing else ""
+        return f"it has other data of {', '.join(differing)}" if differing else None
 
     def run(self) -> None:
-        """Run or resume it in a process of its own.
+        """Run or resume it in its own process.
 
         Raises:
-            FedsiloError: it failed; with the run's own error line.
+            FedsiloError: it failed, with the run's own error line.
         """
         resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
         done = subprocess.run(
@@ -177,19 +177,19 @@ class Job:
 def compare(
     experiments: Sequence[str],
     runs: SeedRuns,
-    asked: Asked,
+    options: ComparisonOptions,
     *,
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Run what is missing and return all runs' figures.
+    """Run what is missing and compare all runs.
 
     Args:
-        experiments: their names; of one named twice the second is passed over.
+        experiments: their names; a name given twice counts once.
         runs: how runs are made.
-        asked: which figures of them are compared.
-        jobs: runs at once; 0: as many as there are cores for; or Slurm's parameters.
-        tell: takes a line each time a run has ended.
+        options: which metrics are compared.
+        jobs: runs at once, 0 for as many as there are cores for, or Slurm's parameters.
+        tell: is called with a line each time a run has ended.
 
     Raises:
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
@@ -198,17 +198,17 @@ def compare(
     all_jobs = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
-    check_tests(data_sets, tests=asked.tests, paired=asked.paired, seeds=runs.seeds)
+    check_tests(data_sets, tests=options.tests, paired=options.paired, seeds=runs.seeds)
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
-    summaries = _summaries(all_jobs, asked.split)
-    results = _results(all_jobs, summaries, asked)
-    tested = _tests(summaries, asked)
-    remarks = notes(tested[0], runs.seeds, asked.paired, _same_split(all_jobs)) if tested else []
-    return Comparison(results, asked.split, tested, remarks)
+    summaries = _summaries(all_jobs, options.split)
+    results = _results(all_jobs, summaries, options)
+    tested = _tests(summaries, options)
+    remarks = notes(tested[0], runs.seeds, options.paired, _same_split(all_jobs)) if tested else []
+    return Comparison(results, options.split, tested, remarks)
 
 
 def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
-    """Return what the runs found on ``split``.
+    """Return the runs' summaries of ``split``.
 
     Raises:
         SettingError: no site has samples of it.
@@ -224,51 +224,46 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     return summaries
 
 
-def _results(jobs: Sequence[Job], summaries: Summaries, asked: Asked) -> pd.DataFrame:
-    """Return all results: of each experiment, then of answering one class every time."""
+def _results(jobs: Sequence[Job], summaries: Summaries, options: ComparisonOptions) -> pd.DataFrame:
+    """Return the results of each experiment, then of predicting one class every time."""
     all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
-    metrics = chosen_metrics(asked.metrics, all_summaries, "--metrics") if asked.metrics else None
+    metrics = (
+        chosen_metrics(options.metrics, all_summaries, "--metrics") if options.metrics else None
+    )
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
     frames = [
         experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
         for name, runs in summaries.items()
     ]
     for job in {job.settings.common.dataset: job for job in jobs}.values():
-        frames.append(constant_results(FinishedRun(job.directory).silos, asked.split, metrics))
+        frames.append(constant_results(FinishedRun(job.directory).silos, options.split, metrics))
     return joined(frames)
 
 
-def _tests(summaries: Summaries, asked: Asked) -> list[Tested]:
-    """Return the tests of each metric asked for, over the seeds that have it."""
-    if not asked.tests:
+def _tests(summaries: Summaries, options: ComparisonOptions) -> list[Tested]:
+    """Return the tests of each metric that is to be tested, over the seeds that have it."""
+    if not options.tests:
         return []
     all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
-    tested = []
-    for metric in chosen_metrics(asked.tests, all_summaries, "--tests"):
-        samples: dict[str, dict[int, float]] = {name: {} for name in summaries}
-        for name, runs in summaries.items():
-            for seed, summary in runs.items():
-                value = figure_of(summary, "all", metric)
-                if value is not None:
-                    samples[name][seed] = value
-        tested.append(significance(metric, samples, asked.paired))
-    return tested
+    return [
+        significance(metric, values_by_seed(summaries, metric), options.paired)
+        for metric in chosen_metrics(options.tests, all_summaries, "--tests")
+    ]
 
 
 def _same_split(jobs: Sequence[Job]) -> bool:
     """Tell whether all seeds of each experiment saw the same split."""
-    splits: dict[str, list[Any]] = {}
+    first: dict[str, Any] = {}
     for job in jobs:
         silos = FinishedRun(job.directory).silos
         fingerprints = {site: facts["fingerprints"] for site, facts in silos.items()}
-        splits.setdefault(job.experiment, []).append(fingerprints)
-    return all(
-        fingerprints == by_seed[0] for by_seed in splits.values() for fingerprints in by_seed
-    )
+        if first.setdefault(job.experiment, fingerprints) != fingerprints:
+            return False
+    return True
 
 
 def _job(experiment: str, seed: int, runs: SeedRuns) -> Job:
-    # A split of its own needs a name of its own, or the run of another split would be taken for it
+    # Another name, or the run of another split would be taken for it
     own_split: dict[str, Value] = {"fold-seed": seed} if runs.own_splits else {}
     name = f"{experiment}-{'split' if runs.own_splits else 'seed'}{seed}"
     settings, resources = planned(
@@ -284,7 +279,7 @@ def _job(experiment: str, seed: int, runs: SeedRuns) -> Job:
 def _command(
     experiment: str, settings: RunSettings, runs: SeedRuns, own_split: Mapping[str, Value]
 ) -> list[str]:
-    """Return the command line of a run in a process of its own."""
+    """Return the command line of a run in its own process."""
     common, sources = settings.common, runs.sources
     command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", experiment]
     command += ["--engine", runs.engine, "--seed", str(common.seed)]
@@ -301,13 +296,11 @@ def _command(
 def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
     if not jobs:
         return
-    threads = max(job.settings.common.threads for job in jobs)
-    width = "by Slurm"
     if isinstance(at_once, int):
-        parallel = runs_at_once(at_once, threads)
+        parallel = runs_at_once(at_once, max(job.settings.common.threads for job in jobs))
         pool, width = ThreadPoolExecutor(parallel), f"{parallel} at once"
     else:
-        pool = SlurmPool(at_once, jobs[0].directory.path.parent)
+        pool, width = SlurmPool(at_once, jobs[0].directory.path.parent), "with Slurm"
     tell(f"{len(jobs)} runs, {width}")
     names: list[str] = []
 

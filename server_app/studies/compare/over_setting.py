@@ -1,4 +1,4 @@
-"""``fedsilo sweep``: a figure of finished runs over a setting in which they differ.
+"""``fedsilo sweep``: a metric of finished runs over a setting in which they differ.
 
 Accuracy over the share of unseen labels, for example, as the FedEFM paper compares. A line is an
 experiment of ``fedsilo compare``, a point the mean over seeds, its bar their standard deviation.
@@ -17,24 +17,23 @@ import pandas as pd
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with, unknown_key
-from fedsilo.models.figures.palette import colours
-from fedsilo.server_app.config.old_keys import key_of_today
+from fedsilo.models.figures.palette import line_styles
 from fedsilo.server_app.config.settings import differences, known_defaults
 from fedsilo.server_app.records.finished_run import FinishedRun, finished_run, has_begun
 from fedsilo.server_app.studies.compare.results import chosen_metrics, figure_of, of_split
 from fedsilo.server_app.studies.compare.tables import deviation, mean
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SEED = re.compile(r"-(seed|split)\d+$")  # as `fedsilo compare` names runs
 _SEEDS = keys_with(CommonSettings, "seed")  # settings in which the runs of one point may differ
-_MARKERS = "osD^vP*X<>"
 
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A finished run: where it lies, its settings, and its summary of the split."""
+    """A finished run: its path, its settings, and its summary of the split."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -76,13 +75,12 @@ def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> 
         split: ``test`` or ``val``.
 
     Raises:
-        SettingError: the setting is none, or no number, or the metric is in no run.
-        RunDirectoryError: a folder holds no finished run, or runs of one line differ otherwise.
+        SettingError: the setting does not exist or is not a number, or no run has the metric.
+        RunDirectoryError: a folder has no finished run, or runs of one line differ otherwise.
     """
     runs = [read_run(run, split) for run in finished_runs(folders)]
     chosen = chosen_metrics(metric, [run.summary for run in runs], "--metric")[0]
     experiments = list(dict.fromkeys(run.line for run in runs))
-    setting = key_of_today(setting)
     return Sweep(setting, f"{split} {chosen}", experiments, sweep_points(runs, setting, chosen))
 
 
@@ -97,7 +95,7 @@ def finished_runs(folders: Sequence[Path]) -> list[FinishedRun]:
         inside = sorted(folder.iterdir()) if folder.is_dir() else []
         begun = [path for path in (folder, *inside) if has_begun(path)]
         if not begun:
-            raise RunDirectoryError(f"{folder} is no run directory and holds none")
+            raise RunDirectoryError(f"{folder} is not a run directory and has none")
         for path in begun:
             runs.setdefault(path.resolve(), finished_run(path))
     return list(runs.values())
@@ -113,7 +111,7 @@ def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.Data
     """Return the points of a sweep, those of undefined figures left out.
 
     Raises:
-        SettingError: ``setting`` is none of these runs' or no number.
+        SettingError: ``setting`` is not one of these runs' settings, or not a number.
         RunDirectoryError: two runs of an experiment differ in more, or are the same run twice.
     """
     seen: set[tuple[Any, ...]] = set()
@@ -144,22 +142,13 @@ def point_text(point: Any) -> str:
 
 def draw_sweep(swept: Sweep) -> Figure:
     """Return the picture: a line per experiment, mean and standard deviation over seeds."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 4.6), layout="constrained")
+    figure = new_figure(8.4, 4.6)
     axes = figure.subplots()
-    lines = dict(swept.lines())
-    for number, (name, colour) in enumerate(colours(list(lines)).items()):
-        axes.errorbar(
-            [point.value for point in lines[name]],
-            [point.mean for point in lines[name]],
-            [point.sd for point in lines[name]],
-            label=name,
-            color=colour,
-            marker=_MARKERS[number % len(_MARKERS)],
-            markersize=5,
-            capsize=3,
-        )
+    styles = line_styles(swept.experiments)
+    for name, points in swept.lines():
+        x, y, sd = ([getattr(point, key) for point in points] for key in ("value", "mean", "sd"))
+        style = styles[name].options()
+        axes.errorbar(x, y, sd, label=name, markersize=5, capsize=3, **style)
     axes.set_xlabel(swept.setting)
     axes.set_ylabel(f"{swept.label}, mean and sd over seeds")
     axes.grid(alpha=0.3)
@@ -169,12 +158,12 @@ def draw_sweep(swept: Sweep) -> Figure:
 
 def _number(run: SweptRun, setting: str) -> float:
     if setting not in run.settings and setting in known_defaults():
-        raise SettingError(f"setting '{setting}' is none of the run in {run.path}: leave it out")
+        raise SettingError(f"setting '{setting}' is not of the run in {run.path}: leave it out")
     if setting not in run.settings:
         raise unknown_key(setting, run.settings)
     value = run.settings[setting]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(f"setting '{setting}' is {value!r} in {run.path}: no number to draw by")
+        raise SettingError(f"setting '{setting}' is {value!r} in {run.path}: it must be a number")
     return float(value)
 
 

@@ -1,14 +1,13 @@
 """``fedsilo bars``: figures of finished runs site by site (UEFL's figures 1 and 5).
 
 A bar is an experiment of ``fedsilo compare`` at a site: the mean over its seeds, with their
-standard deviation. Beside a run's model may stand each site's own, as it was before the average.
+standard deviation. Beside a run's model each site's own model, before the average, can be shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,10 @@ from fedsilo.server_app.studies.compare.over_setting import (
     read_run,
     refuse_other_settings,
 )
+from fedsilo.server_app.studies.compare.results import matching
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,13 +39,13 @@ _KEY = ["metric", "experiment", "site", "distribution"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedBars:
+class BarOptions:
     """Which figures are drawn.
 
     Attributes:
-        metrics: names and patterns, parted by commas; None: accuracy, entropy, perplexity.
+        metrics: names and patterns, separated by commas, or None for accuracy, entropy, perplexity.
         split: ``test`` or ``val``.
-        round: of which round; None: the last of each run.
+        round: of which round, or None for the last of each run.
         own: whether also of each site's own model before the average, on validation samples.
     """
 
@@ -65,31 +66,35 @@ class SiteBars:
     title: str
 
 
-def site_bars(folders: Sequence[Path], asked: AskedBars) -> SiteBars:
+def site_bars(folders: Sequence[Path], options: BarOptions) -> SiteBars:
     """Return the figures of finished runs by site.
 
     Args:
         folders: run directories, or folders of such.
-        asked: which figures.
+        options: which figures.
 
     Raises:
-        SettingError: no run has the metric or the round, or own models were asked for on test data.
+        SettingError: no run has the metric or the round, or own models are wanted on test data.
         RunDirectoryError: a folder holds no finished run, sites are not the same, or runs of one
             name differ in more than their seed.
     """
-    split = "val" if asked.own else asked.split
+    split = "val" if options.own else options.split
     runs = finished_runs(folders)
     _refuse_unlike(runs, split)
     cells = pd.DataFrame(
-        [cell for run in runs for cell in _cells(run, split, asked)],
+        [cell for run in runs for cell in _cells(run, split, options)],
         columns=[*_KEY, "value"],
     )
-    place = {metric: number for number, metric in enumerate(_chosen(cells, asked.metrics))}
+    known = sorted(cells["metric"].unique())
+    chosen = [metric for metric in _USUAL if metric in known]
+    if options.metrics is not None:
+        chosen = matching(options.metrics, known, "--metrics")
+    place = {metric: number for number, metric in enumerate(chosen)}
     cells = cells[cells["metric"].isin(list(place))]
     cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
     grouped = cells.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
-    when = "the last round" if asked.round is None else f"round {asked.round}"
+    when = "the last round" if options.round is None else f"round {options.round}"
     return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
 
 
@@ -117,7 +122,7 @@ def _groups(run: FinishedRun) -> dict[str, str]:
 
 
 def _cells(
-    run: FinishedRun, split: str, asked: AskedBars
+    run: FinishedRun, split: str, options: BarOptions
 ) -> Iterator[tuple[str, str, str, str, float]]:
     """Yield metric, name of the bar, site, distribution and value.
 
@@ -127,7 +132,7 @@ def _cells(
     """
     rows = [row for row in run.metrics if row["split"] == split]
     measured = sorted({int(row["round"]) for row in rows if not row["metric"].startswith(_OWN)})
-    round_ = run.summary["rounds"] if asked.round is None else asked.round
+    round_ = run.summary["rounds"] if options.round is None else options.round
     if round_ not in measured:
         raise SettingError(
             f"the run in {run.path} has no {split} figures of round {round_}; it has those of "
@@ -136,47 +141,25 @@ def _cells(
     line, groups = read_run(run, split).line, _groups(run)
     for row in rows:
         own = row["metric"].startswith(_OWN)
-        if int(row["round"]) == round_ and (asked.own or not own):
+        if int(row["round"]) == round_ and (options.own or not own):
             if row["site"] not in groups:
                 site = one_line(row["site"], 60)
                 raise RunDirectoryError(
                     f"{run.path / 'metrics.csv'} has figures of site '{site}', which silos.json "
                     "does not name: the run directory was altered"
                 )
-            name = {True: f"{line}, own", False: line}[own]
+            name = f"{line}, own" if own else line
             metric = row["metric"].removeprefix(_OWN)
             yield metric, name, row["site"], groups[row["site"]], float(row["value"])
 
 
-def _chosen(cells: pd.DataFrame, asked: str | None) -> list[str]:
-    """Return the metrics asked for.
-
-    Raises:
-        SettingError: a name or pattern fits none.
-    """
-    known = sorted(cells["metric"].unique())
-    if asked is None:
-        return [metric for metric in _USUAL if metric in known]
-    chosen: dict[str, None] = {}
-    for pattern in [part.strip() for part in asked.split(",")]:
-        fitting = [metric for metric in known if fnmatchcase(metric, pattern)]
-        if not fitting:
-            raise SettingError(
-                f"--metrics: no run has a metric '{pattern}'; there are {', '.join(known)}"
-            )
-        chosen |= dict.fromkeys(fitting)
-    return list(chosen)
-
-
 def draw_bars(bars: SiteBars) -> Figure:
     """Return the picture: a panel per metric, sites beside one another, a colour an experiment."""
-    from matplotlib.figure import Figure
-
     table = bars.table
     metrics, names = list(table["metric"].unique()), list(table["experiment"].unique())
     groups = dict(sorted(zip(table["site"], table["distribution"], strict=True)))
     width = 1.2 + len(groups) * max(0.6, 0.17 * len(names) + 0.2)
-    figure = Figure(figsize=(max(5.0, width), 0.9 + 2.0 * len(metrics)), layout="constrained")
+    figure = new_figure(max(5.0, width), 0.9 + 2.0 * len(metrics))
     panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_panel(axes, table[table["metric"] == metric], list(groups), colours(names))

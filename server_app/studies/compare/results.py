@@ -18,7 +18,7 @@ CONSTANT = "always positive (class 1)"
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return ``summary`` with the figures of ``split``: test as they stand, or val.
+    """Return ``summary`` with the figures of ``split``, ``test`` or ``val``.
 
     Choices between settings are made on validation figures; the papers published no such.
     """
@@ -28,17 +28,22 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
 
 
 def chosen_metrics(asked: str, summaries: Sequence[Summary], option: str) -> list[str]:
-    """Return the metrics of the runs that ``asked`` names, in its order.
+    """Return the metrics of the runs' summaries that ``asked`` names; see ``matching``."""
+    known = {metric for summary in summaries for metric in summary["mean"]}
+    return matching(asked, sorted(known), option)
+
+
+def matching(asked: str, known: Sequence[str], option: str) -> list[str]:
+    """Return the metrics that ``asked`` names, in its order.
 
     Args:
-        asked: names and shell-style patterns, parted by commas.
-        summaries: the runs', of the split that is shown.
+        asked: names and shell-style patterns, separated by commas.
+        known: all metrics of the runs.
         option: of the command, for the error.
 
     Raises:
         SettingError: a name or pattern fits no metric of any run.
     """
-    known = sorted({metric for summary in summaries for metric in summary["mean"]})
     chosen: dict[str, None] = {}
     for pattern in [part.strip() for part in asked.split(",")]:
         fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
@@ -56,6 +61,20 @@ def figure_of(summary: Summary, group: str, metric: str) -> float | None:
     return float(values[metric]) if metric in values else None
 
 
+def values_by_seed(
+    runs: Mapping[str, Mapping[int, Summary]], metric: str
+) -> dict[str, dict[int, float]]:
+    """Return experiment -> seed -> mean over sites, without seeds that leave it undefined."""
+    return {
+        name: {
+            seed: value
+            for seed, summary in by_seed.items()
+            if (value := figure_of(summary, "all", metric)) is not None
+        }
+        for name, by_seed in runs.items()
+    }
+
+
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:
@@ -69,7 +88,7 @@ def experiment_results(
         metrics: those shown, in their order.
     """
     first = next(iter(summaries.values()))
-    published = first["published"] or {}
+    published = first.get("published") or {}
     records = []
     for group in [*first["distributions"], "all"]:
         paper = published.get(group, {})
@@ -88,13 +107,13 @@ def constant_results(
 ) -> pd.DataFrame:
     """Return what answering the second of two classes every time would score, per distribution.
 
-    A predictor that has seen nothing: what a method's accuracy is to be held against. Nothing is
+    A predictor that has seen nothing: to compare a method's accuracy with. Nothing is
     returned for more than two classes.
 
     Args:
         silos: the content of ``silos.json``.
         split: whose labels are answered.
-        metrics: those shown; None: all.
+        metrics: those shown, or None for all.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():

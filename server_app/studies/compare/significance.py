@@ -19,19 +19,19 @@ from rich.table import Table
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.records.summary import print_table
-from fedsilo.server_app.studies.compare.tables import markdown_table
+from fedsilo.server_app.studies.compare.tables import markdown_table, rich_table
 
-_ROUNDING = 1e-12  # relative: a spread below it is no spread
+_ROUNDING = 1e-12  # relative: a smaller spread is a rounding error
 
 Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> figure
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A test's statistic and p value; where it cannot be made ``p`` is None and ``why`` says why.
+    """A test's statistic and p value; if there is no test, ``p`` is None and ``why`` says why.
 
-    ``freedom`` are an F test's degrees of freedom, ``uncorrected`` is the p value before any
-    correction for the number of pairs.
+    ``freedom`` are an F test's degrees of freedom; ``uncorrected`` is the p value before correction
+    for the number of pairs.
     """
 
     p: float | None
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tested:
-    """The tests of one metric; ``pairs`` holds (later, earlier) experiment -> corrected outcome."""
+    """The tests of one metric; ``pairs`` maps (later, earlier) experiment to corrected outcome."""
 
     metric: str
     experiments: tuple[str, ...]
@@ -56,14 +56,11 @@ class Tested:
 
     def heading(self, split: str) -> str:
         """Return the ANOVA in a line."""
-        anova = self.anova
+        anova, start = self.anova, f"{split} {self.metric}, mean over sites: one-way ANOVA"
         if anova.p is None:
-            return f"{split} {self.metric}, mean over sites: one-way ANOVA n/a: {anova.why}"
+            return f"{start} n/a: {anova.why}"
         freedom = ", ".join(map(str, anova.freedom))
-        return (
-            f"{split} {self.metric}, mean over sites: one-way ANOVA F({freedom}) = "
-            f"{anova.statistic:.3g}, p = {anova.cell()}"
-        )
+        return f"{start} F({freedom}) = {anova.statistic:.3g}, p = {anova.cell()}"
 
     def lines(self) -> list[list[str]]:
         """Return the triangle of p values: column titles, then a line per later experiment."""
@@ -74,20 +71,18 @@ class Tested:
         return [["p", *columns], *body]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row per test, the ANOVA's first; a p value that cannot be had is None."""
-        anova = {"test": "ANOVA", "experiment": "all", "compared with": "all"}
-        rows: list[tuple[dict[str, str], Outcome]] = [(anova, self.anova)]
-        for (later, earlier), outcome in self.pairs.items():
-            rows.append(({"test": "t", "experiment": later, "compared with": earlier}, outcome))
+        """Return a row per test, the ANOVA first; a missing p value is None."""
+        named = [(("ANOVA", "all", "all"), self.anova)]
+        named += [(("t", *pair), outcome) for pair, outcome in self.pairs.items()]
         return [
             {
                 "metric": self.metric,
-                **labels,
+                **dict(zip(("test", "experiment", "compared with"), labels, strict=True)),
                 "statistic": outcome.statistic,
                 "p": outcome.uncorrected,
                 "p corrected": outcome.p,
             }
-            for labels, outcome in rows
+            for labels, outcome in named
         ]
 
     def reasons(self) -> list[str]:
@@ -104,22 +99,23 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
 
     Args:
         metric: its name.
-        samples: of each experiment the figure of every seed that has one.
+        samples: for each experiment, the figure of every seed that has one.
         paired: whether t-tests are of the differences by seed.
 
     Raises:
-        SettingError: it is to be paired, and not all experiments have the same seeds.
+        SettingError: tests are paired, and the experiments' seeds differ.
     """
     names = tuple(samples)
     if paired:
         _refuse_other_seeds(metric, samples)
     pairs = [(later, earlier) for earlier, later in itertools.combinations(names, 2)]
-    return Tested(
-        metric,
-        names,
-        one_way({name: list(by_seed.values()) for name, by_seed in samples.items()}),
-        {pair: _corrected(two_sided(*pair, samples, paired), len(pairs)) for pair in pairs},
-    )
+    outcomes = {pair: two_sided(*pair, samples, paired) for pair in pairs}
+    corrected = {
+        pair: found if found.p is None else replace(found, p=min(1.0, found.p * len(pairs)))
+        for pair, found in outcomes.items()
+    }
+    anova = one_way({name: list(by_seed.values()) for name, by_seed in samples.items()})
+    return Tested(metric, names, anova, corrected)
 
 
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
@@ -130,61 +126,48 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
         return Outcome(None, why=why)
     if all(_constant(values) for values in samples.values()):
         return Outcome(None, why="no figure varies over seeds")
-    result = _quietly(lambda: stats.f_oneway(*samples.values()))
-    between = len(samples) - 1
     within = sum(map(len, samples.values())) - len(samples)
-    return _outcome(result, (between, within))
+    return _outcome(lambda: stats.f_oneway(*samples.values()), (len(samples) - 1, within))
 
 
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
-    """Return the two-sided t-test of two experiments, as yet without correction."""
+    """Return the two-sided t-test of two experiments, not yet corrected."""
     from scipy import stats
 
-    seeds = sorted(samples[later])
     chosen = {name: list(samples[name].values()) for name in (later, earlier)}
     if why := _too_few(chosen):
         return Outcome(None, why=why)
-    if paired:
-        ones, others = ([samples[name][seed] for seed in seeds] for name in (later, earlier))
-        differences = [a - b for a, b in zip(ones, others, strict=True)]
-        if _constant(differences, max(map(abs, [*ones, *others]))):
-            return Outcome(None, why="the difference is the same for every seed")
-        result = _quietly(lambda: stats.ttest_rel(ones, others))
-    else:
+    if not paired:
         if all(_constant(values) for values in chosen.values()):
             return Outcome(None, why="neither varies over seeds")
-        result = _quietly(lambda: stats.ttest_ind(*chosen.values()))
-    return _outcome(result)
+        return _outcome(lambda: stats.ttest_ind(*chosen.values()))
+    ones, others = ([samples[name][seed] for seed in sorted(samples[later])] for name in chosen)
+    differences = [a - b for a, b in zip(ones, others, strict=True)]
+    if _constant(differences, max(map(abs, [*ones, *others]))):
+        return Outcome(None, why="the difference is the same for every seed")
+    return _outcome(lambda: stats.ttest_rel(ones, others))
 
 
-def _outcome(result: Any, freedom: tuple[int, int] = (0, 0)) -> Outcome:
+def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
+    """Make a test, without scipy's warnings: their reasons are reported in words, or harmless."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = test()
     p, statistic = float(result.pvalue), float(result.statistic)
     if math.isnan(p):
         return Outcome(None, why="the figures leave it undefined")
     return Outcome(p, statistic, freedom=freedom, uncorrected=p)
 
 
-def _corrected(outcome: Outcome, pairs: int) -> Outcome:
-    """Return the outcome with Bonferroni's p value."""
-    return outcome if outcome.p is None else replace(outcome, p=min(1.0, outcome.p * pairs))
-
-
-def _too_few(samples: Mapping[str, Sequence[float]]) -> str:
+def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
     few = [name for name, values in samples.items() if len(values) < 2]
-    return f"fewer than two seeds of {', '.join(few)} have this metric" if few else ""
+    return f"fewer than two seeds of {', '.join(few)} have this metric" if few else None
 
 
 def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
     """Tell whether values, computed from numbers as large as ``scale``, are all the same."""
     largest = max(scale, *map(abs, values))
     return max(values) - min(values) <= _ROUNDING * largest
-
-
-def _quietly(test: Callable[[], Any]) -> Any:
-    """Make a test without scipy's warnings: what they are of is told in words, or does no harm."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return test()
 
 
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[str]:
@@ -199,13 +182,12 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[st
             "runs of one seed share split and initial weights, which these tests ignore; "
             "'--paired' tests differences by seed"
         )
-    if same_split:
-        lines.append(
-            "seeds vary initial weights and the order of batches, not the split: p tells nothing "
-            "of other patients"
-        )
-    else:
-        lines.append("seeds vary initial weights, the order of batches, and the split")
+    lines.append(
+        "seeds vary initial weights and the order of batches, not the split: p says nothing "
+        "about other patients"
+        if same_split
+        else "seeds vary initial weights, the order of batches, and the split"
+    )
     return lines
 
 
@@ -216,26 +198,26 @@ def check_tests(
 
     Args:
         data_sets: experiment -> data set.
-        tests: metrics that are to be tested; None or empty: none.
+        tests: metrics to be tested, or None or empty for none.
         paired: whether t-tests are of the differences by seed.
         seeds: how many there are.
 
     Raises:
         SettingError: there are too few experiments or seeds, or they are on different data.
     """
+    first, *others = data_sets
     if not tests:
         if paired:
             raise SettingError("--paired means nothing without --tests: name metrics to test")
         return
-    if len(data_sets) < 2:
+    if not others:
         raise SettingError(
-            "--tests holds experiments against one another: name at least two different ones"
+            "--tests compares experiments with one another: name at least two different ones"
         )
     if seeds < 2:
         raise SettingError(
-            f"--tests is of the spread over seeds, and --seeds is {seeds}: at least 2 are needed"
+            f"--tests is about the spread over seeds, and --seeds is {seeds}: at least 2 are needed"
         )
-    first, *others = data_sets
     for other in others:
         if data_sets[other] != data_sets[first]:
             raise SettingError(
@@ -249,7 +231,7 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
     for other in others:
         if samples[other].keys() != samples[first].keys():
             parts = [
-                f"'{name}' has it of seeds {', '.join(map(str, sorted(samples[name]))) or 'none'}"
+                f"'{name}' has it for seeds {', '.join(map(str, sorted(samples[name]))) or 'none'}"
                 for name in (first, other)
             ]
             raise SettingError(
@@ -260,13 +242,7 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
 
 def triangle(tested: Tested, split: str) -> Table:
     """Return the triangle of p values for a terminal."""
-    columns, *lines = tested.lines()
-    table = Table(title=tested.heading(split), title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
+    return rich_table(tested.heading(split), tested.lines())
 
 
 def print_tests(
@@ -282,17 +258,16 @@ def print_tests(
 
 
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
-    """Return what ``print_tests`` prints as Markdown; nothing where nothing is tested."""
+    """Return what ``print_tests`` prints as Markdown, or an empty string without tests."""
     parts = []
     for test in tested:
-        columns, *lines = test.lines()
-        parts += [f"{test.heading(split)}\n", markdown_table(columns, lines)]
+        parts += [f"{test.heading(split)}\n", markdown_table(test.lines())]
         parts += [f"- {reason}\n" for reason in test.reasons()]
     parts += ["".join(f"- {line}\n" for line in remarks)] if remarks else []
     return "".join(f"\n{part}" for part in parts)
 
 
 def significance_csv(tested: Sequence[Tested]) -> str:
-    """Return the tests as CSV, a row each, figures of six digits; empty where there is none."""
+    """Return the tests as CSV, a row each, with six digits."""
     rows = [row for test in tested for row in test.records()]
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g", lineterminator="\n")

@@ -1,7 +1,7 @@
-"""Runs of a comparison as jobs of Slurm, by submitit.
+"""Runs of a comparison as jobs of Slurm, with submitit.
 
-A run waits in Slurm's queue, not here; a thread of this process waits for its job's end. Data,
-caches and the folder of runs must be where the jobs' machines see them under the same paths.
+A thread of this process waits for each job. Data, caches and the folder of runs must have the same
+paths on the machines of the jobs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
     if text == SLURM:
         return Slurm(dict(_parameter(one) for one in parameters))
     if parameters:
-        raise SettingError(f"--slurm is of --jobs slurm, and --jobs is {text}")
+        raise SettingError(f"--slurm belongs to --jobs slurm, and --jobs is {text}")
     if not re.fullmatch(r"\d{1,6}", text):
         raise SettingError(f"--jobs is {text!r}; it must be a number of at least 0, or slurm")
     return int(text)
@@ -61,10 +61,10 @@ def _parameter(text: str) -> tuple[str, Value]:
 
 
 class SlurmPool(ThreadPoolExecutor):
-    """A pool whose work is done by jobs; what is cancelled here is cancelled in the queue too.
+    """A pool whose work is done by jobs; cancelling it cancels jobs in the queue too.
 
     Raises:
-        SettingError: submitit or Slurm is not installed, or a parameter is none of its.
+        SettingError: submitit or Slurm is not installed, or has no such parameter.
     """
 
     def __init__(self, slurm: Slurm, folder: Path) -> None:
@@ -77,15 +77,15 @@ class SlurmPool(ThreadPoolExecutor):
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool; with ``cancel_futures`` the jobs that wait or run as well."""
+        """End the pool, with ``cancel_futures`` also jobs that wait or run."""
         if cancel_futures:
             for job in self._jobs:
-                with suppress(Exception):  # of whatever kind: it has ended, or Slurm is gone
+                with suppress(Exception):  # it has ended, or Slurm is gone
                     job.cancel()
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-        job = self._executor.submit(_told, work, *args, **kwargs)
+        job = self._executor.submit(_outcome_or_reason, work, *args, **kwargs)
         self._jobs.append(job)
         if error := job.exception():
             raise FedsiloError(
@@ -100,15 +100,17 @@ class SlurmPool(ThreadPoolExecutor):
 
 
 def _last_words(said: str) -> str:
-    """Return the last line of a traceback that submitit frames with lines of its own."""
+    """Return the last line of a traceback, without the lines that submitit adds."""
     lines = [line for line in said.partition("You can check")[0].splitlines() if line.strip(" -")]
     return (lines or ["no reason given"])[-1][:_LINE]
 
 
-def _told(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> tuple[Outcome | None, str]:
-    """Return the work's outcome, or its error as one line: a job would lose it in a traceback."""
+def _outcome_or_reason(
+    work: Callable[..., Outcome], *args: Any, **kwargs: Any
+) -> tuple[Outcome | None, str | None]:
+    """Return the work's outcome, or its error as one line, which a traceback would hide."""
     try:
-        return work(*args, **kwargs), ""
+        return work(*args, **kwargs), None
     except FedsiloError as error:
         return None, str(error)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 from rich.table import Table
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
-FIGURE = ["experiment", "group", "metric"]  # what tells figures over seeds apart
+FIGURE = ["experiment", "group", "metric"]  # what identifies a figure over seeds
 COMPARISON = (
     *("experiment", "method", "group", "metric", "mean", "sd", "seeds"),
     *("published", "published_sd", "median", "min", "max"),
@@ -48,7 +48,7 @@ def deviation(values: Iterable[float]) -> float:
 
 
 class Spread(NamedTuple):
-    """A figure over seeds."""
+    """A metric's value over seeds."""
 
     mean: float
     sd: float
@@ -92,12 +92,6 @@ def spread_cell(figure: Any, median: bool = False) -> str:
     return f"{figure.mean:.3f} ± {figure.sd:.3f}"
 
 
-def population_sd(figure: Any) -> float:
-    """Return the deviation of the seeds themselves, which a paper may print: divided by n."""
-    sd: float = figure.sd * math.sqrt((figure.seeds - 1) / figure.seeds)
-    return sd
-
-
 def _beside_published(figure: Any, median: bool) -> str:
     """Return a figure's cell; beside a paper's deviation, of a population, with ours of that kind.
 
@@ -106,7 +100,8 @@ def _beside_published(figure: Any, median: bool) -> str:
     cell = spread_cell(figure, median)
     if median or figure.seeds == 1 or pd.isna(figure.published_sd):
         return cell
-    return f"{cell} ({population_sd(figure):.3f})"
+    population_sd = figure.sd * math.sqrt((figure.seeds - 1) / figure.seeds)  # divided by n
+    return f"{cell} ({population_sd:.3f})"
 
 
 def published_cell(figure: Any) -> str:
@@ -123,19 +118,14 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
     shown = "median (min to max)" if median else "mean ± sample sd"
     known = results["published_sd"].notna().any() and seeds > 1 and not median
     as_papers = " (population sd, as published)" if known else ""
-    table = Table(title=f"{shown}{as_papers} over {seeds} seeds", title_justify="left")
-    columns, *lines = _comparison_lines(results, split, median)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < 2 else "right")
-    for line in lines:
-        table.add_row(*line, end_section=line[1] == "all")
-    return table
+    title = f"{shown}{as_papers} over {seeds} seeds"
+    lines = _comparison_lines(results, split, median)
+    return rich_table(title, lines, left=2, ends=lambda line: line[1] == "all")
 
 
 def comparison_markdown(results: pd.DataFrame, split: str = "test", median: bool = False) -> str:
     """Return a comparison as a Markdown table."""
-    columns, *lines = _comparison_lines(results, split, median)
-    return markdown_table(columns, lines)
+    return markdown_table(_comparison_lines(results, split, median))
 
 
 def comparison_csv(results: pd.DataFrame) -> str:
@@ -149,29 +139,74 @@ def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[l
     A metric has a column of published figures if there are any.
     """
     figures = over_seeds(results)
-    metrics = list(figures["metric"].unique())
-    published = dict.fromkeys(figures.loc[figures["published"].notna(), "metric"], "published")
+    known = figures.loc[figures["published"].notna(), "metric"]
     deviating = figures.loc[figures["published_sd"].notna(), "metric"]
+    published = dict.fromkeys(known, "published")
     published |= dict.fromkeys(deviating, "published ± population sd")
-    columns = ["experiment", "group"]
-    for metric in metrics:
-        columns += [f"{split} {metric}", *([published[metric]] if metric in published else [])]
+    titles = {metric: f"{split} {metric}" for metric in figures["metric"].unique()}
+    lines = group_lines(figures, titles, published, lambda row: _beside_published(row, median))
+    return [["experiment", "group", *lines[0]], *lines[1:]]
+
+
+def group_lines(
+    figures: pd.DataFrame,
+    titles: Mapping[str, str],
+    published: Mapping[str, str],
+    cell: Callable[[Any], str],
+    missing: str = "",
+) -> list[list[str]]:
+    """Return the columns' titles, then a line per experiment and group, which it begins with.
+
+    Args:
+        figures: rows of ``over_seeds``.
+        titles: metric -> title of its column.
+        published: metric -> title of the column of the papers' numbers, of metrics that have one.
+        cell: the text of a row.
+        missing: the text where a group lacks a metric.
+    """
+    columns = []
+    for metric, title in titles.items():
+        columns += [title, *([published[metric]] if metric in published else [])]
     lines = [columns]
     for (experiment, group), part in figures.groupby(["experiment", "group"], sort=False):
         by_metric = {figure.metric: figure for figure in part.itertuples()}
         line = [str(experiment), str(group)]
-        for metric in metrics:
+        for metric in titles:
             figure = by_metric.get(metric)
-            line.append(_beside_published(figure, median) if figure else "")
+            line.append(cell(figure) if figure else missing)
             if metric in published:
                 line.append(published_cell(figure) if figure else "")
         lines.append(line)
     return lines
 
 
-def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells as a Markdown table."""
-    rows = [columns, ["---"] * len(columns), *lines]
+def rich_table(
+    title: str,
+    lines: Sequence[Sequence[str]],
+    left: int = 1,
+    ends: Callable[[Sequence[str]], bool] = lambda _: False,
+) -> Table:
+    """Return lines of cells, the column titles first, as a table for a terminal.
+
+    Args:
+        title: of the table.
+        lines: of cells.
+        left: columns that are aligned left.
+        ends: whether there is a rule below a line.
+    """
+    table = Table(title=title, title_justify="left")
+    columns, *body = lines
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right")
+    for line in body:
+        table.add_row(*line, end_section=ends(line))
+    return table
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells, the column titles first, as a Markdown table."""
+    columns, *body = lines
+    rows = [columns, ["---"] * len(columns), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in rows)
 
 

@@ -1,14 +1,13 @@
 """Many runs at once: what is missing is run, and the first failure starts no more.
 
-A trial is a short run by the inline engine in a worker process, of which only the summary is kept.
-It lies in ``<folder>/<key>.json``, the key a hash of all that decides the result: what is there is
-not run again.
+A trial is a short run with the inline engine in a worker process, of which only the summary is
+kept, in ``<folder>/<key>.json``. The key is a hash of all that decides the result: a trial whose
+file exists is not run again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -19,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,20 +41,23 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its settings, what tells it apart from others of its kind, its data's digest."""
+    """One run: its settings, a label that distinguishes it from others, a digest of its data."""
 
     settings: RunSettings
     label: Mapping[str, Value]
     data: str
 
     def key(self) -> str:
-        """Return the name of its summary's file: another version of fedsilo runs it again."""
+        """Return the name of its summary's file; another version of fedsilo has another name."""
         text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
+_Work = tuple[Trial, Path]  # what a worker process gets: a trial and the file of its summary
+
+
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return how many runs go on at once: ``jobs``, 0 for one for each ``threads`` cores."""
+    """Return how many runs go on at once: ``jobs``, or if it is 0 one per ``threads`` cores."""
     return jobs or max(1, (os.cpu_count() or 1) // threads)
 
 
@@ -68,14 +70,14 @@ def run_missing(
     """Run all that is missing in a pool.
 
     Args:
-        pool: as wide as runs may go on at once.
+        pool: with as many workers as runs may go on at once.
         work: makes one run.
         missing: the runs.
-        ended: told of each run and its outcome as it ends; what it raises ends all.
+        ended: is called with each run and its outcome; an exception of it ends all.
 
     Raises:
         FedsiloError: a worker process died.
-        Exception: what ``work`` or ``ended`` raised; what runs is finished, nothing new begins.
+        Exception: what ``work`` or ``ended`` raised; started runs finish, no other begins.
     """
     started = [(run, pool.submit(work, run)) for run in missing]
     run_of = {future: run for run, future in started}
@@ -84,7 +86,7 @@ def run_missing(
             ended(run_of[future], future.result())
     except BrokenProcessPool:
         raise FedsiloError(
-            "a worker process died, for want of memory perhaps: finished trials stay; run this "
+            "a worker process died, perhaps for lack of memory: finished trials stay; run this "
             "again with fewer --jobs"
         ) from None
     except BaseException:  # also Ctrl-C
@@ -106,15 +108,15 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[s
     Args:
         trials: the runs.
         folder: of their summaries.
-        jobs: runs at once, 0 for one a core; or Slurm's parameters.
+        jobs: runs at once, 0 for one per core, or Slurm's parameters.
 
     Raises:
-        FedsiloError: a run failed; the finished ones stay and are used again.
+        FedsiloError: a run failed; finished runs stay and are used again.
     """
     keys = [trial.key() for trial in trials]  # once: each asks git for the revision
     paths = {key: folder / f"{key}.json" for key in keys}
     waiting = {k: trial for k, trial in zip(keys, trials, strict=True) if not paths[k].is_file()}
-    missing = [_Work(trial, str(paths[key])) for key, trial in waiting.items()]
+    missing = [(trial, paths[key]) for key, trial in waiting.items()]
     console = make_console()
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
@@ -122,12 +124,12 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[s
     ):
         task = bar.add_task("runs", total=len(missing))
 
-        def ended(work: _Work, failure: str) -> None:
+        def ended(work: _Work, failure: str | None) -> None:
             if failure:
-                raise FedsiloError(f"trial {dict(work.trial.label)} failed: {failure}")
+                raise FedsiloError(f"trial {dict(work[0].label)} failed: {failure}")
             bar.advance(task)
 
-        # A job on another machine has no command beside it whose end it should follow
+        # A job of Slurm does not end with this command
         run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
     return [json.loads(paths[key].read_text()) for key in keys]
 
@@ -135,7 +137,7 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[s
 def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
-    # Not fork: torch's threads do not survive it
+    # A fork would not have torch's threads
     context = multiprocessing.get_context("spawn")
     parallel = min(runs_at_once(jobs), runs)
     return ProcessPoolExecutor(
@@ -143,48 +145,39 @@ def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
     )
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What a worker process is sent: a trial, and where its summary is to lie."""
-
-    trial: Trial
-    path: str
-
-
 def _begin_worker(command: int) -> None:
-    """Let Ctrl-C reach the command only, which ends its workers; they also end when it is killed.
+    """Leave Ctrl-C to the command, which ends its workers; they also end when it is killed.
 
-    Not by SIGTERM, with which a pool ends its workers, and which they must not survive.
+    The signal for that is not SIGTERM, with which a pool ends workers at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
     end_with(command, signal.SIGUSR1)
 
 
-def _run(work: _Work) -> str:
-    """Run a trial as ``_run_quietly`` does; where the command has ended, end without another."""
+def _run(work: _Work) -> str | None:
+    """Run a trial as ``_run_quietly`` does; end this process if the command has ended."""
     try:
         return _run_quietly(work)
     except SystemExit:
-        os._exit(1)  # the pool's own loop would take it for the trial's failure and go on
+        os._exit(1)  # the pool would take the exception for the trial's failure and go on
 
 
-def _run_quietly(work: _Work) -> str:
-    """Run a trial and write the summary; return what went wrong, empty if nothing."""
+def _run_quietly(work: _Work) -> str | None:
+    """Run a trial and write its summary; return what went wrong, or None."""
     from fedsilo.server_app.run.inline_engine import run_inline
 
+    trial, path = work
     with (
         tempfile.TemporaryDirectory(prefix="fedsilo-trial-") as out,
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
     ):
-        settings = work.trial.settings
-        common = dataclasses.replace(settings.common, out=out, run_name="trial", resume=False)
-        settings = dataclasses.replace(settings, common=common)
+        common = replace(trial.settings.common, out=out, run_name="trial", resume=False)
+        settings = replace(trial.settings, common=common)
         try:
             directory = run_inline(settings, len(silo_names(common)))
         except FedsiloError as error:
             return str(error)
-        summary = FinishedRun(directory).summary
-        write_atomically(Path(work.path), json.dumps(summary))
-    return ""
+        write_atomically(path, json.dumps(FinishedRun(directory).summary))
+    return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedsilo.server_app.config.experiments import Tuning, find_experiment, read_
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.planning import RunSources, planned, simulation_file
 from fedsilo.server_app.studies.compare.slurm import Jobs
-from fedsilo.server_app.studies.compare.tables import deviation, mean
+from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups
 
 SHOWN = 5  # points in the table on the screen
@@ -76,11 +77,11 @@ def tune(
     Args:
         experiment: its name; the simulation file declares its grid.
         sources: where settings come from, over the experiment's.
-        trials: points of the grid that are tried; None: as the simulation file has it.
-        folds: of each seed's shuffling, at least 2; None: likewise.
-        seeds: of each point; None: likewise. chosen.json tells of all three.
-        jobs: runs at once; 0: one for each core; or Slurm's parameters.
-        tell: takes a line before the runs begin.
+        trials: points of the grid that are tried, or None for the simulation file's number.
+        folds: of each seed's shuffling, at least 2, or None likewise.
+        seeds: of each point, or None likewise. chosen.json has all three.
+        jobs: runs at once, 0 for one per core, or Slurm's parameters.
+        tell: is called with a line before the runs begin.
 
     Raises:
         FedsiloError: there is no grid, a setting is wrong, or a run failed.
@@ -142,24 +143,14 @@ def _trials(
 ) -> list[Trial]:
     """Return the runs of one point: every fold of every seed's shuffling."""
     trials = []
-    for seed in range(budget.seeds):
-        for fold in range(budget.folds):
-            cut: dict[str, Value] = (
-                {
-                    "val-folds": budget.folds,
-                    "val-fold": fold,
-                    "fold-seed": seed,
-                    "use-test": False,
-                }
-                if budget.folds > 1
-                else {}
-            )
-            values = {**base, **point, **cut, "seed": seed, "evaluate-every": 0, "run-name": ""}
-            label = {**point, "seed": seed, "fold": fold}
-            try:
-                trials.append(Trial(resolve(values), label, data))
-            except SettingError as error:
-                raise SettingError(f"grid point {dict(point)}: {error}") from None
+    for seed, fold in product(range(budget.seeds), range(budget.folds)):
+        folds = {"val-folds": budget.folds, "val-fold": fold, "fold-seed": seed, "use-test": False}
+        cut = folds if budget.folds > 1 else {}
+        values = {**base, **point, **cut, "seed": seed, "evaluate-every": 0, "run-name": ""}
+        try:
+            trials.append(Trial(resolve(values), {**point, "seed": seed, "fold": fold}, data))
+        except SettingError as error:
+            raise SettingError(f"grid point {dict(point)}: {error}") from None
     return trials
 
 
@@ -189,15 +180,9 @@ def ranking(
     for settings, runs in zip(points, summaries, strict=True):
         means = [summary["validation"]["mean"] for summary in runs]
         scores = [float(figures[metric]) for figures in means]
-        ranked.append(
-            Point(
-                settings,
-                mean(scores),
-                deviation(scores) / len(scores) ** 0.5,
-                mean(float(figures["loss"]) for figures in means),
-                _by_site([summary["validation"]["distributions"] for summary in runs], metric),
-            )
-        )
+        error, loss = deviation(scores) / len(scores) ** 0.5, mean(f["loss"] for f in means)
+        by_site = _by_site([summary["validation"]["distributions"] for summary in runs], metric)
+        ranked.append(Point(settings, mean(scores), error, loss, by_site))
     return sorted(ranked, key=lambda point: (-round(point.score, 6), point.loss))
 
 
@@ -241,14 +226,12 @@ def chosen_document(
 
 def ranking_table(tuned: Tuned) -> Table:
     """Return the best points for a terminal."""
-    ranked = tuned.ranked
-    table = Table(title=f"the best {min(SHOWN, len(ranked))} points", title_justify="left")
-    for name in (*ranked[0].settings, f"val {tuned.metric}", "val loss"):
-        table.add_column(name, justify="right")
-    for point in ranked[:SHOWN]:
+    best = tuned.ranked[:SHOWN]
+    lines = [[*best[0].settings, f"val {tuned.metric}", "val loss"]]
+    for point in best:
         figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
-        table.add_row(*(str(value) for value in point.settings.values()), *figures)
-    return table
+        lines.append([*map(str, point.settings.values()), *figures])
+    return rich_table(f"the best {len(best)} points", lines, left=0)
 
 
 def _csv(
@@ -258,9 +241,8 @@ def _csv(
 ) -> str:
     """Return every trial's label and figures as CSV, the figures with all their digits."""
     records = []
-    for trials, of_point in zip(groups, summaries, strict=True):
-        for trial, summary in zip(trials, of_point, strict=True):
-            figures = summary["validation"]["mean"]
-            cells = dict(trial.label) | {key: repr(figures[key]) for key in (metric, "loss")}
-            records.append({key: str(value) for key, value in cells.items()})
+    for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):
+        figures = summary["validation"]["mean"]
+        cells = dict(trial.label) | {key: repr(figures[key]) for key in (metric, "loss")}
+        records.append({key: str(value) for key, value in cells.items()})
     return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")

@@ -1,6 +1,6 @@
 """``fedsilo attention``: where a run's ViT looked on its most certain images, site by site.
 
-It runs where the images lie, as ``fedsilo explain`` does; nothing is sent.
+It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.figures.palette import BLACK, WRONG
 from fedsilo.server_app.records.finished_site import finished_site, sites_of
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,12 +45,12 @@ def attention(
 
     Args:
         run_dir: the run directory.
-        site: the one site to draw; None: all.
+        site: the one site to draw, or None for all.
         split: train, val or test.
         images: of each class, at most.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the folder of the site's private state; None: the run directory's.
-        out: the folder of the pictures; None: the run directory.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
+        out: the folder of the pictures, or None for the run directory.
 
     Raises:
         FedsiloError: the run has not ended, or its network is no ViT.
@@ -78,7 +79,7 @@ def draw_sheet(
 ) -> Figure:
     """Return two rows per class: its images, and below them the maps over them.
 
-    An answer that is not the image's class stands in another colour.
+    An answer that is not the image's class has another colour.
 
     Args:
         sheet: per class, explanations of up to ``columns`` of its images.
@@ -86,10 +87,8 @@ def draw_sheet(
         title: of the sheet.
         columns: images a row.
     """
-    from matplotlib.figure import Figure
-
-    size = (max(0.8 + 1.7 * columns, 0.085 * len(title)), 0.9 + 3.5 * len(classes))
-    figure = Figure(figsize=size, layout="constrained")
+    width = max(0.8 + 1.7 * columns, 0.085 * len(title))
+    figure = new_figure(width, 0.9 + 3.5 * len(classes))
     panels = figure.subplots(2 * len(classes), columns, squeeze=False)
     for axes in panels.flatten():
         axes.set_axis_off()

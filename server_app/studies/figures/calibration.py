@@ -1,4 +1,4 @@
-"""Pictures that every run can have: who holds which labels, and what certainty is worth."""
+"""Pictures that every run can have: who has which labels, and whether certainty can be trusted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedsilo.models.figures.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
 from fedsilo.server_app.records.many_sites import MANY, worst
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +25,7 @@ _LEGEND = 18  # names that find room beside a picture
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the reliability diagram, and accuracy against vacuity, over all sites' samples."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 4.6), layout="constrained")
+    figure = new_figure(11.5, 4.6)
     left, right = figure.subplots(1, 2)
     _draw_bins(left, document["reliability"], "confidence")
     left.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfectly calibrated")
@@ -40,7 +39,7 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
-    """Draw bars of all, of bins that hold samples, and lines of sites, of many the worst five."""
+    """Draw a bar per filled bin of all sites, and a line per site, of many for the worst five."""
     shown = list(sites) if len(sites) <= MANY else worst({s: _right(sites[s]) for s in sites})
     for site, style in line_styles(shown).items():
         filled = [cell for cell in sites[site].values() if cell["count"]]
@@ -82,7 +81,7 @@ def _summed(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
 
 
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw a bar of the accuracy per bin that holds samples, and how many at their mean."""
+    """Draw the accuracy of each filled bin as a bar, and its number of samples at their mean."""
     for place, (count, right, weighted) in total.items():
         if not count:
             continue
@@ -105,9 +104,7 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return who holds how many samples of which class (FedEvPrompt, figure 2)."""
-    from matplotlib.figure import Figure
-
+    """Return how many samples of which class each site has (FedEvPrompt, figure 2)."""
     sites = list(silos)
     counts = np.array([_all_counts(silos[site]["label_counts"]) for site in sites])
     names: Sequence[str] = silos[sites[0]].get("classes") or [
@@ -115,15 +112,15 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     ]
     if len(sites) > MANY:
         return {"distribution.png": _spread_of_labels(counts, names)}
-    figure = Figure(figsize=(3.3 + 0.9 * len(sites), 4.2), layout="constrained")
+    figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
     axes = figure.subplots()
     bottom, named_every = np.zeros(len(sites)), math.ceil(len(names) / _LEGEND)
     coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
     for label, (name, colour) in enumerate(coloured.items()):
         heights = counts[:, label]
-        # The shades run on from label to label: of many classes some names tell the others'
-        told = name if label % named_every == 0 else None
-        axes.bar(sites, heights, bottom=bottom, label=told, color=colour, edgecolor="white")
+        # Shades run on from label to label, so that some names are enough for many classes
+        shown = name if label % named_every == 0 else None
+        axes.bar(sites, heights, bottom=bottom, label=shown, color=colour, edgecolor="white")
         bottom += heights
     for place, total in enumerate(bottom):
         axes.text(place, total, f"{total:.0f}", ha="center", va="bottom", fontsize="x-small")
@@ -136,9 +133,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
     """Return sites by size, and how many of a class a site has; counts are (sites, classes)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 4.2), layout="constrained")
+    figure = new_figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)
     sizes = np.sort(counts.sum(axis=1))[::-1]
     left.bar(range(1, len(sizes) + 1), sizes, width=1.0, color=CATEGORIES[0])

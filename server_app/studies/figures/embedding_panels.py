@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsilo.models.figures.palette import GREY, colours
 from fedsilo.server_app.studies.figures.embeddings import Panel
+from fedsilo.server_app.studies.figures.panels import panel_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,19 +20,14 @@ _MARKERS = "oxs^vDP*+<"  # of class 0, 1, ...
 
 def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
     """Return the picture: axes per run, a colour per site, a marker per class."""
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     columns = 2 if len(panels) == 4 else min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.4 * columns + 0.4, 5.0 * rows + 0.9), layout="constrained")
-    axes_of = figure.subplots(rows, columns, squeeze=False).flatten()
+    figure, axes_of = panel_grid(len(panels), columns, (4.4, 5.0), (0.4, 0.9))
     sites = list(dict.fromkeys(site for panel in panels for site in panel.cloud.sites))
     classes = max((panel.cloud.classes for panel in panels), key=len)
     shades = colours(sites)
-    for axes in axes_of:
-        axes.set_axis_off()
-    for axes, panel in zip(axes_of, panels, strict=False):
+    for axes, panel in zip(axes_of, panels, strict=True):
         _draw_panel(axes, panel, [shades[site] for site in panel.cloud.sites])
     handles = [Line2D([], [], color=shades[site], marker="o", ls="", label=site) for site in sites]
     handles += [
@@ -45,8 +41,7 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
     cloud = panel.cloud
-    axes.set_axis_on()
-    # In a random order: else the last site would lie over all others
+    # In random order, or the last site would hide the others
     order = np.random.default_rng(0).permutation(len(panel.points))
     for label in range(len(cloud.classes)):
         chosen = order[cloud.label[order] == label]

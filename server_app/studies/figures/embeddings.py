@@ -1,13 +1,13 @@
-"""``fedsilo embeddings``: what runs make of all sites' samples, as t-SNE and as two numbers.
+"""``fedsilo embeddings``: runs' embeddings of all sites' samples, as t-SNE and as two numbers.
 
-t-SNE (van der Maaten and Hinton 2008) as the Fed-Align-CL paper's figures 4 and 6. How far a site
-can be told from the embeddings measures the domain shift that is left in them, how far the class
-can, what they are good for. It runs where the data lie; nothing is sent.
+t-SNE (van der Maaten and Hinton 2008) as the Fed-Align-CL paper's figures 4 and 6. How well
+the site can be predicted from the embeddings measures the domain shift that is left in them, and
+how well the class can, their use. It runs where the data are; nothing is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fedsilo.server_app.records.finished_site import (
     sites_of,
 )
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.figures.style import run_title
+from fedsilo.server_app.studies.figures.panels import run_title
 
 _FOLDS = 5
 _FEWEST = 4  # samples: of fewer there is no neighbourhood to keep
@@ -62,24 +62,14 @@ class Cloud:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A site's share of a cloud; ``probed`` is what its model makes of the first site's sample."""
-
-    rows: Tensor
-    labels: Tensor
-    values: Tensor
-    probed: Tensor
-
-
-@dataclass(frozen=True)
 class Selection:
     """Which samples are embedded, and by what.
 
     Attributes:
-        sites: names of sites; none: all of a run.
+        sites: names of sites, or none for all of a run.
         split: train, val or test.
         layer: of the network, one of ``LAYERS``.
-        limit: samples a site; None: all.
+        limit: samples per site, or None for all.
         seed: of the choice up to the limit, of t-SNE and of the folds.
     """
 
@@ -103,15 +93,15 @@ class Panel:
         """Return the numbers in two lines, with a third where each site has its own model."""
         site, largest, auc = self.numbers.values()
         lines = [
-            "site: too few samples or sites to tell"
+            "site: too few samples or sites"
             if site is None
-            else f"site told from embedding: {site:.2f} (largest site {largest:.2f})",
-            "class: too few samples or classes to tell"
+            else f"site predicted from embedding: {site:.2f} (largest site {largest:.2f})",
+            "class: too few samples or classes"
             if auc is None
-            else f"class told from embedding: AUC {auc:.2f}",
+            else f"class predicted from embedding: AUC {auc:.2f}",
         ]
         if self.cloud.own_models:
-            lines.append("a model per site: they differ by model, too")
+            lines.append("a model per site: they differ by model as well")
         return lines
 
 
@@ -127,9 +117,9 @@ def embeddings(
     Args:
         run_dirs: finished runs.
         selection: which samples, and by what they are embedded.
-        data_dir: where the data lie; None: where the runs' lay.
-        state_dir: the folder of the site's private state; None: the run directory's.
-        tell: is given a line on each site without samples of the split.
+        data_dir: the data directory, or None for the runs' own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
+        tell: is called with a line for each site without samples of the split.
 
     Raises:
         FedsiloError: a run has not ended, mixes several networks, or holds too few samples.
@@ -165,14 +155,15 @@ def gather(
     Args:
         sites: each with its method and network, opened one after the other.
         selection: which samples, and by what they are embedded.
-        tell: is given a line on each site without samples of the split.
+        tell: is called with a line for each site without samples of the split.
 
     Raises:
         FedsiloError: a run has not ended, or its model mixes several networks.
     """
-    parts: dict[str, _Part] = {}
+    parts: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     classes: list[str] = []
     probe: Tensor | None = None
+    probed: list[Tensor] = []
     for method, network in sites:
         site, split = method.silo.name, method.silo.splits()[selection.split]
         classes = list(method.silo.class_names())
@@ -181,30 +172,22 @@ def gather(
             continue
         rows = _chosen(len(split), selection.limit, selection.seed, site)
         probe = split.inputs[:1] if probe is None else probe
-        values, probed = (
+        values, of_probe = (
             embed(network, inputs, method.compute, selection.layer)
             for inputs in (split.inputs[rows], probe)
         )
         if not values.isfinite().all():
             raise DataError(f"the embeddings of site {site} are not finite: its training diverged")
-        parts[site] = _Part(rows, split.labels[rows], values, probed)
+        parts[site] = rows, split.labels[rows], values
+        probed.append(of_probe)
     if not parts:
         raise DataError(f"no site has {selection.split} samples: choose another --split")
-    return _joined(parts, classes)
-
-
-def _joined(parts: Mapping[str, _Part], classes: list[str]) -> Cloud:
-    probed = [part.probed for part in parts.values()]
-    return Cloud(
-        sites=list(parts),
-        classes=classes,
-        site=np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts.values()]),
-        row=torch.cat([part.rows for part in parts.values()]).numpy(),
-        label=torch.cat([part.labels for part in parts.values()]).numpy(),
-        values=torch.cat([part.values for part in parts.values()]).numpy(),
-        # Models that embed one and the same sample otherwise are not one model
-        own_models=not all(torch.allclose(probed[0], other, atol=1e-5) for other in probed),
-    )
+    columns = zip(*parts.values(), strict=True)
+    row, label, embedded = (torch.cat(column).numpy() for column in columns)
+    site_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, *_ in parts.values()])
+    # Models that embed one sample differently are not one model
+    own_models = not all(torch.allclose(probed[0], other, atol=1e-5) for other in probed)
+    return Cloud(list(parts), classes, site_of, row, label, embedded, own_models)
 
 
 def _chosen(count: int, limit: int | None, seed: int, site: str) -> Tensor:
@@ -239,7 +222,7 @@ def on_plane(values: Array, seed: int) -> Array:
 
 
 def separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
-    """Return how well site and class can be told from the embeddings, by five-fold validation.
+    """Return how well embeddings predict site and class, by five-fold cross-validation.
 
     A logistic regression on standardised embeddings: ``site accuracy`` beside ``largest site``, the
     share of the site with most samples, and ``label AUC`` (of several classes the mean of each

@@ -1,6 +1,6 @@
 """``fedsilo explain``: why a finished run's model answers as it does for one patient of a site.
 
-It runs where the patient's data lie; nothing is sent and nothing written but what is asked for.
+It runs where the patient's data are. Nothing is sent, and only files that are named are written.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def explain(
         site: the patient's site; its data must be here.
         row: the patient's row of the split, from 0.
         split: train, val or test.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the folder of the site's private state; None: the run directory's.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
 
     Raises:
         FedsiloError: the run has not ended, its method explains nothing, or there is no such row.

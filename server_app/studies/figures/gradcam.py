@@ -1,6 +1,6 @@
 """``fedsilo gradcam``: where runs' convolutional networks find a class in a site's images.
 
-It runs where the images lie, as ``fedsilo explain`` does; nothing is sent.
+It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedsilo.server_app.records.finished_site import (
     opened,
     refuse_shared_state,
 )
-from fedsilo.server_app.studies.figures.style import run_title
+from fedsilo.server_app.studies.figures.panels import new_figure, run_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,9 +112,9 @@ def gradcam(
         site: the images' site; its data must be here.
         rows: of the split, from 0; or by which scenarios they are chosen.
         split: train, val or test.
-        label: the name of the class; None: in each image what each network says.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the folder of the site's private state; None: the run directory's.
+        label: the name of the class, or None for what each network says of each image.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is
@@ -122,7 +122,7 @@ def gradcam(
     """
     refuse_shared_state(state_dir, run_dirs, 1)
     if isinstance(rows, Scenarios) and len(run_dirs) < 2:
-        raise SettingError("--scenarios tells runs apart by who is right: name two runs or more")
+        raise SettingError("--scenarios compares runs by which is right: name two runs or more")
     # Before anything is computed: have all the runs ended?
     titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
     runs: list[tuple[SiteMethod, SiteNetwork]] = []
@@ -178,14 +178,11 @@ def _explanations(
 def draw_sheet(sheet: GradCamSheet) -> Figure:
     """Return the picture: a row per image, a column with the image itself and one per run.
 
-    Each map is in its own colours. An answer that is not the truth stands in another colour.
+    Each map is in its own colours. A wrong answer has another colour.
     """
-    from matplotlib.figure import Figure
-
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)
-    size = (2.6 * (1 + len(columns)), 0.7 + 0.2 * head + 2.85 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(2.6 * (1 + len(columns)), 0.7 + 0.2 * head + 2.85 * rows)
     panels = figure.subplots(rows, 1 + len(columns), squeeze=False)
     for index, (truth, (first, *others)) in enumerate(zip(sheet.truths, panels, strict=True)):
         shown = columns[0].explanations[index]

@@ -1,7 +1,7 @@
 """``fedsilo histograms``: how the sites' images differ in brightness, as stored and as seen.
 
-The Fed-Align-CL paper's figure 1 (right). It runs where the images lie; nothing leaves the site but
-what is drawn. Background, which differs in extent more than tissue differs in brightness, is left
+The Fed-Align-CL paper's figure 1 (right). It runs where the images are; only what is drawn leaves
+the site. Background, which differs in extent more than tissue differs in brightness, is left
 out: all pixels that equal their image's least value, as padding does.
 """
 
@@ -25,6 +25,7 @@ from fedsilo.models.figures.panels import line_legend
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.server_app.records.finished_site import finished_settings, sites_of
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.figures.panels import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,10 +80,10 @@ def histograms(
 
     Args:
         run_dir: a finished run on images.
-        sites: names of sites; none: all.
+        sites: names of sites, or none for all.
         split: whose images are measured.
-        data_dir: where the data lie; None: where the run's lay.
-        tell: is given a line on each site without images of the split.
+        data_dir: the data directory, or None for the run's own.
+        tell: is called with a line for each site without images of the split.
 
     Raises:
         FedsiloError: the run has not ended, its data are a table, or there are no images.
@@ -165,9 +166,7 @@ def _density(split: Split, which: int, edges: Tensor) -> Tensor:
 
 def draw_histograms(measured: SiteHistograms) -> Figure:
     """Return the picture: a line per site, of the stored pixels and of the network's inputs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    figure = new_figure(10, 4.6)
     left, right = figure.subplots(1, 2)
     styles = line_styles(list(measured.labels))
     _draw(left, measured.stored, styles, "As stored")

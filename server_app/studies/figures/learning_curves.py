@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import io
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.models.figures.palette import GREY, LineStyle, line_styles
+from fedsilo.models.figures.palette import GREY, line_styles
 from fedsilo.models.figures.panels import line_legend
 from fedsilo.server_app.records.many_sites import MANY
 from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.calibration import draw_distribution, draw_evidence
+from fedsilo.server_app.studies.figures.documents import draw_buffer, draw_cross, draw_forgotten
 from fedsilo.server_app.studies.figures.many_lines import draw_lines
-from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.server_app.studies.figures.panels import over_rounds, panel_grid
+from fedsilo.server_app.studies.figures.routing import draw_routing
+from fedsilo.server_app.studies.figures.topology import draw_edge_weights, draw_topology
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CURVES = {
@@ -34,6 +35,18 @@ CURVES = {
 
 _CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
 _ONE_ROW = 4  # panels at most
+
+# JSON file of a run -> what draws it
+_DRAWN_BY: Mapping[str, Callable[[Any], Mapping[str, Figure]]] = {
+    "silos.json": draw_distribution,
+    "cross.json": draw_cross,
+    "topology.json": draw_topology,
+    "closeness.json": draw_edge_weights,
+    "forgotten.json": draw_forgotten,
+    "buffer.json": draw_buffer,
+    "routing.json": draw_routing,
+    "evidence.json": draw_evidence,
+}
 
 Series = dict[str, dict[int, float]]
 
@@ -59,7 +72,7 @@ def series(
 def draw_run(directory: RunDirectory, summary: Mapping[str, Any]) -> None:
     """Draw the pictures of a run whose summary.json is still to be written."""
     draw_curves(directory, summary)
-    draw_pictures(directory, strategy_class(summary["method"]).pictures)
+    draw_documents(directory)
 
 
 def redraw(run_dir: Path) -> Iterator[Path]:
@@ -73,8 +86,7 @@ def redraw(run_dir: Path) -> Iterator[Path]:
     yield directory.path / "curves.png"
     if (contributions := directory.path / "contributions.png").is_file():
         yield contributions
-    method = strategy_class(directory.read_json("summary.json")["method"])
-    yield from draw_pictures(directory, method.pictures)
+    yield from draw_documents(directory)
 
 
 def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> None:
@@ -82,7 +94,7 @@ def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = Non
 
     Args:
         directory: the run's.
-        summary: what its summary.json is to hold; None: it is there.
+        summary: the content of a summary.json that is still to be written, or None to read it.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -96,98 +108,82 @@ def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = Non
     drawn = {metric: lines for metric, lines in curves.items() if lines}
     if not drawn:
         return
-    figure, panels = _panels(len(drawn))
-    styles = line_styles(sorted({name for lines in drawn.values() for name in lines}))
-    for axes, (metric, lines) in zip(panels, drawn.items(), strict=True):
-        marked = [int(round_) for round_ in summary["marks"]]
-        _draw_panel(axes, lines, styles, marked, high_is_worse=metric != "accuracy")
-        axes.set_ylabel(f"{split} {CURVES[metric]}")
-    if len(styles) <= MANY:
-        line_legend(figure, styles)
-    marks = [f"round {round_}: {mark}" for round_, mark in summary["marks"].items()]
-    figure.supxlabel("\n".join(marks), fontsize="small", color=GREY)
-    figure.suptitle(f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}")
+    title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
+    panels = {f"{split} {CURVES[metric]}": lines for metric, lines in drawn.items()}
+    marks = {int(round_): mark for round_, mark in summary["marks"].items()}
+    figure = _draw_lines(title, panels, [f"{split} accuracy"], marks)
     write_picture(directory.path / "curves.png", figure)
     _draw_contributions(directory, rows)
 
 
 def _draw_contributions(directory: RunDirectory, rows: Iterable[Mapping[str, str]]) -> None:
-    """Draw ``contributions.png``, of a run whose sites send updates: each site's in each round."""
+    """Draw ``contributions.png`` if sites sent updates: each site's in each round."""
     sites = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
-    if not sites:
-        return
-    figure, panels = _panels(len(_CONTRIBUTIONS))
-    styles = line_styles(sorted(sites))
-    for axes, (metric, label) in zip(panels, _CONTRIBUTIONS.items(), strict=True):
-        lines = series(rows, metric, sites, UPDATE)
-        _draw_panel(axes, lines, styles, high_is_worse=metric == "norm")
+    if sites:
+        panels = {
+            label: series(rows, metric, sites, UPDATE) for metric, label in _CONTRIBUTIONS.items()
+        }
+        better_high = [_CONTRIBUTIONS["cosine"]]
+        figure = _draw_lines("Each site's update, round by round", panels, better_high)
+        write_picture(directory.path / "contributions.png", figure)
+
+
+def _draw_lines(
+    title: str,
+    panels: Mapping[str, Series],
+    better_high: Collection[str],
+    marks: Mapping[int, str] | None = None,
+) -> Figure:
+    """Return a picture of lines over rounds, up to four panels in a row, or more in rows of three.
+
+    Args:
+        title: of the picture.
+        panels: label of a panel -> its lines.
+        better_high: labels of panels in which a high value is better.
+        marks: what happened in which round.
+    """
+    columns = len(panels) if len(panels) <= _ONE_ROW else 3
+    figure, grid = panel_grid(len(panels), columns, (4.2, 3.2), (1.2, 0.4))
+    styles = line_styles(sorted({name for lines in panels.values() for name in lines}))
+    for axes, (label, lines) in zip(grid, panels.items(), strict=True):
+        draw_lines(axes, lines, styles, high_is_worse=label not in better_high)
+        for round_ in marks or ():
+            axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
+        over_rounds(axes)
+        axes.set_xlabel("round")
         axes.set_ylabel(label)
     if len(styles) <= MANY:
         line_legend(figure, styles)
-    figure.suptitle("Each site's update, round by round", fontsize="medium")
-    write_picture(directory.path / "contributions.png", figure)
+    said = [f"round {round_}: {mark}" for round_, mark in (marks or {}).items()]
+    figure.supxlabel("\n".join(said), fontsize="small", color=GREY)
+    figure.suptitle(title, fontsize="medium")
+    return figure
 
 
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure of so many panels, of more than four in rows of three."""
-    # A figure without pyplot: no global state, no display
-    from matplotlib.figure import Figure
-
-    columns = count if count <= _ONE_ROW else 3
-    rows = math.ceil(count / columns)
-    figure = Figure(figsize=(4.2 * columns + 1.2, 3.2 * rows + 0.4), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[count:]:
-        axes.set_visible(False)
-    return figure, panels[:count]
-
-
-def _draw_panel(
-    axes: Axes,
-    lines: Series,
-    styles: Mapping[str, LineStyle],
-    marked_rounds: Iterable[int] = (),
-    *,
-    high_is_worse: bool = False,
-) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    draw_lines(axes, lines, styles, high_is_worse=high_is_worse)
-    for round_ in marked_rounds:
-        axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("round")
-    axes.grid(alpha=0.3)
-
-
-def draw_pictures(
-    directory: RunDirectory, pictures: Callable[[Mapping[str, Any]], Mapping[str, Figure]]
-) -> list[Path]:
-    """Draw what the JSON files of a run hold, its method's own and all runs'; return the files.
+def draw_documents(directory: RunDirectory) -> list[Path]:
+    """Draw each JSON file of a run that has a picture; return the pictures' files.
 
     Raises:
         RunDirectoryError: one of them is of another form.
     """
-    documents = {
-        path.name: directory.read_json(path.name) for path in directory.path.glob("*.json")
-    }
-    drawn = draw_distribution(documents["silos.json"])
-    try:  # a method's documents have a form of their own, which nothing here knows
-        drawn |= pictures(documents)
-        if "evidence.json" in documents:
-            drawn |= draw_evidence(documents["evidence.json"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RunDirectoryError(
-            f"a picture of {directory.path} cannot be drawn ({type(error).__name__}): its JSON "
-            "files are of another form; are they of another version, or altered?"
-        ) from None
+    drawn: dict[str, Figure] = {}
+    for name, draw in _DRAWN_BY.items():
+        if not (directory.path / name).is_file():
+            continue
+        try:
+            drawn |= draw(directory.read_json(name))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise RunDirectoryError(
+                f"{directory.path / name} cannot be drawn ({type(error).__name__}): it is not of "
+                "this version's form; was it altered, or written by another version?"
+            ) from None
     for name, figure in drawn.items():
         write_picture(directory.path / name, figure)
     return [directory.path / name for name in drawn]
 
 
 def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure as PNG, completely or not at all."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
     write_atomically(path, picture.getvalue())

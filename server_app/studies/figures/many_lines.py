@@ -1,7 +1,7 @@
-"""A line for each site or group, and where there are too many to tell apart, how they spread.
+"""A line for each site or group, or if there are too many to distinguish, their spread.
 
-Of more than ``MANY`` the median is drawn over bands that hold half and nine tenths of them, and
-the five that end worst by name.
+For more than ``MANY`` the median is drawn over bands with half and nine tenths of them, and the
+five that end worst by name.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from fedsilo.models.maths.intervals import Interval, wilson
 from fedsilo.models.maths.outcome_counts import CONFIDENCE, UNCERTAINTY
@@ -15,87 +16,60 @@ from fedsilo.server_app.studies.report.outcomes import (
     class_outcomes,
     final_figures,
 )
-from fedsilo.server_app.studies.report.page import (
-    Block,
-    Items,
-    Picture,
-    Pictures,
-    Section,
-    Table,
-    Text,
-)
+from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import Estimate, Point, certainty, estimates
 from fedsilo.server_app.studies.report.runs import ReportedRun
-from fedsilo.server_app.studies.report.taking_part import failures, who_took_part
+from fedsilo.server_app.studies.report.taking_part import taking_part
 
 TITLE = "Not for clinical use"
 WARNING = (
-    "This is the result of research software, and no medical device: nobody has examined whether "
+    "This is the result of research software, not a medical device: nobody has examined whether "
     "decisions that rest on it are good for patients."
 )
-_INTERVALS = (
+INTERVALS = (
     "In brackets: 95 % intervals, of shares Wilson's, of AUC by Hanley and McNeil's standard error "
     "in Newcombe's form, on the logit scale. They hold for patients like these of the same site, "
     "each counted once."
 )
 _DRAWN_CLASSES = 6
-_LIMITS = (
-    "Every figure is of test samples that no site trained on, at the sites that trained. How the "
-    "model does at another hospital, on another device or in another year, none of them says.",
-    "Sites are small: where an interval is wide, the figure in front of it says little.",
-    "Groups of patients, by age or sex for example, were not looked at.",
-    "The class that a sample gets is that of the largest probability. No threshold was chosen for "
-    "what a miss or a false alarm costs.",
-)
 
 Figures = Mapping[str, Mapping[str, float]]
 
 
-def clinic_sections(run: ReportedRun) -> list[Section]:
-    """Return the sections about one run."""
+def clinic_data(run: ReportedRun) -> dict[str, Any]:
+    """Return what ``clinic.html`` says of a run."""
     figures = final_figures(run)
     outcomes = {
         site: class_outcomes(by_name, run.class_names(site), _test_counts(run, site))
         for site, by_name in figures.items()
     }
-    return [
-        Section("Who took part", who_took_part(run)),
-        Section("How often it is right", [*_overall(run, figures)]),
-        Section("What is found and what is missed, by class", [*_by_class(run.name, outcomes)]),
-        Section("Whether its certainty can be trusted", [*_certainty(run.name, figures)]),
-        Section("What failed", failures(run)),
-        Section("What this report does not say", [Items(_LIMITS)]),
-    ]
+    return {
+        **taking_part(run),
+        **_overall(run, figures),
+        **_by_class(run.name, outcomes),
+        **_certainty(run.name, figures),
+    }
 
 
 def _test_counts(run: ReportedRun, site: str) -> list[int]:
     return [int(count) for count in run.run.silos[site]["label_counts"]["test"]]
 
 
-def _overall(run: ReportedRun, figures: Figures) -> Iterator[Block]:
-    if not figures:
-        yield Text(["No site measured the model on test samples in this run."])
-        return
+def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     rows, drawn = [], dict[str, Estimate]()
     for site, by_name in figures.items():
-        samples = sum(_test_counts(run, site))
-        accuracy = by_name.get("accuracy")
+        samples, accuracy = sum(_test_counts(run, site)), by_name.get("accuracy")
         interval = _accuracy_interval(accuracy, samples)
-        rows.append(
-            [
-                site,
-                f"{samples:,}",
-                with_interval(accuracy, interval),
-                *(share(by_name.get(name)) for name in ("balanced-accuracy", "auc")),
-            ]
-        )
+        others = (share(by_name.get(name)) for name in ("balanced-accuracy", "auc"))
+        rows.append([site, f"{samples:,}", with_interval(accuracy, interval), *others])
         if accuracy is not None:
             drawn[site] = Estimate(accuracy, interval)
-    columns = ["site", "test samples", "accuracy", "balanced accuracy", "AUC"]
-    yield Table("Test samples, by site", columns, rows, _INTERVALS)
+    if not rows:
+        return {"overall": rows}
     alt = "; ".join(f"{row[0]}: {row[2]}, {row[1]} samples" for row in rows if row[0] in drawn)
     svg = estimates(_id(run.name, "accuracy"), {"accuracy": drawn}, "accuracy on test samples")
-    yield Pictures([Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")])
+    picture = Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")
+    return {"overall": rows, "accuracy": picture}
 
 
 def _accuracy_interval(accuracy: float | None, samples: int) -> Interval | None:
@@ -104,133 +78,72 @@ def _accuracy_interval(accuracy: float | None, samples: int) -> Interval | None:
     return wilson(min(samples, max(0, round(accuracy * samples))), samples)
 
 
-def _by_class(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Block]:
-    told = [o for by_class in outcomes.values() for o in by_class]
-    if not any(o.right is not None or o.false is not None for o in told):
-        yield Text(
-            [
-                "The run did not record counts by class: it is of an older version of fedsilo, its "
-                "sites have fewer test samples than 'sums-min-count', or hospitals keep such "
-                "counts to themselves. Run it again, or ask the hospitals for their own figures."
-            ]
-        )
-        return
-    yield Text(
-        [
-            "Sensitivity: the share of a class that is found. Specificity: the share of the others "
-            "that is not taken for it. AUC: how often a sample of the class gets a higher "
-            "probability of it than one of another class."
-        ]
-    )
-    for site, by_class in outcomes.items():
-        yield _class_table(site, by_class)
-    yield Text([_INTERVALS])
-    yield Pictures([*_class_pictures(run, outcomes)])
+def _by_class(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
+    known = [o for by_class in outcomes.values() for o in by_class]
+    if not any(o.right is not None or o.false is not None for o in known):
+        return {"classes": []}
+    tables = [_class_table(site, by_class) for site, by_class in outcomes.items()]
+    return {"classes": tables, "class_pictures": [*_class_pictures(run, outcomes)]}
 
 
-def _class_table(site: str, by_class: Sequence[ClassOutcome]) -> Table:
+def _class_table(site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
     rows = [
         [
             outcome.name,
             f"{outcome.samples:,}",
-            *(_cell(figure) for figure in _figures_of(outcome)),
+            *(
+                NONE if figure is None else with_interval(*figure)
+                for figure in (outcome.sensitivity(), outcome.specificity(), outcome.area())
+            ),
         ]
         for outcome in by_class
     ]
-    hidden = any(_cell(figure) == NONE for o in by_class for figure in _figures_of(o))
-    return Table(
-        f"{site}, {counted(sum(o.samples for o in by_class), 'test sample')}",
-        ["class", "samples", "sensitivity", "specificity", "AUC"],
-        rows,
-        f"{NONE}: too few samples stand behind the figure, and the site did not tell it."
-        if hidden
-        else "",
-    )
-
-
-def _figures_of(outcome: ClassOutcome) -> list[tuple[float, Interval | None] | None]:
-    return [outcome.sensitivity(), outcome.specificity(), outcome.area()]
-
-
-def _cell(figure: tuple[float, Interval | None] | None) -> str:
-    return NONE if figure is None else with_interval(*figure)
+    samples = counted(sum(o.samples for o in by_class), "test sample")
+    hidden = any(NONE in row for row in rows)
+    return {"caption": f"{site}, {samples}", "rows": rows, "hidden": hidden}
 
 
 def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Picture]:
-    """Yield a picture a class, of the first classes; of two classes one says all."""
+    """Yield a picture per class, of the first classes; for two classes one shows all."""
     names = list(dict.fromkeys(o.name for by_class in outcomes.values() for o in by_class))
-    chosen = names[1:] if len(names) == 2 else names[:_DRAWN_CLASSES]
     figures: dict[str, Callable[[ClassOutcome], tuple[float, Interval] | None]] = {
         "sensitivity": ClassOutcome.sensitivity,
         "specificity": ClassOutcome.specificity,
     }
-    for name in chosen:
-        here = {
-            site: outcome
-            for site, by_class in outcomes.items()
-            for outcome in by_class
-            if outcome.name == name
-        }
+    for name in names[1:] if len(names) == 2 else names[:_DRAWN_CLASSES]:
+        here = {s: o for s, by_class in outcomes.items() for o in by_class if o.name == name}
         series = {
-            title: {
-                site: Estimate(*found)
-                for site, outcome in here.items()
-                if (found := figure(outcome)) is not None
-            }
+            title: {s: Estimate(*found) for s, o in here.items() if (found := figure(o))}
             for title, figure in figures.items()
         }
-        if not any(series.values()):
-            continue
-        said = [
-            f"{site}: {title} {with_interval(e.value, e.interval)}"
-            for title, by_site in series.items()
-            for site, e in by_site.items()
-        ]
-        svg = estimates(_id(run, f"class-{name}"), series, "share, with 95 % interval")
-        yield Picture(svg, f"Class {name} by site. {'; '.join(said)}.", f"Class {name}: by site.")
-
-
-def _certainty(run: str, figures: Figures) -> Iterator[Block]:
-    sure, doubtful = (bins(figures.values(), family) for family in (CONFIDENCE, UNCERTAINTY))
-    vacant = bins(figures.values(), "certainty")
-    if not sure:
-        yield Text(
-            [
-                "The run did not record how often the model is right by how sure it is: it is of "
-                "an older version of fedsilo, its sites have fewer test samples than "
-                "'sums-min-count', or hospitals keep such counts to themselves."
+        if any(series.values()):
+            said = [
+                f"{site}: {title} {with_interval(e.value, e.interval)}"
+                for title, by_site in series.items()
+                for site, e in by_site.items()
             ]
-        )
-        return
-    yield Text(
-        [
-            "A model whose probabilities can be trusted is right in seven of ten samples of which "
-            "it says 0.7: its points lie on the dashed line. Points below it are too sure.",
-            "Uncertainty is the entropy of the probabilities, as a share of the largest there is. "
-            "Where it tells anything, the model is less often right the higher it is.",
-        ]
-    )
-    drawn = [
-        _diagram(
-            _id(run, "reliability"), sure, "confidence: the largest probability", diagonal=True
-        ),
-        _diagram(_id(run, "uncertainty"), doubtful, "uncertainty", diagonal=False),
-    ]
-    if vacant:
-        drawn.append(
-            _diagram(_id(run, "vacuity"), vacant, "vacuity (1: no evidence)", diagonal=False)
-        )
-    yield Pictures(drawn)
-    yield _bin_table("By confidence, all sites together", "confidence, mean", sure)
-    yield _bin_table("By uncertainty, all sites together", "uncertainty, mean", doubtful)
-    rows = [[site, share(f.get("calibration-error"))] for site, f in figures.items()]
-    yield Table(
-        "Calibration error, by site",
-        ["site", "calibration error"],
-        rows,
-        "The mean distance of confidence and share of right answers, over 15 bins; 0 is best. Of "
-        "few samples it is above 0 whatever the model.",
-    )
+            svg = estimates(_id(run, f"class-{name}"), series, "share, with 95 % interval")
+            alt = f"Class {name} by site. {'; '.join(said)}."
+            yield Picture(svg, alt, f"Class {name}: by site.")
+
+
+def _certainty(run: str, figures: Figures) -> dict[str, Any]:
+    families = {
+        CONFIDENCE: ("reliability", "confidence: the largest probability"),
+        UNCERTAINTY: ("uncertainty", "uncertainty"),
+        "certainty": ("vacuity", "vacuity (1: no evidence)"),
+    }
+    found = {family: bins(figures.values(), family) for family in families}
+    return {
+        "confidence": _bin_rows(found[CONFIDENCE]),
+        "uncertainty": _bin_rows(found[UNCERTAINTY]),
+        "calibration": [[site, share(f.get("calibration-error"))] for site, f in figures.items()],
+        "diagrams": [
+            _diagram(_id(run, name), found[family], label, diagonal=family == CONFIDENCE)
+            for family, (name, label) in families.items()
+            if found[CONFIDENCE] and (found[family] or family == UNCERTAINTY)
+        ],
+    }
 
 
 def _diagram(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> Picture:
@@ -243,8 +156,8 @@ def _diagram(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> 
     )
 
 
-def _bin_table(caption: str, column: str, found: Sequence[Bin]) -> Table:
-    rows = [
+def _bin_rows(found: Sequence[Bin]) -> list[list[str]]:
+    return [
         [
             f"{b.mean:.3f}",
             f"{b.count:,}",
@@ -252,9 +165,8 @@ def _bin_table(caption: str, column: str, found: Sequence[Bin]) -> Table:
         ]
         for b in found
     ]
-    return Table(caption, [column, "samples", "right"], rows)
 
 
 def _id(run: str, picture: str) -> str:
-    """Return a picture's name that is one in its page, whichever runs stand there."""
+    """Return a picture's name, unique in a page of several runs."""
     return re.sub(r"[^a-z0-9]+", "-", f"{run}-{picture}".lower()).strip("-")

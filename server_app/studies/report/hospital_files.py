@@ -21,7 +21,7 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class AuditLog:
-    """An audit log: its whole lines, and how many are cut short."""
+    """An audit log: its complete lines, and how many are cut short."""
 
     path: Path
     lines: Sequence[Mapping[str, Any]]
@@ -31,7 +31,7 @@ class AuditLog:
         """Return the lines of a run.
 
         Raises:
-            DataError: there is none; says of which runs there are.
+            DataError: there is none; names the runs that the log has.
         """
         found = [line for line in self.lines if line["run"] == run_name]
         if not found:
@@ -47,7 +47,7 @@ def read_audit_log(path: Path) -> AuditLog:
     """Read a hospital's audit log.
 
     Raises:
-        DataError: it cannot be read, or a line is whole and none of an audit log.
+        DataError: it cannot be read, or a complete line does not belong to an audit log.
     """
     lines, torn = [], 0
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
@@ -57,7 +57,9 @@ def read_audit_log(path: Path) -> AuditLog:
             torn += 1
             continue
         if not isinstance(line, dict) or not _is_entry(line):
-            raise DataError(f"{path}, line {number} is no line of an audit log: name another file")
+            raise DataError(
+                f"{path}, line {number} is not a line of an audit log: name another file"
+            )
         lines.append(line)
     if not lines:
         raise DataError(f"{path} has no line of an audit log: name another file")

@@ -14,7 +14,7 @@ from fedsilo.server_app.studies.report.runs import ReportedRun
 class ClassOutcome:
     """One class at one site: how many samples of it and of others, and what became of them.
 
-    ``right``, ``false`` and ``auc`` are None where the site told nothing: too few samples.
+    ``right``, ``false`` and ``auc`` are None if the site has too few samples to report them.
     """
 
     name: str
@@ -82,7 +82,7 @@ def class_outcomes(
         )
         if samples:
             others = sum(counts) - samples
-            # A hospital rounds what it tells, so that a count may come to be above all there are
+            # A hospital rounds what it reports, so that a count may exceed its samples
             found = None if right is None else min(int(right), samples)
             wrong = None if false is None else min(int(false), others)
             outcomes.append(ClassOutcome(name, samples, others, found, wrong, auc))

@@ -1,64 +1,62 @@
-"""A page that people read: one HTML file, of sections of paragraphs, tables and pictures.
+"""A page that people read: one HTML file that loads nothing and runs nothing.
 
-Nothing in it comes from the network and nothing runs; the same content gives the same bytes. What
-stands in a block is plain text and is escaped; only a picture's SVG is taken as it is.
+The same content gives the same bytes. All content is plain text and is escaped; only a picture's
+SVG is taken as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs; with ``warning`` they stand in a frame."""
+    """Paragraphs; a warning is framed."""
 
     paragraphs: Sequence[str]
     warning: bool = False
-    template: ClassVar[str] = "text.html"
+    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list of sentences, below a line that says what they are (empty: none)."""
+    """A list of sentences below a heading, or without one if it is empty."""
 
     sentences: Sequence[str]
     heading: str = ""
-    template: ClassVar[str] = "items.html"
+    kind: ClassVar[str] = "items"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and what they are, such as settings: (name, value)."""
+    """Pairs of a name and its value."""
 
     pairs: Sequence[tuple[str, str]]
-    template: ClassVar[str] = "facts.html"
+    kind: ClassVar[str] = "facts"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: the first cell of a row is its heading; a cell that reads as a number stands right.
-
-    ``note`` stands below it and says what the numbers are.
-    """
+    """A table whose rows begin with their heading; ``note`` below it says what the numbers are."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    template: ClassVar[str] = "table.html"
+    kind: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG, what it shows in words (for who cannot see it), and its caption."""
+    """An SVG, what it shows in words for readers who cannot see it, and its caption."""
 
     svg: str
     alt: str
@@ -67,10 +65,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures beside one another where there is room, else below one another."""
+    """Pictures side by side where there is room."""
 
     pictures: Sequence[Picture]
-    template: ClassVar[str] = "pictures.html"
+    kind: ClassVar[str] = "pictures"
 
 
 Block = Text | Items | Facts | Table | Pictures
@@ -78,32 +76,46 @@ Block = Text | Items | Facts | Table | Pictures
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: Sequence[Block] = field(default_factory=tuple)
 
-    @property
-    def anchor(self) -> str:
-        """The section's id: its title in small letters, digits and hyphens."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") or "section"
-
 
 def page(title: str, sections: Sequence[Section], *, subtitle: str = "", foot: str = "") -> str:
-    """Return the page as HTML.
+    """Return a page of sections whose titles differ."""
+    return rendered("sections.html", title, {"sections": sections}, subtitle=subtitle, foot=foot)
+
+
+def rendered(
+    template: str, title: str, data: Mapping[str, Any], *, subtitle: str = "", foot: str = ""
+) -> str:
+    """Return a page whose body is a template; more than two sections get a table of contents.
 
     Args:
+        template: calls ``section`` with a title that is unique in the page.
         title: of the page and of its window.
-        sections: in their order, with titles that differ; more than two get a table of contents.
+        data: the names that the template uses.
         subtitle: a line below the title.
         foot: a line at the end.
     """
-    template = _environment().get_template("base.html")
-    return template.render(title=title, sections=sections, subtitle=subtitle, foot=foot) + "\n"
+    from markupsafe import Markup
+
+    contents: list[tuple[str, str]] = []
+
+    def section(heading: str, caller: Callable[[], Markup]) -> Markup:
+        anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+        contents.append((anchor, heading))
+        text = '<section id="{}">\n<h2>{}</h2>\n{}</section>\n'
+        return Markup(text).format(anchor, heading, caller())
+
+    body = Markup(_environment().get_template(template).render(**data, section=section))
+    shell = {"title": title, "contents": contents, "subtitle": subtitle, "foot": foot}
+    return _environment().get_template("base.html").render(**shell, body=body) + "\n"
 
 
 def is_number(cell: str) -> bool:
-    """Tell whether a cell begins as a number, so that it stands right: ``0.81 (0.7 to 0.9)``."""
+    """Tell whether a cell begins as a number and is aligned right: ``0.81 (0.7 to 0.9)``."""
     return bool(re.match(r"[-+<>]?\s?\d", cell)) or cell in ("", "-", "n/a")
 
 

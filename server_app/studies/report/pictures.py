@@ -1,4 +1,4 @@
-"""The pictures of a report: small enough for a phone, told apart without colour."""
+"""The pictures of a report: small enough for a phone, readable without colour."""
 
 from __future__ import annotations
 

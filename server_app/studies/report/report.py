@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, clinic_sections
-from fedsilo.server_app.studies.report.dpo import HospitalFiles, dpo_sections
+from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
+from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
-from fedsilo.server_app.studies.report.page import Section, Text, page
-from fedsilo.server_app.studies.report.research import research_sections
+from fedsilo.server_app.studies.report.page import rendered
+from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
 Reader = Literal["research", "clinic", "dpo"]
@@ -28,13 +28,13 @@ _NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedReport:
+class ReportOptions:
     """What a report is to be.
 
     Attributes:
         reader: for whom.
-        audit_log: a hospital's own audit log, for ``dpo``; None: none.
-        site_file: a hospital's own site file, for ``dpo``; None: none.
+        audit_log: a hospital's own audit log, for ``dpo``, or None for none.
+        site_file: a hospital's own site file, for ``dpo``, or None for none.
     """
 
     reader: Reader = "research"
@@ -42,7 +42,7 @@ class AskedReport:
     site_file: Path | None = None
 
     def check(self) -> None:
-        """Refuse what cannot be asked for together.
+        """Refuse options that contradict each other.
 
         Raises:
             SettingError: says what.
@@ -54,71 +54,64 @@ class AskedReport:
                 raise SettingError(f"--{option} belongs to a report '--for dpo': leave it out")
 
 
-def report(folders: Sequence[Path], asked: AskedReport) -> str:
+def report(folders: Sequence[Path], options: ReportOptions) -> str:
     """Return the report of finished runs as HTML; the same runs give the same bytes.
 
     Args:
         folders: run directories, or folders of such.
-        asked: for whom it is.
+        options: for whom it is.
 
     Raises:
         SettingError: options contradict each other.
         RunDirectoryError: a folder holds no finished run, or a file of it is missing or damaged.
         DataError: a file of the hospital cannot be used.
     """
-    asked.check()
+    options.check()
     runs = reported_runs(folders)
     names = [run.name for run in runs]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return page(
-        _TITLES[asked.reader],
-        _sections(runs, asked),
+    return rendered(
+        f"{options.reader}.html",
+        _TITLES[options.reader],
+        _data(runs, options),
         subtitle=f"{'Run' if len(runs) == 1 else 'Runs'}: {', '.join(names[:_NAMED])}{more}",
         foot=f"{TITLE}. {WARNING}"
-        if asked.reader == "clinic"
+        if options.reader == "clinic"
         else "Written by fedsilo, research software.",
     )
 
 
 def write_report(
-    folders: Sequence[Path], out: Path, asked: AskedReport, *, overwrite: bool = False
+    folders: Sequence[Path], out: Path, options: ReportOptions, *, overwrite: bool = False
 ) -> Path:
-    """Write the report, whole or not at all; return its place.
+    """Write the report, completely or not at all; return its path.
 
     Raises:
         SettingError: ``out`` exists and is not to be overwritten, or is a folder.
         FedsiloError: as ``report``.
     """
-    asked.check()
+    options.check()
     if out.is_dir():
         raise SettingError(f"{out} is a folder: name a file, such as {out / 'report.html'}")
     if out.exists() and not overwrite:
         raise SettingError(f"{out} exists: choose another --out, or say --overwrite")
-    write_atomically(out, report(folders, asked))
+    write_atomically(out, report(folders, options))
     return out
 
 
-def _sections(runs: Sequence[ReportedRun], asked: AskedReport) -> list[Section]:
-    if asked.reader == "research":
-        return research_sections(runs)
-    if asked.reader == "clinic":
-        warning = Section(TITLE, [Text([WARNING], warning=True)])
-        return [warning, *_of_each(runs, clinic_sections)]
-    files = HospitalFiles(
-        read_audit_log(asked.audit_log) if asked.audit_log else None,
-        read_own_site_file(asked.site_file) if asked.site_file else None,
-    )
-    return _of_each(runs, lambda run: dpo_sections(run, files))
-
-
-def _of_each(
-    runs: Sequence[ReportedRun], sections: Callable[[ReportedRun], list[Section]]
-) -> list[Section]:
-    """Return the sections of each run, with its name before their titles if there are several."""
-    if len(runs) == 1:
-        return sections(runs[0])
-    return [
-        replace(section, title=f"{run.name}: {section.title}")
-        for run in runs
-        for section in sections(run)
-    ]
+def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:
+    """Return what the reader's template needs."""
+    if options.reader == "research":
+        return research_data(runs)
+    prefixes = [""] if len(runs) == 1 else [f"{run.name}: " for run in runs]
+    texts: dict[str, Any]
+    if options.reader == "clinic":
+        found = [clinic_data(run) for run in runs]
+        texts = {"title": TITLE, "warning": WARNING, "intervals": INTERVALS}
+    else:
+        log = read_audit_log(options.audit_log) if options.audit_log else None
+        file = read_own_site_file(options.site_file) if options.site_file else None
+        found = [dpo_data(run, log) for run in runs]
+        texts = {"site_file": file and site_file_data(file)}
+    prefixed = zip(prefixes, found, strict=True)
+    return {**texts, "runs": [{"prefix": prefix, **data} for prefix, data in prefixed]}

@@ -21,7 +21,7 @@ _SEEDS = keys_with(CommonSettings, "seed")
 class ReportedRun:
     """A finished run under the names that a page gives it.
 
-    No absolute path is among them: the run has the same page wherever it lies.
+    No absolute path is among them: the page does not depend on the run's place.
 
     Attributes:
         run: its files.
@@ -88,7 +88,7 @@ def experiments_of(runs: Sequence[ReportedRun]) -> dict[str, dict[int, ReportedR
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with as many folders above as tell all apart."""
+    """Return the folders' names, with as many parents as make them unique."""
     depth = 1
     while depth < max(len(path.parts) for path in paths):
         names = ["/".join(path.parts[-depth:]) for path in paths]

@@ -1,4 +1,4 @@
-"""A drawn figure as SVG that can stand in a page: the same bytes for the same figure."""
+"""A figure as SVG for a page: the same bytes for the same figure."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def svg_of(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()
-    svg = _STYLE.sub("", svg[svg.index("<svg") :])  # its style would be that of the whole page
+    svg = _STYLE.sub("", svg[svg.index("<svg") :])  # its style would apply to the page
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg).strip()

@@ -36,7 +36,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["compare", "uefl-digits", "--jobs", "-1"], "at least 0"),
         (
             ["compare", "uefl-digits", "--jobs", "2", "--slurm", "mem_gb=4"],
-            "--slurm is of --jobs slurm, and --jobs is 2",
+            "--slurm belongs to --jobs slurm, and --jobs is 2",
         ),
         (["compare", "uefl-digits", "--jobs", "many"], "a number of at least 0, or slurm"),
         (["crossvalidate", "local-heart", "--folds", "1"], "--folds is 1; it must be at least 2"),

@@ -74,7 +74,7 @@ def test_the_head_is_averaged_by_samples_as_the_weights_are(
     assert (after.arrays["w"].tolist(), after.arrays["projection/w"].tolist()) == ([4.0], [5.0])
 
 
-def test_it_tells_that_the_head_leaves_and_claims_no_papers_numbers(moon: Moon) -> None:
+def test_it_tells_that_the_head_leaves(moon: Moon) -> None:
     told = moon.disclosures().leaves
     assert "all weights" in told[0]
     assert "projection head" in told[1]

@@ -39,7 +39,7 @@ def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_pat
     for name in ("s1b", "s3c"):
         silos[name] = {"fingerprints": fingerprints[name] | {"train": "ab"}}
     directory.write_json("silos.json", silos)
-    with pytest.raises(RunDirectoryError, match="the data of s1b, s3c are others there; choose"):
+    with pytest.raises(RunDirectoryError, match="it has other data of s1b, s3c; choose"):
         job.finished()
 
 
@@ -76,7 +76,7 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
     _table(tmp_path, one="01" * 12, two="001" * 8)
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert "own-seed0 holds a run with other settings: the data of two are others there" in error
+    assert "own-seed0 holds a run with other settings: it has other data of two" in error
     assert error.count("\n") == 1
     assert (tmp_path / "t.csv").read_bytes() == before
 
@@ -102,7 +102,7 @@ def test_another_schema_over_the_same_rows_is_other_data(
     schema = tmp_path / "tables" / "schema.yaml"
     schema.write_text(schema.read_text() + "\npolicy: impute\n")
     assert main(command) == 1
-    assert "the data of one, two are others there" in capsys.readouterr().err
+    assert "it has other data of one, two" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("in_process")
@@ -166,7 +166,7 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     written = (tmp_path / "t.md").read_text()
     assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 7.05e-02 |\n" in written
     assert "times 1 pairs (Bonferroni" in written
-    assert "not the split: p tells nothing of other patients" in written
+    assert "not the split: p says nothing about other patients" in written
     assert "'--paired' tests differences by seed" in written
     assert "| slow | all | " in written
     assert (tmp_path / "t-tests.csv").read_text().splitlines()[1:] == [
@@ -202,7 +202,7 @@ def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["own", "--tests", "auc"], "--tests holds experiments against one another"),
+        (["own", "--tests", "auc"], "--tests compares experiments with one another"),
         (["own", "own", "--tests", "auc"], "name at least two different ones"),
         (["own", "more", "--tests", "auc", "--seeds", "1"], "--seeds is 1: at least 2 are needed"),
         (["own", "more", "--paired"], "--paired means nothing without --tests"),

@@ -57,8 +57,8 @@ def test_runs_that_differ_in_more_make_no_line() -> None:
     ("setting", "told"),
     [
         ("unsen", "did you mean 'unseen'"),
-        ("dataset", "no number"),
-        ("fedefm.temperature", "none of the"),
+        ("dataset", "it must be a number"),
+        ("fedefm.temperature", "is not of the run"),
     ],
 )
 def test_a_setting_that_cannot_be_an_axis_is_refused(setting: str, told: str) -> None:
@@ -67,7 +67,7 @@ def test_a_setting_that_cannot_be_an_axis_is_refused(setting: str, told: str) ->
 
 
 def test_folders_of_runs_are_looked_into_and_unfinished_runs_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="no run directory and holds none"):
+    with pytest.raises(RunDirectoryError, match="is not a run directory and has none"):
         finished_runs([tmp_path])
     (tmp_path / "a-seed0").mkdir()
     (tmp_path / "a-seed0" / "config.toml").write_text("")

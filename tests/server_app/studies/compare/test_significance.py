@@ -153,8 +153,8 @@ def test_pairs_need_the_same_seeds() -> None:
     with pytest.raises(SettingError) as caught:
         significance("auc", samples, paired=True)
     assert str(caught.value) == (
-        "--paired: metric 'auc' is not there for the same seeds, 'a' has it of seeds 0, 1, 2 and "
-        "'b' has it of seeds 0, 1: leave out '--paired' or this metric"
+        "--paired: metric 'auc' is not there for the same seeds, 'a' has it for seeds 0, 1, 2 and "
+        "'b' has it for seeds 0, 1: leave out '--paired' or this metric"
     )
 
 
@@ -163,7 +163,7 @@ def test_notes_say_what_seeds_vary_and_what_is_corrected_for() -> None:
     told = " ".join(notes(tested, 3, paired=False, same_split=True))
     assert "t-tests over 3 seeds, times 3 pairs (Bonferroni" in told
     assert "which these tests ignore; '--paired'" in told
-    assert "not the split: p tells nothing of other patients" in told
+    assert "not the split: p says nothing about other patients" in told
     told = " ".join(notes(tested, 3, paired=True, same_split=False))
     assert "paired t-tests, by seed, over 3 seeds" in told
     assert "'--paired'" not in told

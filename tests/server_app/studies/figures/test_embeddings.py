@@ -124,8 +124,8 @@ def test_sites_have_colours_and_classes_markers() -> None:
     assert axes.get_title() == "run\nFedAvg"
     assert axes.get_xlabel() == "\n".join(hand_made().lines())
     assert hand_made().lines() == [
-        "site: too few samples or sites to tell",
-        "class: too few samples or classes to tell",
+        "site: too few samples or sites",
+        "class: too few samples or classes",
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.server_app.studies.report.report import READERS, AskedReport, Reader, write_report
+from fedsilo.server_app.studies.report.report import READERS, Reader, ReportOptions, write_report
 from tests.support.browser import chromium, opened
 
 DESKTOP, PHONE = 1280, 390
@@ -42,7 +42,7 @@ def pages(hearts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Reader
     """Return a page for each reader, of several runs."""
     out = tmp_path_factory.mktemp("pages")
     return {
-        reader: write_report([hearts], out / f"{reader}.html", AskedReport(reader=reader))
+        reader: write_report([hearts], out / f"{reader}.html", ReportOptions(reader=reader))
         for reader in READERS
     }
 

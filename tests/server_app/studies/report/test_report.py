@@ -14,8 +14,8 @@ from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectory
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.report.report import (
     READERS,
-    AskedReport,
     Reader,
+    ReportOptions,
     report,
     write_report,
 )
@@ -32,7 +32,7 @@ def _copy(run: Path, to: Path, **changes: Any) -> Path:
 def test_the_same_run_has_the_same_report_wherever_it_lies(
     reader: Reader, hearts: Path, tmp_path: Path
 ) -> None:
-    run, asked = hearts / "fedavg-seed0", AskedReport(reader=reader)
+    run, asked = hearts / "fedavg-seed0", ReportOptions(reader=reader)
     moved = shutil.copytree(run, tmp_path / "elsewhere" / run.name)
     first = report([run], asked)
     assert report([moved], asked) == first
@@ -42,7 +42,7 @@ def test_the_same_run_has_the_same_report_wherever_it_lies(
 
 
 def test_research_finds_settings_curves_tests_and_cost(hearts: Path) -> None:
-    html = report([hearts], AskedReport())
+    html = report([hearts], ReportOptions())
     summary = json.loads((hearts / "fedavg-seed0" / "summary.json").read_text())
     assert '<th scope="row">fedavg-seed1</th>' in html
     assert "In what the runs differ" in html
@@ -53,7 +53,7 @@ def test_research_finds_settings_curves_tests_and_cost(hearts: Path) -> None:
 
 
 def test_one_run_is_compared_with_nothing(hearts: Path) -> None:
-    html = report([hearts / "local-seed0"], AskedReport())
+    html = report([hearts / "local-seed0"], ReportOptions())
     assert "Comparison" not in html
     assert "95 %" not in html
 
@@ -63,14 +63,14 @@ def test_runs_of_one_name_that_differ_in_more_than_the_seed_stand_apart(
 ) -> None:
     shutil.copytree(hearts / "fedavg-seed0", tmp_path / "one" / "fedavg-seed0")
     shutil.copytree(private, tmp_path / "two" / "fedavg-seed0")
-    html = report([tmp_path / "one", tmp_path / "two"], AskedReport())
+    html = report([tmp_path / "one", tmp_path / "two"], ReportOptions())
     assert "one/fedavg-seed0" in html
     assert "two/fedavg-seed0" in html
     assert "One seed each" in html
 
 
 def test_the_clinic_finds_what_is_found_and_missed_with_intervals(hearts: Path) -> None:
-    html = report([hearts / "fedavg-seed0"], AskedReport(reader="clinic"))
+    html = report([hearts / "fedavg-seed0"], ReportOptions(reader="clinic"))
     figures = _final(hearts / "fedavg-seed0", "va")
     silos = json.loads((hearts / "fedavg-seed0" / "silos.json").read_text())
     samples = silos["va"]["label_counts"]["test"][1]
@@ -88,7 +88,7 @@ def test_a_run_that_recorded_no_counts_says_so_and_has_the_rest(
     families = (",class.", ",confidence.", ",uncertainty.")
     kept = [row for row in rows if not any(family in row for family in families)]
     (run / "metrics.csv").write_text("\n".join(kept) + "\n")
-    html = report([run], AskedReport(reader="clinic"))
+    html = report([run], ReportOptions(reader="clinic"))
     assert "did not record counts by class" in html
     assert "did not record how often the model is right" in html
     assert "balanced accuracy" in html
@@ -100,23 +100,23 @@ def test_a_site_that_failed_is_named_with_its_reason(
 ) -> None:
     failed = {"round": 2, "phase": "train", "site": "va", "reason": "no <answer> in time"}
     run = _copy(hearts / "local-seed1", tmp_path / "run", failures=[failed], stopped="it is <over>")
-    html = report([run], AskedReport(reader=reader))
+    html = report([run], ReportOptions(reader=reader))
     assert "no &lt;answer&gt; in time" in html
     assert "it is &lt;over&gt;" in html
 
 
 def test_data_protection_finds_bytes_and_no_guarantee(hearts: Path) -> None:
-    html = report([hearts / "fedavg-seed0"], AskedReport(reader="dpo"))
+    html = report([hearts / "fedavg-seed0"], ReportOptions(reader="dpo"))
     assert "no differential-privacy guarantee" in html
     assert "arrays/encoder.*" in html
     assert "no site file held" in html
     assert "models stayed at the sites" in report(
-        [hearts / "local-seed0"], AskedReport(reader="dpo")
+        [hearts / "local-seed0"], ReportOptions(reader="dpo")
     )
 
 
 def test_data_protection_finds_epsilon(private: Path) -> None:
-    html = report([private], AskedReport(reader="dpo"))
+    html = report([private], ReportOptions(reader="dpo"))
     spent = json.loads((private / "privacy.json").read_text())["guarantee"]["sites"]["va"]
     assert f"{spent['epsilon']:.4g}" in html
     assert f"{spent['epsilon-of-a-change']:.4g}" in html
@@ -128,7 +128,7 @@ def test_a_hospital_adds_its_own_log_and_site_file(hearts: Path, tmp_path: Path)
     lines = [_line("fedavg-seed0", "answered"), _line("fedavg-seed0", "refused"), _line("x", "")]
     log.write_text("\n".join([*map(json.dumps, lines), '{"time": "2026-']) + "\n")
     site_file.write_text("methods: [fedavg]\ndatasets: ['*']\nrecords: ['*']\nmax-rounds: 7\n")
-    asked = AskedReport(reader="dpo", audit_log=log, site_file=site_file)
+    asked = ReportOptions(reader="dpo", audit_log=log, site_file=site_file)
     html = report([hearts / "fedavg-seed0"], asked)
     assert "2 messages of this run" in html
     assert "1 answered, 1 refused" in html
@@ -166,13 +166,21 @@ def _final(run: Path, site: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("asked", "error", "told"),
     [
-        (AskedReport(audit_log=Path("log")), SettingError, "--audit-log belongs to .*--for dpo"),
-        (AskedReport(reader="dpo", audit_log=Path("no")), DataError, "audit log no cannot be read"),
-        (AskedReport(reader="dpo", site_file=Path("no")), DataError, "site file no cannot be read"),
+        (ReportOptions(audit_log=Path("log")), SettingError, "--audit-log belongs to .*--for dpo"),
+        (
+            ReportOptions(reader="dpo", audit_log=Path("no")),
+            DataError,
+            "audit log no cannot be read",
+        ),
+        (
+            ReportOptions(reader="dpo", site_file=Path("no")),
+            DataError,
+            "site file no cannot be read",
+        ),
     ],
 )
 def test_what_a_hospital_lays_beside_must_be_its_file_and_for_data_protection(
-    asked: AskedReport, error: type[FedsiloError], told: str, hearts: Path
+    asked: ReportOptions, error: type[FedsiloError], told: str, hearts: Path
 ) -> None:
     with pytest.raises(error, match=told):
         report([hearts / "fedavg-seed0"], asked)
@@ -182,8 +190,8 @@ def test_what_a_hospital_lays_beside_must_be_its_file_and_for_data_protection(
     ("content", "told"),
     [
         ("", "has no line of an audit log"),
-        ("[1]\n", "line 1 is no line of an audit log"),
-        ('{"time": 3}\n', "line 1 is no line of an audit log"),
+        ("[1]\n", "line 1 is not a line of an audit log"),
+        ('{"time": 3}\n', "line 1 is not a line of an audit log"),
         (
             json.dumps(_line("other", "answered")),
             "no message of run 'fedavg-seed0', only of: other",
@@ -196,23 +204,23 @@ def test_a_file_that_is_no_log_of_the_run_is_refused(
     log = tmp_path / "log"
     log.write_text(content)
     with pytest.raises(DataError, match=told):
-        report([hearts / "fedavg-seed0"], AskedReport(reader="dpo", audit_log=log))
+        report([hearts / "fedavg-seed0"], ReportOptions(reader="dpo", audit_log=log))
 
 
 def test_a_site_file_that_cannot_be_used_is_refused(hearts: Path, tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     path.write_text("methods: [fedavgg]\n")
     with pytest.raises(DataError, match=r"site\.yaml cannot be used: .*fedavg"):
-        report([hearts / "fedavg-seed0"], AskedReport(reader="dpo", site_file=path))
+        report([hearts / "fedavg-seed0"], ReportOptions(reader="dpo", site_file=path))
 
 
 def test_a_folder_without_a_finished_run_is_refused(hearts: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is no run directory and holds none"):
-        report([tmp_path], AskedReport())
+    with pytest.raises(RunDirectoryError, match="is not a run directory and has none"):
+        report([tmp_path], ReportOptions())
     unfinished = shutil.copytree(hearts / "local-seed0", tmp_path / "run")
     (unfinished / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match="has not ended: 'fedsilo resume"):
-        report([unfinished], AskedReport())
+        report([unfinished], ReportOptions())
 
 
 def test_the_command_writes_whole_files_and_overwrites_only_when_told(
@@ -228,4 +236,4 @@ def test_the_command_writes_whole_files_and_overwrites_only_when_told(
     assert main(["report", run, "--for", "clinic", "--out", str(out), "--overwrite"]) == 0
     assert out.read_text() != first
     with pytest.raises(SettingError, match="is a folder"):
-        write_report([hearts / "local-seed0"], tmp_path, AskedReport())
+        write_report([hearts / "local-seed0"], tmp_path, ReportOptions())

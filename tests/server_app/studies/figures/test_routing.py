@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.strategies.figures.routing import draw_routing, violin
-from fedsilo.strategies.methods.picsr import PICSR
+from fedsilo.server_app.studies.figures.routing import draw_routing, violin
 
 EXPERTS = ["cleveland", "hungary", "va"]
 
@@ -60,10 +59,6 @@ def test_a_routing_document_makes_three_pictures_that_can_be_saved() -> None:
         picture = io.BytesIO()
         figure.savefig(picture, format="png")
         assert picture.getvalue().startswith(b"\x89PNG")
-
-
-def test_picsr_draws_its_own_document() -> None:
-    assert set(PICSR.pictures({"routing.json": WHOLE})) == set(draw_routing(WHOLE))
 
 
 def test_there_is_a_panel_per_hospital_and_a_violin_per_expert() -> None:

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from fedsilo.strategies.figures.topology import draw_edge_weights, draw_topology
+from fedsilo.server_app.studies.figures.topology import draw_edge_weights, draw_topology
 
 TIMES = {"complete": 3.0, "ring": 2.5, "star": 4.0}
 
@@ -122,7 +122,7 @@ def test_the_picture_can_be_saved(found: dict[str, Any]) -> None:
 
 
 def test_a_few_edges_are_lines_in_one_panel_over_sorted_rounds() -> None:
-    figure = draw_edge_weights({"a<-b": {"10": 0.3, "2": 0.5}, "b<-a": {2: 0.1}})
+    figure = draw_edge_weights({"a<-b": {"10": 0.3, "2": 0.5}, "b<-a": {2: 0.1}})["closeness.png"]
     (axes,) = figure.axes
     first, second = axes.lines
     assert list(first.get_xdata()) == [2, 10]
@@ -138,7 +138,7 @@ def test_a_few_edges_are_lines_in_one_panel_over_sorted_rounds() -> None:
 def test_many_edges_get_a_panel_per_student_and_a_colour_per_teacher() -> None:
     sites = "abcd"
     lines = {f"{i}<-{j}": {2: 0.5, 3: 0.4} for i in sites for j in sites if i != j}
-    figure = draw_edge_weights(lines)
+    figure = draw_edge_weights(lines)["closeness.png"]
     shown = [axes for axes in figure.axes if axes.lines]
     assert [axes.get_title() for axes in shown] == [f"student {site}" for site in sites]
     assert [len(axes.lines) for axes in shown] == [3] * 4
@@ -150,7 +150,7 @@ def test_many_edges_get_a_panel_per_student_and_a_colour_per_teacher() -> None:
 
 
 def test_before_the_first_distillation_there_is_an_empty_panel() -> None:
-    figure = draw_edge_weights({})
+    figure = draw_edge_weights({})["closeness.png"]
     assert len(figure.axes) == 1
     assert not figure.legends
     assert saved(figure) > 1000

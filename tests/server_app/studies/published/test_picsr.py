@@ -8,27 +8,17 @@ import pytest
 
 from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.registry import strategy_class
-from fedsilo.strategies.published.picsr import heart_disease
+from fedsilo.models.contract.settings_schema import as_mapping
+from fedsilo.server_app.studies.published.numbers import Numbers, paper, published_numbers
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
-HEART: dict[str, Any] = {"dataset": "heart"}
 COLUMNS = ("Local", "Ensemble", "FedAvg", "FedAvg+FT", "FedProx", "PICSR")
 
 
-def hospitals(*names: str) -> Participants:
-    facts = {
-        name: SiteFacts(name, name, (13,), 2, {"train": [9, 9]}, {"train": "a"}) for name in names
-    }
-    return Participants(facts, {name: index for index, name in enumerate(names)})
-
-
-def strategy(method: str, participants: Participants, **common: Any) -> Method:
-    cls = strategy_class(method)
-    return cls(CommonSettings(**HEART | common), settings_class(method)(), participants)
+def published(method: str, sites: tuple[str, ...] = HOSPITALS, **common: Any) -> Numbers:
+    settings = CommonSettings(**{"method": method, "dataset": "heart"} | common)
+    values = as_mapping(settings) | as_mapping(settings_class(method)())
+    return published_numbers(values, sites).numbers
 
 
 # Papers have the mean as a percentage of two digits; FedAvg+FT's 82.825 is printed as 82.83.
@@ -43,16 +33,16 @@ def strategy(method: str, participants: Participants, **common: Any) -> Method:
         ("picsr", "PICSR", 82.81, (77.88, 2.11), (82.67, 1.66)),
     ],
 )
-def test_each_method_publishes_its_own_column_and_the_mean_of_the_four(
+def test_each_method_has_its_own_column_and_the_mean_of_four(
     method: str,
     column: str,
     mean: float,
     cleveland: tuple[float, float],
     va: tuple[float, float],
 ) -> None:
-    participants = hospitals(*HOSPITALS)
-    found = strategy(method, participants).published()
-    assert found == heart_disease(column, CommonSettings(**HEART), participants)
+    found = published(method)
+    (row,) = (row for row in paper("picsr").rows if row.name == column)
+    assert {site: found[site] for site in HOSPITALS} == row.printed()
     assert list(found) == [*HOSPITALS, "all"]
     for site, (accuracy, sd) in (("cleveland", cleveland), ("va", va)):
         assert found[site]["accuracy"] == pytest.approx(accuracy / 100)
@@ -69,10 +59,10 @@ def test_each_method_publishes_its_own_column_and_the_mean_of_the_four(
     [("cleveland", 104), ("hungary", 89), ("switzerland", 16), ("va", 45)],
 )
 @pytest.mark.parametrize("column", COLUMNS)
-def test_the_numbers_are_shares_of_the_test_patients_over_five_runs(
+def test_numbers_are_shares_of_the_test_patients_over_five_runs(
     column: str, site: str, patients: int
 ) -> None:
-    found = heart_disease(column, CommonSettings(**HEART), hospitals(*HOSPITALS))
+    (found,) = (row.printed() for row in paper("picsr").rows if row.name == column)
     right = found[site]["accuracy"] * 5 * patients
     assert right == pytest.approx(round(right), abs=0.5e-4 * 5 * patients + 1e-9)
 
@@ -82,22 +72,22 @@ def test_the_numbers_are_shares_of_the_test_patients_over_five_runs(
     "common",
     [{"test_folds": 5}, {"val_folds": 5}, {"use_test": False}, {"dataset": "heart-synthetic"}],
 )
-def test_nothing_is_published_for_another_split_or_other_patients(
+def test_run_of_another_split_or_other_patients_has_no_numbers(
     method: str, common: dict[str, Any]
 ) -> None:
-    assert strategy(method, hospitals(*HOSPITALS), **common).published() == {}
+    assert published(method, **common) == {}
 
 
 @pytest.mark.parametrize("missing", HOSPITALS)
-def test_nothing_is_published_for_fewer_hospitals(missing: str) -> None:
-    there = hospitals(*(name for name in HOSPITALS if name != missing))
-    assert strategy("picsr", there).published() == {}
+def test_run_of_fewer_hospitals_has_no_numbers(missing: str) -> None:
+    there = tuple(name for name in HOSPITALS if name != missing)
+    assert published("picsr", there) == {}
 
 
-def test_nothing_is_published_for_a_hospital_more() -> None:
-    assert strategy("picsr", hospitals(*HOSPITALS, "st.mary")).published() == {}
+def test_run_of_one_more_hospital_has_no_numbers() -> None:
+    assert published("picsr", (*HOSPITALS, "st.mary")) == {}
 
 
-@pytest.mark.parametrize("method", ["uefl", "mix"])
-def test_a_method_that_is_not_in_the_table_publishes_nothing(method: str) -> None:
-    assert strategy(method, hospitals(*HOSPITALS)).published() == {}
+@pytest.mark.parametrize("method", ["uefl", "mix", "moon", "fedavgm", "fedadam"])
+def test_method_that_is_not_in_the_table_has_no_numbers(method: str) -> None:
+    assert published(method) == {}

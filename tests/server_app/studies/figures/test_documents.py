@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.strategies.figures.attention_buffer import draw_buffer
+from fedsilo.server_app.studies.figures.documents import draw_buffer
 
 
 def cells(start: int) -> list[float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.figures.heat_map import annotated_heat_map
 from fedsilo.models.figures.palette import BLUE, ORANGE, SKY
+from fedsilo.server_app.studies.figures.panels import new_figure, panel_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,18 +37,11 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
     """Draw a panel per hospital, a violin per expert, from 5 to 95 percent, its box within."""
-    from matplotlib.figure import Figure
-
-    columns = min(4, len(sites))
-    rows = -(-len(sites) // columns)
-    figure = Figure(figsize=(1.6 + 2.6 * columns, 0.8 + 2.8 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
-    for axes, (site, weights) in zip(panels, sites.items(), strict=False):
+    figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
+    for axes, (site, weights) in zip(panels, sites.items(), strict=True):
         _draw_panel(axes, site, [weights[expert] for expert in experts])
         axes.set_xticks(range(1, len(experts) + 1), experts, rotation=40, ha="right")
         axes.tick_params(axis="x", labelsize="small")
-    for axes in panels[len(sites) :]:
-        axes.set_axis_off()
     figure.supylabel("router's weight of a test sample")
     figure.suptitle(
         "Which experts a hospital's patients are routed to (violin: from 5 to 95 %, as wide as "
@@ -107,11 +101,7 @@ def violin(weight: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(
-        figsize=(2.6 + 0.8 * len(experts), 1.8 + 0.6 * len(sites)), layout="constrained"
-    )
+    figure = new_figure(2.6 + 0.8 * len(experts), 1.8 + 0.6 * len(sites))
     axes = figure.subplots()
     annotated_heat_map(axes, weights, sites, experts, "mean weight of a test sample", top=1.0)
     axes.set_xlabel("expert of")
@@ -120,10 +110,8 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 
 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
-    from matplotlib.figure import Figure
-
     size = len(experts)
-    figure = Figure(figsize=(4 + 1.4 * size, 2 + 0.6 * size), layout="constrained")
+    figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
     titles = {"input": "of standardised features", "embedded": "as the router embeds them"}
     for axes, (kind, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         annotated_heat_map(axes, distances[kind], experts, experts, title)

@@ -1,4 +1,4 @@
-"""The UEFL paper's tables: what is published, and beside which runs."""
+"""The UEFL paper's tables: what is published, and for which runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from fedsilo.models.contract.settings_schema import as_mapping, build
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.server_app.config.experiments import Experiment, read_experiments
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.registry import strategy_class
-from fedsilo.strategies.published.uefl import shifted_digits
-from fedsilo.strategies.published.uefl_tables import DISFL, ROWS, UEFL, Row
+from fedsilo.server_app.studies.published.numbers import Row, paper, published_numbers
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
+DISFL, UEFL = "DisFL", "UEFL"
+ROWS = paper("uefl").rows
 
 # As the authors train; the paper's gamma and codes of MNIST are UEFL's defaults
 THERE: dict[str, Any] = {
@@ -35,11 +34,12 @@ GTSRB: dict[str, Any] = {"dataset": "gtsrb", **COLOUR, "uefl.codes": 64, "uefl.g
 
 
 def published(method: str, **changes: Any) -> Any:
-    """Return what stands beside a run of the authors' setting with changes (``_`` for ``-``)."""
+    """Return the numbers of a run of the authors' setting with changes (``_`` for ``-``)."""
     named = {key.replace("_", "-"): value for key, value in changes.items()}
     values = THERE | named
-    own = build(UEFLSettings, values) if method == UEFL else None
-    return shifted_digits(method, build(CommonSettings, values), own)
+    own = as_mapping(build(UEFLSettings, values)) if method == UEFL else {}
+    common = as_mapping(build(CommonSettings, values | {"method": method.lower()}))
+    return published_numbers(common | own, []).numbers
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def published(method: str, **changes: Any) -> Any:
         ),
     ],
 )
-def test_table_3_stands_beside_the_authors_setting(
+def test_run_in_the_authors_setting_has_table_3(
     method: str, changes: dict[str, Any], part: str, figures: dict[str, float]
 ) -> None:
     found = published(method, **changes)
@@ -91,7 +91,7 @@ def test_table_3_stands_beside_the_authors_setting(
     ],
 )
 @pytest.mark.parametrize("method", ["FedAvg", "DisTrans", UEFL])
-def test_nothing_stands_beside_other_data_networks_and_training(
+def test_run_of_other_data_network_or_training_has_no_numbers(
     method: str, changes: dict[str, Any]
 ) -> None:
     assert published(method, **changes) == {}
@@ -112,23 +112,23 @@ def test_nothing_stands_beside_other_data_networks_and_training(
         {"uefl.max-iterations": 1},  # DisFL, of which the paper has GTSRB and CIFAR100
     ],
 )
-def test_nothing_stands_beside_another_codebook(changes: dict[str, Any]) -> None:
+def test_run_of_another_codebook_has_no_numbers(changes: dict[str, Any]) -> None:
     assert published(UEFL, **changes) == {}
 
 
-def test_faults_seen_before_show_nothing() -> None:
+def test_runs_once_compared_by_mistake_have_no_numbers() -> None:
     assert published("FedAvg", dataset="fmnist", partition="unseen") == {}
     seen = {"uefl.codeword-start": "gaussian", "uefl.codebooks": "personal", "uefl.codes": 128}
     assert published(UEFL, **seen) == {}
 
 
-def test_other_ways_of_saying_the_same_setting_are_the_same() -> None:
+def test_equivalent_settings_have_the_same_numbers() -> None:
     same = {"silo-train-size": 2000, "silo-test-size": 500, "network": "conv"}
     assert published("FedAvg", **same, loss="cross-entropy") == published("FedAvg")
     assert published("FedAvg", rounds=20, seed=3, precision="fp32") == published("FedAvg")
 
 
-def test_colour_starts_from_pretrained_weights() -> None:
+def test_run_on_colour_needs_pretrained_weights_and_full_width() -> None:
     assert published(UEFL, **GTSRB)
     assert published(UEFL, **GTSRB | {"initial-weights": ""}) == {}
     assert published(UEFL, **GTSRB | {"width": 16}) == {}
@@ -136,7 +136,7 @@ def test_colour_starts_from_pretrained_weights() -> None:
     assert published("FedAvg", dataset="cifar100", **COLOUR, silo_train_size=2000) == {}
 
 
-def test_static_books_are_those_that_never_grow() -> None:
+def test_book_that_never_grows_has_the_static_row() -> None:
     large = {"dataset": "cifar100", **COLOUR, "uefl.codes": 512, "uefl.gamma": 0.1}
     assert published(UEFL, **large) == {}
     static = published(UEFL, **large, **{"uefl.max-iterations": 1, "uefl.codeword-start": "kmeans"})
@@ -163,7 +163,7 @@ def test_gaussian_codewords_have_their_own_row() -> None:
     assert published(UEFL, **{"uefl.codes": 128})["D2"]["accuracy"] == 0.906
 
 
-def test_five_silos_have_a_number_each_and_their_distributions_the_mean() -> None:
+def test_five_silos_have_a_number_each_and_distributions_their_mean() -> None:
     found = published("FedAvg", silos=5)
     assert found["s1b"] == {"accuracy": 0.936, "entropy": 0.0252}
     assert found["D1"]["accuracy"] == pytest.approx((0.964 + 0.936 + 0.964) / 3, abs=1e-4)
@@ -174,7 +174,7 @@ def test_five_silos_have_a_number_each_and_their_distributions_the_mean() -> Non
     assert published("DisTrans", silos=5) == {}
 
 
-def test_tables_that_agree_are_joined_and_of_two_that_do_not_the_first_stands() -> None:
+def test_tables_that_agree_are_joined_else_the_first_is_shown() -> None:
     main = published(UEFL, **GTSRB)
     assert main["D1"] == {
         "accuracy": 0.95,
@@ -189,7 +189,7 @@ def test_tables_that_agree_are_joined_and_of_two_that_do_not_the_first_stands() 
     assert sixteen["D1"] == {"accuracy": 0.188, "entropy": 2.81}
 
 
-def test_what_is_no_figure_is_left_out() -> None:
+def test_entries_that_are_not_numbers_are_left_out() -> None:
     two = published(UEFL, **GTSRB | {"uefl.codes": 16, "uefl.segments": 2})
     assert two["D1"] == {"accuracy": 0.918}
     one = {"dataset": "cifar100", **COLOUR, "uefl.codes": 32, "uefl.gamma": 0.1}
@@ -227,19 +227,20 @@ def _printed(text: str) -> dict[int, list[list[str]]]:
 
 def _place(row: Row) -> tuple[int, int]:
     """Return a row's first line in its table, and the first cell there."""
-    column = row.dataset if row.table in (3, 6) else row.method
+    column = row.dataset if row.table in (3, 6) else row.name
     cell = _COLUMNS[row.table].index(column) if row.table in _COLUMNS else 0
     cells_each = 1 if row.table == 4 else 2
     if row.table in (4, 5):
         return 0, cells_each * cell
     if row.table in _BLOCKS:
-        block = _BLOCKS[row.table].index(row.method if row.table == 3 else row.own["uefl.segments"])
+        below = row.name if row.table == 3 else row.settings["uefl.segments"]
+        block = _BLOCKS[row.table].index(below)
     else:
         block = [other for other in ROWS if other.table == row.table].index(row)
     return block * len(row.parts), cells_each * cell
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.method}-{row.dataset}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.name}-{row.dataset}")
 def test_every_number_is_the_papers(row: Row, real_data: Path) -> None:
     paper = real_data.parent / "papers" / "uefl.txt"
     if not paper.is_file():
@@ -252,20 +253,24 @@ def test_every_number_is_the_papers(row: Row, real_data: Path) -> None:
             if number is not None:
                 assert float(printed) == number
             else:
-                left_out = row.dataset == "cifar100" and row.own["uefl.segments"] == 1
+                left_out = row.dataset == "cifar100" and row.settings["uefl.segments"] == 1
                 assert printed == "-" or left_out
 
 
-def test_every_row_is_published_beside_some_run() -> None:
+def _silos(row: Row) -> Any:
+    return row.settings.get("silos", 9)
+
+
+def test_every_row_is_shown_for_some_run() -> None:
     shown: dict[int, int] = {}
     for row in ROWS:
         colour = COLOUR if row.dataset not in ("mnist", "fmnist") else {}
-        base = {"dataset": row.dataset, "silos": row.silos, **colour}
+        base = {"dataset": row.dataset, "silos": _silos(row), **colour}
         codes = {"mnist": 32}.get(row.dataset, 64)
         gamma = {"mnist": 0.3, "cifar10": 0.2}.get(row.dataset, 0.1)
-        never = {"uefl.max-iterations": 1} if row.method == DISFL else {}
-        own = {"uefl.codes": codes, "uefl.gamma": gamma, **never, **row.own}
-        method = UEFL if row.method == DISFL else row.method
+        never = {"uefl.max-iterations": 1} if row.name == DISFL else {}
+        own = {"uefl.codes": codes, "uefl.gamma": gamma, **never, **row.settings}
+        method = UEFL if row.name == DISFL else row.name
         known = as_mapping(UEFLSettings())
         asked = {key: value for key, value in own.items() if key in known}
         found = published(method, **base, **asked)
@@ -282,11 +287,11 @@ def experiments() -> dict[str, Experiment]:
 
 def _name(row: Row) -> str:
     """Return the experiment of a row."""
-    method, own = row.method.lower(), row.own
+    method, own = row.name.lower(), row.settings
     return (
         f"uefl-table{row.table}-"
         + {
-            1: "static" if row.method == DISFL else "extended",
+            1: "static" if row.name == DISFL else "extended",
             2: "gaussian" if "uefl.codeword-start" in own else "kmeans",
             3: f"{row.dataset}-{method}",
             4: {"fedavg": "fl"}.get(method, method),
@@ -299,12 +304,11 @@ def _name(row: Row) -> str:
 
 
 def _published(settings: RunSettings) -> Any:
-    cls = strategy_class(settings.common.method)
-    return cls(settings.common, settings.own, Participants({}, {})).published()
+    return published_numbers(settings.as_mapping(), []).numbers
 
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)
-def test_every_row_has_an_experiment_beside_which_it_stands_and_a_small_one(
+def test_every_row_has_an_experiment_and_a_small_one(
     row: Row, experiments: dict[str, Experiment]
 ) -> None:
     large = resolve(experiments[_name(row)].values)
@@ -315,8 +319,9 @@ def test_every_row_has_an_experiment_beside_which_it_stands_and_a_small_one(
     small = resolve(experiments[f"{_name(row)}-cpu"].values)
     assert _published(small) == {}
     assert small.common.method == large.common.method
-    assert (small.common.dataset, small.common.silos) == (row.dataset, row.silos)
-    asked = {**as_mapping(large.own), **row.own}
+    assert (small.common.dataset, small.common.silos) == (row.dataset, _silos(row))
+    own = {key: value for key, value in row.settings.items() if key != "silos"}
+    asked = as_mapping(large.own) | own
     lengths = ("uefl.iteration-rounds", "uefl.extension-rounds")
     of_small = as_mapping(small.own)
     assert {k: v for k, v in of_small.items() if k not in lengths} == {
@@ -324,6 +329,6 @@ def test_every_row_has_an_experiment_beside_which_it_stands_and_a_small_one(
     }
 
 
-def test_no_experiment_of_a_table_is_of_no_row(experiments: dict[str, Experiment]) -> None:
+def test_every_experiment_of_a_table_has_a_row(experiments: dict[str, Experiment]) -> None:
     named = {name.removesuffix("-cpu") for name in experiments if name.startswith("uefl-table")}
     assert named == {_name(row) for row in ROWS}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.figures.palette import BLUE, ORANGE, LineStyle, line_styles
 from fedsilo.models.figures.panels import line_legend
+from fedsilo.server_app.studies.figures.panels import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,47 +18,40 @@ Point = tuple[float, float]
 Series = Mapping[Any, float]
 
 _LABELLED = 16  # lines up to which each has its weight written on it
-_ONE_PANEL = 10  # lines that can be told apart in one panel
-_STRETCH = 1.16  # of the circle, where the names stand
+_ONE_PANEL = 10  # lines that can be distinguished in one panel
+_STRETCH = 1.16  # of the circle, where the names are
 
 
 def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the picture of a topology.json: file name -> figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 6), layout="constrained")
+    figure = new_figure(11, 6)
     graph, bars = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_graph(graph, document)
     _draw_times(bars, document)
     return {"topology.png": figure}
 
 
-def draw_edge_weights(document: Mapping[str, Series]) -> Figure:
-    """Return lines of a weight over rounds, an edge each, from ``{"i<-j": {round: weight}}``.
+def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
+    """Return ``closeness.png``, a line per edge of its weight over rounds.
 
-    Many edges are drawn in a panel per receiving silo i, where a colour is a sending silo j.
+    The document is ``{"i<-j": {round: weight}}``. Many edges are drawn in a panel per receiving
+    silo i, where a colour is a sending silo j.
     """
-    from matplotlib.figure import Figure
-
     panels = _panels(document)
-    columns = min(4, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (9, 5) if len(panels) == 1 else (2 + 2.8 * columns, 1 + 2.4 * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    columns, one = min(4, len(panels)), len(panels) == 1
+    size, margin = ((9.0, 5.0), (0.0, 0.0)) if one else ((2.8, 2.4), (2.0, 1.0))
+    figure, axes = panel_grid(len(panels), columns, size, margin, sharex=True, sharey=True)
     labels = sorted({label for lines in panels.values() for label in lines})
     styles = line_styles(labels)
-    for place, (title, lines) in zip(axes, panels.items(), strict=False):
+    for place, (title, lines) in zip(axes, panels.items(), strict=True):
         _draw_lines(place, title, lines, styles)
-    for place in axes[max(0, len(panels) - columns) : len(panels)]:
+    for place in axes[-columns:]:
         place.tick_params(labelbottom=True)  # where there is no panel below
-    for place in axes[len(panels) :]:
-        place.set_axis_off()
     figure.suptitle("How close neighbours' feature maps are (EMD weights of distillation)")
     figure.supxlabel("round", fontsize="medium")
     figure.supylabel("EMD weight, mean of the round", fontsize="medium")
-    line_legend(figure, styles, "edge" if len(panels) == 1 else "teacher from")
-    return figure
+    line_legend(figure, styles, "edge" if one else "teacher from")
+    return {"closeness.png": figure}
 
 
 def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
@@ -74,8 +68,6 @@ def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for label, series in lines.items():
         points = sorted((int(round_), value) for round_, value in series.items())
         rounds, values = zip(*points, strict=True) if points else ((), ())
@@ -83,8 +75,7 @@ def _draw_lines(
             rounds, values, linewidth=1.2, markersize=4, label=label, **styles[label].options()
         )
     axes.set_title(title, fontsize="small")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
+    over_rounds(axes)
 
 
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
@@ -107,9 +98,9 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
 
 
 def _places(document: Mapping[str, Any]) -> dict[str, Point]:
-    """Return where each silo stands: clockwise from above, a ring in its order.
+    """Return the place of each silo: clockwise from above, a ring in its order.
 
-    A star's hub, the silo with the most edges, stands in the middle.
+    A star's hub, the silo with the most edges, is in the middle.
     """
     sites, edges = list(document["sites"]), document["edges"]
     if document["kind"] == "ring":
@@ -184,7 +175,7 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
 
 
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
-    """Say what is drawn, with the weights where they do not stand on the lines."""
+    """Say what is drawn, with the weights if they are not on the lines."""
     low, high = min(weights), max(weights)
     kind = "expected weight" if "matchings" in document else "weight"
     start = f"{document['kind']}, {len(weights)} link{'s' if len(weights) > 1 else ''}"
@@ -199,8 +190,8 @@ def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw a bar per topology over the same links, the run's own in orange."""
     times = document["cycle-times"]
     if not times:
-        told = "cycle times: not measured,\nthe run was resumed at its end"
-        axes.text(0.5, 0.5, told, ha="center")
+        missing = "cycle times: not measured,\nthe run was resumed at its end"
+        axes.text(0.5, 0.5, missing, ha="center")
         axes.set_axis_off()
         return
     colours = [ORANGE if kind == document["kind"] else BLUE for kind in times]

@@ -1,0 +1,68 @@
+"""What the pictures of runs share: figures without pyplot, grids of panels, a title."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.models.contract.settings_schema import without_groups
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches."""
+    from matplotlib.figure import Figure  # not pyplot, which has global state and wants a display
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panel_grid(
+    count: int,
+    columns: int,
+    panel: tuple[float, float],
+    margin: tuple[float, float] = (0.0, 0.0),
+    **shared: Any,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many panels, in rows of at most ``columns``.
+
+    Args:
+        count: of panels.
+        columns: panels a row, at most.
+        panel: width and height of one, in inches.
+        margin: what the figure is wider and higher than its panels.
+        shared: ``sharex`` and ``sharey``.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = new_figure(margin[0] + panel[0] * columns, margin[1] + panel[1] * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for axes in panels[count:]:
+        axes.set_axis_off()
+    return figure, panels[:count]
+
+
+def over_rounds(axes: Axes) -> None:
+    """Put whole numbers on the axis of rounds or epochs, and a grid behind the lines."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(alpha=0.3)
+
+
+def run_title(run_dir: Path, settings: RunSettings) -> str:
+    """Return a run's name, and below it the method with those settings that are not the default."""
+    usual = without_groups(type(settings.own)())
+    switches = [
+        f"{key} {value}"
+        for key, value in without_groups(settings.own).items()
+        if value != usual[key]
+    ]
+    method = RunDirectory(run_dir).read_json("summary.json")["title"]
+    lines = textwrap.wrap(", ".join([method, *switches]), 40, break_on_hyphens=False)
+    return "\n".join([run_dir.resolve().name, *lines])

@@ -1,0 +1,24 @@
+"""What is added to a run at its end: the papers' numbers in its summary, and its pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsilo.server_app.config.settings import run_values
+from fedsilo.server_app.records.run_directory import SILOS, RunDirectory
+from fedsilo.server_app.studies.figures.learning_curves import draw_run
+from fedsilo.server_app.studies.published.numbers import published_numbers
+
+
+def finish_run(directory: RunDirectory, summary: dict[str, Any]) -> None:
+    """Add the papers' numbers to a summary that is still to be written, and draw the pictures."""
+    add_published(directory, summary)
+    draw_run(directory, summary)
+
+
+def add_published(directory: RunDirectory, summary: dict[str, Any]) -> None:
+    """Add ``published`` and ``published-unlike`` to a summary, None where there are none."""
+    settings = run_values(directory.path / "config.toml")
+    found = published_numbers(settings, directory.read_json(SILOS))
+    summary["published"] = found.numbers or None
+    summary["published-unlike"] = found.unlike or None

@@ -1,0 +1,1 @@
+"""The papers' numbers, as data, each with the setting in which it was measured."""

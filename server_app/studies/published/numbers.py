@@ -1,0 +1,247 @@
+"""A paper's numbers beside a run, if the run is in the setting that the paper measured.
+
+Each YAML file here holds a paper's tables. ``names`` maps the paper's name of a method to the
+settings that make a run of it. ``conditions`` are what a run must have for a row to be shown; a
+block with ``name`` or ``dataset`` is for those rows only, and a row's own ``settings`` come last.
+A run of the paper's method on its data that does not meet them is shown no number: ``unlike`` says
+in what it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, defaults
+
+Numbers = dict[str, dict[str, float]]
+
+_FOLDER = Path(__file__).parent
+_MOST_PHRASES = 4
+PAPERS = ("picsr", "fedevprompt", "fedaligncl", "uefl")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper has for a run.
+
+    Attributes:
+        numbers: distribution, site or "all" -> metric -> value; empty if there are none.
+        unlike: how the run differs from the paper's setting, if only that keeps its numbers away.
+    """
+
+    numbers: Numbers = field(default_factory=dict)
+    unlike: str = ""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a run must have for a row to be shown.
+
+    Attributes:
+        settings: key -> the values that it may have; a key that the run lacks is no condition.
+        at_least: key -> the least value that it may have.
+        files: keys that must name a file.
+        sites: the sites that must take part, and no others; any if empty.
+    """
+
+    settings: Mapping[str, Collection[Value]]
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    files: Collection[str] = ()
+    sites: Collection[str] = ()
+
+    def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
+        """Return a phrase for each way in which a run differs."""
+        other = [
+            f"'{key}' is {values[key]!r} and not {' or '.join(map(repr, allowed))}"
+            for key, allowed in self.settings.items()
+            if key in values and values[key] not in allowed
+        ]
+        less = [
+            f"'{key}' is {values[key]} and not {least:g} or more"
+            for key, least in self.at_least.items()
+            if key in values and float(values[key]) < least
+        ]
+        absent = [f"'{key}' names no file" for key in self.files if not values[key]]
+        return [*self._other_sites({*sites}), *other, *less, *absent]
+
+    def _other_sites(self, sites: set[str]) -> list[str]:
+        missing, extra = sorted({*self.sites} - sites), sites - {*self.sites}
+        if not self.sites or not (missing or extra):
+            return []
+        without = [f"without {', '.join(missing)}"] if missing else []
+        more = [f"with {len(extra)} that the paper does not have"] if extra else []
+        return [f"the sites are {' and '.join(without + more)}"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's numbers in one setting, as a table prints them.
+
+    Attributes:
+        table: its number in the paper.
+        name: the method, in the paper's words.
+        dataset: the name of the data set in a run's settings.
+        settings: what this row varies.
+        conditions: what a run must have, with ``settings``.
+        metrics: the columns of ``lines``.
+        parts: the sites, distributions or "all" that each line is for.
+        lines: a line of numbers per part; None where none is printed.
+        means: part -> the parts of which it is the mean, where the paper prints none.
+        digits: decimals of such a mean.
+    """
+
+    table: int | str
+    name: str
+    dataset: str
+    settings: Mapping[str, Value]
+    conditions: Conditions
+    metrics: Sequence[str]
+    parts: Sequence[str]
+    lines: Sequence[Sequence[float | None]]
+    means: Mapping[str, Sequence[str]]
+    digits: int | None
+
+    def printed(self) -> Numbers:
+        """Return part -> metric -> number."""
+        return {
+            part: {
+                metric: number
+                for metric, number in zip(self.metrics, line, strict=True)
+                if number is not None
+            }
+            for part, line in zip(self.parts, self.lines, strict=True)
+        }
+
+    def with_means(self, printed: Numbers) -> Numbers:
+        """Return the numbers by part in alphabetical order, then the means."""
+        parts = {part: printed[part] for part in sorted(printed) if part != "all"}
+        means = {
+            part: self._mean([printed[member] for member in members])
+            for part, members in self.means.items()
+        }
+        groups = [*means, *(["all"] if "all" in printed and "all" not in means else [])]
+        return parts | {part: means.get(part, {}) | printed.get(part, {}) for part in groups}
+
+    def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        shared = [
+            metric
+            for metric in members[0]
+            if all(metric in member for member in members) and not metric.endswith("-sd")
+        ]
+        means = {metric: sum(m[metric] for m in members) / len(members) for metric in shared}
+        if self.digits is None:
+            return means
+        return {metric: round(mean, self.digits) for metric, mean in means.items()}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's tables, and the settings that make a run of each of its methods."""
+
+    names: Mapping[str, Sequence[Mapping[str, Value]]]
+    rows: Sequence[Row]
+
+    def rows_of(self, settings: Mapping[str, Value]) -> list[Row]:
+        """Return the rows of a run's method, the first whose settings it has, and of its data."""
+        name = next((name for name, runs in self.names.items() if _is_one(settings, runs)), "")
+        return [row for row in self.rows if (row.name, row.dataset) == (name, settings["dataset"])]
+
+
+def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
+    """Return what the papers have for a run.
+
+    Args:
+        settings: all settings of the run, by key.
+        sites: the sites that take part.
+    """
+    sites = list(sites)
+    rows = [row for name in PAPERS for row in paper(name).rows_of(settings)]
+    differing = [row.conditions.departures(settings, sites) for row in rows]
+    met = [row for row, differs in zip(rows, differing, strict=True) if not differs]
+    if met:
+        return Published(met[0].with_means(_joined(met)))
+    return Published(unlike=in_words(min(differing, key=len, default=[])))
+
+
+def in_words(differing: Sequence[str]) -> str:
+    """Return the first four differences in one line, and how many more there are."""
+    more = len(differing) - _MOST_PHRASES
+    return "; ".join([*differing[:_MOST_PHRASES], *([f"{more} more"] if more > 0 else [])])
+
+
+@cache
+def paper(name: str) -> Paper:
+    """Return the tables of ``name``.yaml."""
+    text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
+    rows = [
+        _row(content, table, {**table, **row})
+        for table in content["tables"]
+        for row in table["rows"]
+    ]
+    return Paper(content["names"], rows)
+
+
+def _row(content: Mapping[str, Any], table: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
+    settings = table.get("settings", {}) | row.get("settings", {})
+    row = {**table, **row}
+    scale = 100 if row.get("percent") else 1
+    return Row(
+        row["table"],
+        row["name"],
+        row["dataset"],
+        settings,
+        _conditions(content["conditions"], row, settings),
+        row["metrics"],
+        row["parts"],
+        [[None if n is None else n / scale for n in line] for line in row["numbers"]],
+        row.get("means", {}),
+        content.get("mean-digits"),
+    )
+
+
+def _conditions(
+    blocks: Iterable[Mapping[str, Any]], row: Mapping[str, Any], settings: Mapping[str, Value]
+) -> Conditions:
+    """Return the conditions of all blocks that are for a row, then its own settings."""
+    usual = defaults(CommonSettings)
+    allowed: dict[str, Any] = {}
+    at_least: dict[str, float] = {}
+    files, sites = [], []
+    for block in blocks:
+        if any(key in block and row[key] not in block[key] for key in ("name", "dataset")):
+            continue
+        named = block.get("defaults", [])
+        allowed |= {key: value for key, value in usual.items() if key in named}
+        allowed |= block.get("settings", {})
+        at_least |= block.get("at-least", {})
+        files += block.get("files", [])
+        sites += block.get("sites", [])
+    listed = {k: v if isinstance(v, list) else [v] for k, v in {**allowed, **settings}.items()}
+    return Conditions(listed, at_least, files, sites)
+
+
+def _is_one(settings: Mapping[str, Value], runs: Iterable[Mapping[str, Value]]) -> bool:
+    return any(all(settings.get(k) == value for k, value in run.items()) for run in runs)
+
+
+def _joined(rows: Sequence[Row]) -> Numbers:
+    """Return the first row's numbers, and from later rows that agree with it what it lacks."""
+    first = rows[0].printed()
+    joined = {part: dict(numbers) for part, numbers in first.items()}
+    for row in rows[1:]:
+        printed = row.printed()
+        agrees = all(
+            numbers.get("accuracy") == first[part].get("accuracy")
+            for part, numbers in printed.items()
+        )
+        if agrees:
+            joined = {part: printed.get(part, {}) | numbers for part, numbers in joined.items()}
+    return joined

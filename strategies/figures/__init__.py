@@ -1,4 +1,0 @@
-"""A method's own pictures, of its JSON documents.
-
-Knows no run.
-"""

@@ -1,0 +1,62 @@
+"""What a finishing run gets: the papers' numbers by its settings and sites, and its pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.server_app.config.settings import grouped, resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.figures.learning_curves import draw_documents
+from fedsilo.server_app.studies.finish import add_published
+
+HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
+
+
+def _run(folder: Path, *sites: str, **changes: Any) -> RunDirectory:
+    settings = resolve({"method": "picsr", "dataset": "heart"} | changes).as_mapping()
+    (folder / "config.toml").write_text(tomli_w.dumps(grouped(settings)))
+    directory = RunDirectory(folder)
+    silos = {site: {"label_counts": {"train": [3, 1]}, "classes": []} for site in sites}
+    directory.write_json("silos.json", silos)
+    return directory
+
+
+def test_summary_of_the_papers_setting_has_its_numbers(tmp_path: Path) -> None:
+    summary: dict[str, Any] = {}
+    add_published(_run(tmp_path, *HOSPITALS), summary)
+    assert summary["published"]["va"] == {"accuracy": 0.8267, "accuracy-sd": 0.0166}
+    assert summary["published-unlike"] is None
+
+
+def test_summary_of_another_setting_says_what_differs(tmp_path: Path) -> None:
+    summary: dict[str, Any] = {}
+    add_published(_run(tmp_path, *HOSPITALS[:3]), summary)
+    assert summary == {"published": None, "published-unlike": "the sites are without va"}
+
+
+def test_summary_of_other_data_has_neither_numbers_nor_a_reason(tmp_path: Path) -> None:
+    summary: dict[str, Any] = {}
+    add_published(_run(tmp_path, *HOSPITALS, dataset="heart-synthetic"), summary)
+    assert summary == {"published": None, "published-unlike": None}
+
+
+def test_documents_are_drawn_by_their_file_names(tmp_path: Path) -> None:
+    directory = _run(tmp_path, "a", "b")
+    matrix = {"trained": ["a", "b"], "tested": ["a", "b"], "values": [[0.5, None], [0.25, 1.0]]}
+    directory.write_json("cross.json", {"accuracy": matrix})
+    directory.write_json("of-no-picture.json", {})
+    drawn = draw_documents(directory)
+    assert [path.name for path in drawn] == ["distribution.png", "cross.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_document_of_another_form_is_named(tmp_path: Path) -> None:
+    directory = _run(tmp_path, "a", "b")
+    directory.write_json("cross.json", {"accuracy": {}})
+    with pytest.raises(RunDirectoryError, match=r"cross\.json"):
+        draw_documents(directory)
