@@ -21,7 +21,6 @@ def main(grid: Grid, context: Context) -> None:
     Raises:
         FedsiloError: with one line that says what was wrong and what to do; logged before.
     """
-    from fedsilo.server_app.config.old_keys import with_new_keys
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
@@ -31,11 +30,8 @@ def main(grid: Grid, context: Context) -> None:
 
     try:
         launch = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
-        values, lines = with_new_keys(context.run_config)
-        for line in lines:
-            logging.getLogger("flwr").warning("fedsilo: %s", line)
-        settings = resolve(values)
-        if settings.common.meeting:
+        settings = resolve(context.run_config)
+        if settings.common.purpose == "meet":
             write_meeting(grid, settings)
         elif settings.common.purpose == "survey":
             run_survey(grid, settings)

@@ -11,7 +11,6 @@ from fedsilo.datasets.io.declarations import Declared, Fault, checked, fault
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.settings_schema import Value, unknown_key
-from fedsilo.server_app.config.old_keys import key_of_today
 from fedsilo.server_app.config.settings import flat_values, known_defaults
 
 
@@ -41,7 +40,6 @@ def _grid(content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     known = known_defaults() if content else {}
-    content = {key_of_today(key) if isinstance(key, str) else key: v for key, v in content.items()}
     for key, values in content.items():
         if key not in known:
             raise fault(str(unknown_key(key, known)))

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value, setting, unknown_key, unknown_name
-
-if TYPE_CHECKING:
-    from fedsilo.server_app.config.old_keys import with_new_keys
 from fedsilo.server_app.config.experiment_file import Parts
-from fedsilo.server_app.config.old_keys import with_new_keys
 
 S = TypeVar("S")
 
@@ -94,18 +90,9 @@ def _experiment(
     if "base" in own_parts.given():
         base = _experiment(own_parts.base, declared, path, (*chain, name))
         values, resources, grid = dict(base.values), dict(base.resources), dict(base.grid)
-    values = _without_renamed(values, own_parts.config)
     return Experiment(
         name, values | own_parts.config, resources | own_parts.resources, grid | own_parts.grid
     )
-
-
-def _without_renamed(base: Mapping[str, Value], own: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a base's settings without those that the experiment itself gives by an old key."""
-    together = {**base, **own}
-    method = {} if "method" not in together else {"method": together["method"]}
-    renamed = with_new_keys({**own, **method})[0].keys() - own.keys() - method.keys()
-    return {key: value for key, value in base.items() if key not in renamed}
 
 
 def find_experiment(path: Path, name: str) -> Experiment:

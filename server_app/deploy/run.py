@@ -21,7 +21,7 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import Say, flwr, online, tell
 from fedsilo.server_app.records.run_directory import open_run_directory
-from fedsilo.server_app.run.meeting import Meeting, read_meeting
+from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
 from fedsilo.server_app.run.planning import RunSources, planned
 from fedsilo.server_app.run.processes import app_folder, tool
 
@@ -94,10 +94,9 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
     import tomli_w
 
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
-        overrides: dict[str, Value] = {"meeting": str(Path(folder) / "meeting.json")}
+        overrides: dict[str, Value] = {"purpose": "meet", "away-timeout": _AWAY}
         overrides |= {} if seed is None else {"seed": seed}
-        at_server = dataclasses.replace(sources, out=deployment.runs)
-        overrides |= {"away-timeout": _AWAY}
+        at_server = dataclasses.replace(sources, out=Path(folder))
         settings, _ = planned(experiment, at_server, overrides=overrides)
         config = Path(folder) / "config.toml"
         config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
@@ -108,7 +107,7 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
                 f"the sites could not be met ({status}): 'fedsilo deploy logs server --deployment "
                 f"{deployment.folder}' says why"
             )
-        return read_meeting(Path(settings.common.meeting))
+        return read_meeting(meeting_file(settings.common))
 
 
 def _start(deployment: Deployment, config: Path, say: Say | None) -> str:

@@ -11,8 +11,7 @@ from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.old_keys import with_new_keys
-from fedsilo.server_app.config.settings import differences, known_defaults
+from fedsilo.server_app.config.settings import differences
 from fedsilo.server_app.records.forms import HOOKS, STATE
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.state import RoundState
@@ -57,7 +56,7 @@ class CheckpointHook(Hook):
                 logging.getLogger("flwr").warning("%s: looking for the one before it", error)
                 continue
             self._check_form(path, facts)
-            if other := differences(self._as_of_today(facts["settings"]), self.settings):
+            if other := differences(facts["settings"], self.settings):
                 raise CheckpointError(
                     f"{path} belongs to another config: {other}; resume with the same settings "
                     "or choose another 'run-name'"
@@ -73,11 +72,6 @@ class CheckpointHook(Hook):
                 f"({', '.join(path.name for path in files)}): start a new run"
             )
         return None
-
-    def _as_of_today(self, settings: Mapping[str, Value]) -> dict[str, Value]:
-        """Return a checkpoint's settings; those that came later had their defaults."""
-        usual = {key: value for key, value in known_defaults().items() if key in self.settings}
-        return usual | with_new_keys(settings)[0]
 
     def _check_form(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Refuse facts of another form, and a checkpoint of another round than its name says.

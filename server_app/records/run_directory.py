@@ -29,7 +29,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RunSettings, grouped
+from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
 from fedsilo.server_app.records.forms import Told, check, read_told, table_fault
 from fedsilo.strategies.loop.participants import Participants
 
@@ -160,7 +160,7 @@ def _left_by_a_start(path: Path) -> bool:
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Return config.toml: every resolved setting, how it was launched, and with what."""
-    document: dict[str, Any] = grouped(settings.as_mapping())
+    document: dict[str, Any] = {"format": RUN_FORMAT} | grouped(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
     document["environment"] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import SIMULATION_FILE, find_experiment
-from fedsilo.server_app.config.old_keys import overlaid
 from fedsilo.server_app.config.settings import (
     RunSettings,
     launch_values,
@@ -91,10 +89,7 @@ def _merged(
 ) -> dict[str, Value]:
     of_file = read_toml(sources.config) if sources.config else {}
     changes = dict(parse_assignment(text) for text in sources.changes)
-    values, lines = overlaid(declared, of_file, changes, overrides)
-    for line in lines:
-        print(f"fedsilo: {line}", file=sys.stderr)
-    return values
+    return {**declared, **of_file, **changes, **overrides}
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
@@ -172,7 +167,9 @@ def start(
         FedsiloError: the run failed.
     """
     if settings.common.purpose != "train":
-        raise SettingError("setting 'purpose' is 'survey': 'fedsilo survey' asks for that")
+        raise SettingError(
+            f"setting 'purpose' is '{settings.common.purpose}', and a run's is 'train': remove it"
+        )
     # Told here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     cut_of(settings.common)  # one that leaves a silo empty, by every silo's word otherwise

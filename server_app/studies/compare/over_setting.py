@@ -18,7 +18,6 @@ from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with, unknown_key
 from fedsilo.models.figures.palette import colours
-from fedsilo.server_app.config.old_keys import key_of_today
 from fedsilo.server_app.config.settings import differences, known_defaults
 from fedsilo.server_app.records.finished_run import FinishedRun, finished_run, has_begun
 from fedsilo.server_app.studies.compare.results import chosen_metrics, figure_of, of_split
@@ -82,7 +81,6 @@ def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> 
     runs = [read_run(run, split) for run in finished_runs(folders)]
     chosen = chosen_metrics(metric, [run.summary for run in runs], "--metric")[0]
     experiments = list(dict.fromkeys(run.line for run in runs))
-    setting = key_of_today(setting)
     return Sweep(setting, f"{split} {chosen}", experiments, sweep_points(runs, setting, chosen))
 
 
