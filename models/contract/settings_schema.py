@@ -148,13 +148,14 @@ def defaults(cls: type) -> dict[str, Value]:
 
 def as_mapping(settings: Any) -> dict[str, Value]:
     """Return a settings object as keys and values, in declaration order."""
-    return {key: getattr(settings, name) for key, name in _names_by_key(type(settings)).items()}
+    cls: type = type(settings)
+    return {key: getattr(settings, name) for key, name in _names_by_key(cls).items()}
 
 
 def without_groups(settings: Any) -> dict[str, Value]:
     """Return a settings object as values by the part of their keys within the group."""
-    names = _names_by_key(type(settings)).values()
-    return {key_of(name): getattr(settings, name) for name in names}
+    cls: type = type(settings)
+    return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
@@ -190,9 +191,27 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     chosen = {
         name: _checked(key, values[key], kinds[name], rules[key])
         for key, name in _names_by_key(plain).items()
-        if key in values
+        if key in values and key in rules
     }
     return cls(**chosen)
+
+
+def build_from_file(
+    cls: type[S], content: Mapping[Any, Any], *, place: str = "", more: Iterable[str] = ()
+) -> S:
+    """Build ``cls`` from a mapping of a file, which may also have the keys ``more``.
+
+    Raises:
+        SettingError: a key is unknown, which is named behind ``place``, or as of ``build``.
+    """
+    rules = _rules(cls)
+    known = [f"{place}{key}" for key in (*rules, *more)]
+    for key, value in content.items():
+        if f"{place}{key}" not in known:
+            raise unknown_key(f"{place}{key}", known)
+        if key in rules and isinstance(value, list | dict | set | tuple | bytes):
+            raise SettingError(f"setting '{key}' must be one value, no list and no mapping")
+    return build(cls, content)
 
 
 @cache

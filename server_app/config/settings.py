@@ -201,11 +201,11 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     return name, flat[name]
 
 
-def flat_values(content: Mapping[str, Any], where: str) -> dict[str, Value]:
+def flat_values(content: Mapping[str, Any], where: str = "") -> dict[str, Value]:
     """Return keys and values; of a group, a mapping, each with the group's name before it.
 
     Raises:
-        SettingError: a value is a list, or a mapping within a group; it is told with ``where``.
+        SettingError: a value is a list, or a mapping within a group; ``where`` names the source.
     """
     flat: dict[str, Value] = {}
     for key, value in content.items():
@@ -213,8 +213,8 @@ def flat_values(content: Mapping[str, Any], where: str) -> dict[str, Value]:
         for name, member in (members or {key: value}).items():
             if not isinstance(member, bool | int | float | str):
                 raise SettingError(
-                    f"{where}: setting '{one_line(name, 100)}' is {shown(member)}; it must be "
-                    "true or false, a number or a text"
+                    f"{where and f'{where}: '}setting '{one_line(name, 100)}' is {shown(member)}; "
+                    "it must be true or false, a number or a text"
                 )
             flat[name] = member
     return flat
