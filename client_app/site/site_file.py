@@ -30,16 +30,16 @@ def read_limits(text: str, limits: type) -> dict[str, Any]:
         raise SettingError(str(error)) from None
     if not isinstance(content, dict):
         raise SettingError("it is empty" if content is None else "it is no list of 'key: value'")
-    built = build_from_file(limits, content, more=_LISTS)
+    built: Any = build_from_file(limits, content, more=_LISTS)
     lists = {key: _texts(key, content[key]) for key in _LISTS if key in content}
+    _refuse_unknown("method", lists.get("methods", ()), METHODS)
+    _refuse_unknown("data set", lists.get("datasets", ()), DATA_SETS)
+    for key in ("records", "refused-records"):
+        _refuse_rootless(key, lists.get(key, ()))
     if missing := [key for key in _NEEDED if key not in lists]:
         raise SettingError(
             f"it lacks '{missing[0]}': list what is allowed, or [\"*\"] for everything"
         )
-    _refuse_unknown("method", lists["methods"], METHODS)
-    _refuse_unknown("data set", lists["datasets"], DATA_SETS)
-    for key in ("records", "refused-records"):
-        _refuse_rootless(key, lists.get(key, ()))
     if (log := content.get("audit-log")) and not Path(log).is_absolute():
         raise SettingError("'audit-log' must be an absolute path")
     names = {key: key.replace("-", "_") for key in content}

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings_schema import key_of
 
 _MOST_DIGITS = 300
@@ -86,8 +86,16 @@ def within(sentence: str) -> PydanticCustomError:
     return PydanticCustomError("within", "{sentence}", {"sentence": sentence})
 
 
-def checked(kind: Any, content: Any, refuse: Callable[[str], FedsiloError]) -> Any:
+def checked(
+    kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
+) -> Any:
     """Return the content as a model or another type that pydantic knows.
+
+    Args:
+        kind: the type.
+        content: what a file has.
+        refuse: makes the error of a sentence.
+        quoted: whether the sentence may quote the value.
 
     Raises:
         FedsiloError: what ``refuse`` makes of a sentence that says what is wrong first.
@@ -95,7 +103,7 @@ def checked(kind: Any, content: Any, refuse: Callable[[str], FedsiloError]) -> A
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
-        sentence = _sentence(error.errors(include_url=False, include_input=False)[0])
+        sentence = _sentence(error.errors(include_url=False)[0], quoted)
     raise refuse(sentence)
 
 
@@ -103,15 +111,18 @@ _WORDS = {
     "dict_type": "must be a mapping",
     "bool_type": "must be true or false",
     "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
 }
 
 
-def _sentence(error: ErrorDetails) -> str:
+def _sentence(error: ErrorDetails, quoted: bool) -> str:
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
         return said
     usual = error["msg"].replace("Input should be", "must be").replace("a valid", "a")
     place = place_of(error["loc"]) or "it"
+    place += f" is {shown(error['input'])}: it" if quoted else ""
     between = ": " if error["type"] == "within" else " "
     return f"{place}{between}{said or _WORDS.get(error['type'], usual)}"
 

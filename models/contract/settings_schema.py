@@ -204,7 +204,8 @@ def build_from_file(
     Raises:
         SettingError: a key is unknown, which is named behind ``place``, or as of ``build``.
     """
-    rules = _rules(cls)
+    plain: type = cls
+    rules = _rules(plain)
     known = [f"{place}{key}" for key in (*rules, *more)]
     for key, value in content.items():
         if f"{place}{key}" not in known:

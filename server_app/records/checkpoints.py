@@ -1,18 +1,16 @@
-"""The server's checkpoint after each round, and going on from the newest whole one."""
+"""The server's checkpoint after each round, and resuming from the newest intact one."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import differences
-from fedsilo.server_app.records.forms import HOOKS, STATE
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.state import RoundState
 
@@ -20,73 +18,69 @@ KEPT = 2  # as many as a site keeps states of
 
 
 class CheckpointHook(Hook):
-    """Stores the round state and the other hooks' states, one file a round, the newest two kept."""
+    """Stores the round state and the other hooks' states, one file a round; keeps the newest two.
 
-    name = "checkpoint"
+    Args:
+        folder: where the checkpoints are.
+        settings: what a resumed run must have alike.
+        hooks: those whose state is stored, if they have a name.
+    """
 
     def __init__(self, folder: Path, settings: Mapping[str, Value], hooks: Sequence[Hook]) -> None:
         self.folder = folder
         self.settings = dict(settings)
-        self.hooks = list(hooks)
+        self.hooks = {hook.name: hook for hook in hooks if hook.name}
 
     def round_ended(self, state: RoundState) -> None:
-        """Write this round's checkpoint and drop the oldest."""
+        """Write this round's checkpoint and remove the oldest."""
         facts = {
             "round": state.round,
             "extras": dict(state.extras),
             "keepers": list(state.stateful_sites),
             "settings": self.settings,
-            "hooks": {hook.name: hook.state() for hook in self.hooks if hook.name},
+            "hooks": {name: hook.state() for name, hook in self.hooks.items()},
         }
         save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
-        for old in _files(self.folder)[:-KEPT]:
+        for old in sorted(self.folder.glob("round-*.safetensors"))[:-KEPT]:
             old.unlink()
 
     def resume(self) -> RoundState | None:
-        """Return the newest whole checkpoint and restore the hooks; None if none was written yet.
+        """Return the newest intact checkpoint's state and restore the hooks; None if there is none.
 
         Raises:
-            CheckpointError: it belongs to another config, or no checkpoint is whole.
+            CheckpointError: it belongs to another config or version, or no checkpoint is intact.
         """
-        files = _files(self.folder)
+        files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
             try:
                 arrays, facts = load_state(path)
             except CheckpointError as error:
-                logging.getLogger("flwr").warning("%s: looking for the one before it", error)
+                logging.getLogger("flwr").warning("%s: trying the one before it", error)
                 continue
-            self._check_form(path, facts)
-            if other := differences(facts["settings"], self.settings):
+            try:
+                self._refuse_other_config(path, facts["settings"])
+                for name, hook in self.hooks.items():
+                    hook.restore(facts["hooks"][name])
+                state = RoundState(facts["round"], arrays, facts["extras"], (*facts["keepers"],))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise CheckpointError(
-                    f"{path} belongs to another config: {other}; resume with the same settings "
-                    "or choose another 'run-name'"
-                )
-            for hook in self.hooks:
-                if hook.name:
-                    hook.restore(facts["hooks"].get(hook.name))
-            stateful_sites = tuple(facts["keepers"])
-            return RoundState(facts["round"], arrays, facts["extras"], stateful_sites)
+                    f"{path} is of another version of fedsilo ({type(error).__name__}: "
+                    f"{one_line(error, 100)}): start a new run"
+                ) from None
+            if path.stem != f"round-{state.round:06d}":
+                raise CheckpointError(f"{path} holds round {state.round}: start a new run")
+            return state
         if files:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} is whole "
+                f"none of the checkpoints in {self.folder} is intact "
                 f"({', '.join(path.name for path in files)}): start a new run"
             )
         return None
 
-    def _check_form(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Refuse facts of another form, and a checkpoint of another round than its name says.
-
-        Raises:
-            CheckpointError: so they are.
-        """
-        lacking = {"round", "extras", "keepers", "settings", "hooks"} - facts.keys()
-        fault = f"it lacks '{min(lacking)}'" if lacking else STATE(facts) or HOOKS(facts["hooks"])
-        if fault or path.stem != f"round-{facts['round']:06d}":
+    def _refuse_other_config(self, path: Path, settings: Mapping[str, Value]) -> None:
+        """Raise a CheckpointError that names the settings in which a checkpoint differs."""
+        if other := differences(settings, self.settings):
             raise CheckpointError(
-                f"{path} is of another form: {one_line(fault or 'it is of another round')}; start "
-                "a new run"
+                f"{path} belongs to another config: {other}; resume with the same settings "
+                "or choose another 'run-name'"
             )
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*.safetensors")) if folder.is_dir() else []

@@ -30,7 +30,7 @@ from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
-from fedsilo.server_app.records.forms import Told, check, read_told, table_fault
+from fedsilo.server_app.records.forms import Content, check_table, read_content
 from fedsilo.strategies.loop.participants import Participants
 
 STANDARDISATION = "standardisation.json"
@@ -67,7 +67,7 @@ class RunDirectory:
                 "run directory; resume it or name another"
             )
         try:
-            return read_told(path.read_text(encoding="utf-8"), path)
+            return read_content(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError, RecursionError) as error:
             reason = one_line(error, 100)
             raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
@@ -89,12 +89,12 @@ class RunDirectory:
         path = self.path / name
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                rows = [Told(cells.items(), path) for cells in csv.DictReader(file)]
+                rows = [Content(cells.items(), path) for cells in csv.DictReader(file)]
         except OSError as error:
             raise RunDirectoryError(f"{path}: {error.strerror}") from None
         except (ValueError, csv.Error) as error:
             raise RunDirectoryError(f"{path} is damaged ({one_line(error, 100)})") from None
-        check(table_fault, rows, str(path))
+        check_table(rows, str(path))
         return list[dict[str, str]](rows)
 
 
