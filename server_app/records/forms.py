@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, create_model
@@ -53,7 +54,7 @@ def check(form: Any, content: Any, where: str) -> None:
     checked(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
-def check_table(rows: Iterable[Mapping[str | None, Any]], where: str) -> None:
+def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
     """Refuse the rows of metrics.csv or traffic.csv if they have another form.
 
     Raises:
@@ -67,7 +68,7 @@ def check_table(rows: Iterable[Mapping[str | None, Any]], where: str) -> None:
                 raise _other_form(where, f"line {line}, '{column}' is {shown(cell)}, {fault}")
 
 
-def _cell_fault(column: str | None, cell: str) -> str | None:
+def _cell_fault(column: str, cell: str) -> str | None:
     if column in ("round", "bytes_down", "bytes_up") and not _is_count(cell):
         return "no whole number"
     if column in ("value", "seconds") and not _is_number(cell):
@@ -157,8 +158,9 @@ def _consistent(silos: dict[str, Any]) -> dict[str, Any]:
     return silos
 
 
+_FAILURE = _record({"round": _Whole, "phase": _Line, "site": _Line, "reason": _Line})
 FIGURES = _record({"mean": list[_Number], "std": list[_Number]})
-SILOS = Annotated[dict[SiteName, _SILO], AfterValidator(_consistent)]
+SILOS: Any = Annotated[GenericAlias(dict, (SiteName, _SILO)), AfterValidator(_consistent)]
 SUMMARY = _record(
     {
         "method": _Label,
@@ -173,9 +175,7 @@ SUMMARY = _record(
         "published": dict[_Line, _Metrics] | None,
         "stopped": _Line | None,
         "marks": dict[_Round, _Label],
-        "failures": list[
-            _record({"round": _Whole, "phase": _Line, "site": _Line, "reason": _Line})
-        ],
+        "failures": GenericAlias(list, (_FAILURE,)),
         "seconds": _record({"total": _Number, "rounds": _Number, "sites": _Metrics}),
         "peak-memory-bytes": _Metrics,
         "unrepeatable-operations": list[_Line],
