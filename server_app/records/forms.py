@@ -121,7 +121,11 @@ def _setting(value: Any) -> Any:
 
 def _record(fields: Mapping[str, Any]) -> Any:
     """Return the type of a mapping whose values must be of these types where they are there."""
-    optional: dict[str, Any] = {name: (kind, None) for name, kind in fields.items()}
+    optional: dict[
+        str, Any
+    ] = {  # a field's own name must not be one of BaseModel's, as 'schema' is
+        f"{name}_": (kind, Field(None, alias=name)) for name, kind in fields.items()
+    }
     return create_model("Record", __config__=ConfigDict(strict=True), **optional)
 
 
@@ -151,8 +155,8 @@ _SILO = _record(
 def _consistent(silos: dict[str, Any]) -> dict[str, Any]:
     if not silos:
         raise misfit("must name a site")
-    counts = [counts for silo in silos.values() for counts in (silo.label_counts or {}).values()]
-    named = [silo.classes for silo in silos.values() if silo.classes]
+    counts = [counts for silo in silos.values() for counts in (silo.label_counts_ or {}).values()]
+    named = [silo.classes_ for silo in silos.values() if silo.classes_]
     if len({len(classes) for classes in (*counts, *(named if counts else ()))}) > 1:
         raise misfit("must have 'classes' and 'label_counts' of one number of classes")
     return silos

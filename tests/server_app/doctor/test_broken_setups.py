@@ -334,7 +334,7 @@ SERVERS = {
         _write("registry.json", '{"north": 3}'),
         "registry",
         "'north' must be a mapping",
-        "'node-id'",
+        "the keys node-id, key",
     ),
 }
 
