@@ -20,7 +20,7 @@ from fedsilo.models.contract.settings_schema import (
     unknown_key,
     unknown_name,
 )
-from fedsilo.server_app.config.settings import flat_values, known_defaults
+from fedsilo.server_app.config.settings import declared_defaults, flat_values
 
 S = TypeVar("S")
 
@@ -54,7 +54,7 @@ def _settings(content: Any) -> Any:
 def _grid(content: Any) -> Any:
     if not isinstance(content, dict):
         return content or {}
-    known = known_defaults() if content else {}
+    known = declared_defaults()
     for key, values in content.items():
         if isinstance(key, str) and key not in known:
             raise within(str(unknown_key(key, known)))
@@ -89,6 +89,14 @@ class _Parts(FileModel):
     config: _Settings = Field(default_factory=dict)
     grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
     resources: _Settings = Field(default_factory=dict)
+
+
+def simulation_file(given: Path | None) -> Path:
+    """Return the given simulation file, or the working folder's, or fedsilo's own."""
+    local = Path(SIMULATION_FILE)
+    if given is not None or local.is_file():
+        return given or local
+    return Path(__file__).resolve().parents[2] / SIMULATION_FILE
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
