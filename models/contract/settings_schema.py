@@ -52,20 +52,15 @@ class SettingRule:
             return self.wording
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        bounds = [
-            ("at least", self.minimum),
-            ("above", self.above),
-            ("at most", self.maximum),
-            ("below", self.below),
-        ]
-        return " and ".join(f"{word} {at:g}" for word, at in bounds if math.isfinite(at))
+        low = {"at least": self.minimum, "above": self.above}
+        bounds = low | {"at most": self.maximum, "below": self.below}
+        return " and ".join(f"{word} {at:g}" for word, at in bounds.items() if math.isfinite(at))
 
     def allows(self, value: Value) -> bool:
         """Tell whether a value of the right type is allowed."""
         if isinstance(value, str):
-            return (not self.choices or value in self.choices) and (
-                not self.pattern or bool(re.fullmatch(self.pattern, value))
-            )
+            matches = not self.pattern or bool(re.fullmatch(self.pattern, value))
+            return matches and (not self.choices or value in self.choices)
         finite = math.isfinite(value) if isinstance(value, float) else abs(value) <= _LARGEST
         inside = self.minimum <= value <= self.maximum and self.above < value < self.below
         return finite and inside
@@ -142,8 +137,7 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
 
 def defaults(cls: type) -> dict[str, Value]:
     """Return every key of ``cls`` with its default."""
-    values: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
-    return {key: values[name] for key, name in _names_by_key(cls).items()}
+    return {key: getattr(cls, name) for key, name in _names_by_key(cls).items()}
 
 
 def as_mapping(settings: Any) -> dict[str, Value]:
@@ -164,9 +158,9 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     near = [name for name in names if name.endswith(f".{key}")]  # its group is missing
     near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {listed(names)}"
-    group, dot, _ = key.partition(".")
+    group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
-    if dot and group not in groups:
+    if group != key and group not in groups:
         what = f"setting '{key}': no method has a group '{group}' (groups: {', '.join(groups)})"
         return SettingError(what + (hint if near else ""))
     return SettingError(f"unknown setting '{key}'{hint}")

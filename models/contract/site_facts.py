@@ -1,4 +1,4 @@
-"""What a site says of itself at the start of a run: written and read back in one place."""
+"""What a site reports about itself at the start of a run."""
 
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ class SiteFacts:
         classes: number of classes.
         label_counts: per split, samples of each class.
         fingerprints: per split, the digest of its samples.
-        simulated: a site of a simulation, without a folder of its own: it keeps its private state
-            in the run directory, and only such a one is told where that is.
+        simulated: whether the site is simulated, and keeps its private state in the run directory.
         features: names of a table's features.
-        sums: those of a table's training rows, where figures are pooled.
+        sums: those of a table's training rows, if its features are standardised over all sites.
         dropped: samples that were left out.
         schema: digest of a table's schema.
         backbone: digest of the weights that the network starts from.
         class_names: names of the classes, empty where there are none.
-        floor: the site's 'sums-min-count', which its hospital may have raised: of fewer samples no
-            mean leaves it.
-        software: of a hospital, what it runs: versions, revision and device, by name.
-        measured: the splits of which the site sends measurements; a hospital may withhold those of
-            too few samples, or all of them.
+        floor: the site's 'sums-min-count': no mean of fewer samples leaves the site.
+        software: versions, revision and device of a hospital, by name.
+        measured: the splits of which the site sends measurements; a hospital may withhold some.
     """
 
     site: str

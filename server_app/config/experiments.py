@@ -165,7 +165,8 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise SettingError(
-            f"{path} is missing: run this in fedsilo's folder or name the file by --file"
+            f"{path} cannot be read, it is missing: run this in fedsilo's folder or name the "
+            "file by --file"
         )
     content = read_yaml(path, SettingError)
     if not isinstance(content, dict):
