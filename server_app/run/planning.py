@@ -160,7 +160,8 @@ def start(
     """
     if settings.common.purpose != "train":
         raise SettingError(
-            f"setting 'purpose' is '{settings.common.purpose}', and a run's is 'train': remove it"
+            f"setting 'purpose' is '{settings.common.purpose}', which is no run: remove it, or run "
+            "'fedsilo survey'"
         )
     # Told here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
