@@ -55,8 +55,10 @@ def tiny() -> Callable[..., dict[str, Value]]:
     """Return a builder of small run settings for a method, with changes."""
 
     def build(method: str, **changes: Value) -> dict[str, Value]:
-        grouped = keys_of(settings_class(method))  # a keyword has no group
-        named = {grouped.get(name, key_of(name)): value for name, value in changes.items()}
+        own = keys_of(settings_class(method)).items()
+        grouped = {key_of(name): key for name, key in own}  # a keyword has no group
+        keys = {name: key_of(name) for name in changes}
+        named = {grouped.get(key, key): changes[name] for name, key in keys.items()}
         return TINY | {"method": method} | TINY_METHOD.get(method, {}) | named
 
     return build
