@@ -157,7 +157,8 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     names, key = sorted(known), one_line(key, _QUOTED)
     near = [name for name in names if name.endswith(f".{key}")]  # its group is missing
     near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {listed(names)}"
+    guess = " or ".join(f"'{name}'" for name in near)
+    hint = f"; did you mean {guess}?" if near else f"; known keys: {listed(names)}"
     group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
     if group != key and group not in groups:

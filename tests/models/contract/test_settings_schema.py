@@ -117,8 +117,9 @@ def test_a_file_may_have_more_keys_if_they_are_named() -> None:
 
 
 def test_a_key_without_its_group_is_answered_with_the_whole_key() -> None:
-    known = ["fedprox.temperature", "temper"]
-    assert "did you mean 'fedprox.temperature'?" in str(unknown_key("temperature", known))
+    known = ["fedprox.temperature", "moon.temperature", "temper"]
+    told = str(unknown_key("temperature", known))
+    assert "did you mean 'fedprox.temperature' or 'moon.temperature'?" in told
 
 
 def test_an_unknown_key_is_answered_with_the_nearest_one() -> None:
