@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     log = logging.getLogger("flwr")
     try:
-        _run(grid, context, log)
+        _run(grid, context)
     except FedsiloError as error:
         log.error("fedsilo: %s", error)
         raise
@@ -33,8 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         raise RunDirectoryError(line) from error
 
 
-def _run(grid: Grid, context: Context, log: logging.Logger) -> None:
-    from fedsilo.server_app.config.old_keys import with_new_keys
+def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
@@ -42,11 +41,8 @@ def _run(grid: Grid, context: Context, log: logging.Logger) -> None:
     from fedsilo.server_app.studies.finish import finish_run
     from fedsilo.server_app.studies.survey.collect import run_survey
 
-    values, lines = with_new_keys(context.run_config)
-    for line in lines:
-        log.warning("fedsilo: %s", line)
-    settings = resolve(values)
-    if settings.common.meeting:
+    settings = resolve(context.run_config)
+    if settings.common.purpose == "meet":
         write_meeting(grid, settings)
     elif settings.common.purpose == "survey":
         run_survey(grid, settings)

@@ -13,8 +13,8 @@ import hypothesis
 import pytest
 import torch
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.old_keys import overlaid
+from fedsilo.models.contract.methods import settings_class
+from fedsilo.models.contract.settings_schema import Value, key_of, keys_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.tiny import TINY, TINY_METHOD
@@ -55,9 +55,11 @@ def tiny() -> Callable[..., dict[str, Value]]:
     """Return a builder of small run settings for a method, with changes."""
 
     def build(method: str, **changes: Value) -> dict[str, Value]:
-        named = {key.replace("_", "-"): value for key, value in changes.items()}
-        small = TINY | {"method": method} | TINY_METHOD.get(method, {})
-        return overlaid(small, named)[0]  # a keyword has no group
+        own = keys_of(settings_class(method)).items()
+        grouped = {key_of(name): key for name, key in own}  # a keyword has no group
+        keys = {name: key_of(name) for name in changes}
+        named = {grouped.get(key, key): changes[name] for name, key in keys.items()}
+        return TINY | {"method": method} | TINY_METHOD.get(method, {}) | named
 
     return build
 

@@ -211,7 +211,7 @@ def test_a_run_whose_first_round_is_too_much_trains_nothing(
 def test_a_method_stopped_before_it_has_what_its_documents_tell_finishes(
     tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    stages = {"experts": "finetuned", "picsr.warmup-rounds": 2, "rounds": 4}
+    stages = {"picsr.experts": "finetuned", "picsr.warmup-rounds": 2, "rounds": 4}
     values = tiny("picsr") | stages | PRIVATE | {"max-epsilon": between(1)}
     directory = inline_run(values, draw=True)
     assert directory.read_json("summary.json")["rounds"] == 1

@@ -59,7 +59,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
 } | {
     "picsr-finetuned": {
         "method": "picsr",
-        "experts": "finetuned",
+        "picsr.experts": "finetuned",
         "rounds": 3,
         "picsr.warmup-rounds": 1,
         "picsr.expert-rounds": 1,

@@ -303,11 +303,9 @@ def parsed_site_file(text: str) -> SiteFile:
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value cannot be.
     """
-    from fedsilo.client_app.site.site_file import (
-        read_limits,  # pydantic, only at who has a site file
-    )
+    from fedsilo.client_app.site.site_file import read_limits  # only at who has a site file
 
-    named = read_limits(text, SiteFile).given()
+    named = read_limits(text, SiteFile)
     lists = {f.name for f in fields(SiteFile) if "rule" not in f.metadata}
     given = {key_of(name): value for name, value in named.items() if name not in lists}
     return SiteFile(**named, given=given)

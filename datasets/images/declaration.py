@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, model_validator
 
 from fedsilo.datasets.images.dataset import SMALLEST_IMAGE
-from fedsilo.datasets.io.declarations import Declared, as_text, fault, number, whole
+from fedsilo.datasets.io.declarations import FileModel, as_text, fault, number, whole
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each
 
 _LARGEST_IMAGE = 4096
@@ -23,7 +23,7 @@ def _names_as_lists(content: Any) -> Any:
     return {name: [name] for name in names}
 
 
-class ImagesModel(Declared):
+class ImagesModel(FileModel):
     """What every site's images are, as the file has it; ``given`` has what it says."""
 
     model_config = ConfigDict(title="the file")

@@ -9,22 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from fedsilo.datasets.io.declarations import (
-    Declared,
+    FileModel,
     Text,
-    YamlError,
     checked,
     distinct_texts,
     fault,
-    parse_yaml,
 )
 from fedsilo.datasets.io.text_files import read_text, same_text
+from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
 from fedsilo.datasets.silo.site_names import site_name_fault
 from fedsilo.models.contract.errors import DataError
 
-M = TypeVar("M", bound=Declared)
+M = TypeVar("M", bound=FileModel)
 
 
 def read_declared(path: Path, model: type[M]) -> M:
@@ -34,10 +33,11 @@ def read_declared(path: Path, model: type[M]) -> M:
         DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
     """
     try:
-        content = parse_yaml(read_text(path))
+        content = parse_yaml(read_text(path), str(path))
     except YamlError as error:
-        raise DataError(error.of(str(path))) from None
-    return checked(model, content, lambda found: DataError(f"{path}: {found.sentence}"))
+        raise DataError(str(error)) from None
+    declared: M = checked(model, content, lambda sentence: DataError(f"{path}: {sentence}"))
+    return declared
 
 
 def _plain_sites(content: Any) -> Any:
@@ -74,5 +74,12 @@ def one_class_each(classes: Mapping[str, list[str]]) -> dict[str, tuple[str, ...
     return forms
 
 
+def _plain_name(name: str) -> str:
+    if wrong := site_name_fault(name):
+        raise fault(wrong)
+    return name
+
+
+SiteName = Annotated[str, AfterValidator(_plain_name)]
 Sites = Annotated[dict[Text, Text], BeforeValidator(_plain_sites)]
 ClassLists = Annotated[dict[Text, list[Text]], BeforeValidator(_lists_by_name)]

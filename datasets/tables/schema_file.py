@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from fedsilo.datasets.io.declarations import Declared, Text, fault, number, whole
+from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, number, whole
 from fedsilo.datasets.io.text_files import same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each, read_declared
 from fedsilo.datasets.tables.parsing import Column, TableSchema
@@ -19,7 +19,13 @@ from fedsilo.datasets.tables.parsing import Column, TableSchema
 _MOST_EDGES = 64
 
 
-class ColumnModel(Declared):
+def _one_character(text: str) -> str:
+    if len(text) != 1:
+        raise misfit("must be one character")
+    return text
+
+
+class ColumnModel(FileModel):
     """A column, as the file has it."""
 
     model_config = ConfigDict(title="a column")
@@ -27,8 +33,8 @@ class ColumnModel(Declared):
     name: Text
     kind: Literal["numeric", "categorical", "ignored"] = "numeric"
     levels: list[Text] = Field(default_factory=list)
-    mean: Annotated[float | None, number(-1e300, 1e300)] = None
-    std: Annotated[float | None, number(1e-12, 1e300)] = None
+    mean: Annotated[float, number(-1e300, 1e300)] | None = None
+    std: Annotated[float, number(1e-12, 1e300)] | None = None
     edges: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -57,7 +63,7 @@ class ColumnModel(Declared):
         return tuple(same_text(level) for level in self.levels)
 
 
-class LabelModel(Declared):
+class LabelModel(FileModel):
     """The label's column, and the values that mean each class."""
 
     model_config = ConfigDict(title="'label'")
@@ -71,7 +77,7 @@ class LabelModel(Declared):
         return self
 
 
-class SchemaModel(Declared):
+class SchemaModel(FileModel):
     """A table's schema, as the file has it."""
 
     model_config = ConfigDict(title="the schema")
@@ -81,7 +87,7 @@ class SchemaModel(Declared):
     missing: list[Text] = Field(default_factory=lambda: ["", "?"])
     policy: Literal["drop", "impute"] = "drop"
     header: bool = True
-    delimiter: Annotated[Text, Field(min_length=1, max_length=1, description="one character")] = ","
+    delimiter: Annotated[Text, AfterValidator(_one_character)] = ","
     sites: Sites
     test_share: Annotated[float, number(0.0, 0.9)] = 0.34
     split_seed: Annotated[int, whole(0, 2**32 - 1, "2^32 - 1")] = 43

@@ -1,9 +1,9 @@
 """How arrays are named, on the wire and in a site's own state: ``<kind>/<site>/<array>``.
 
-One rule reads every name: the first '/' ends the kind, the second ends the site, and all that
-follows is the array's own name, which may hold a '/'. So a site's name holds none. A kind is a
-method's constant that ends in '/' (``expert/``); arrays of no particular site are
-``<kind>/<array>``, and what a site has one of is ``<kind>/<site>``.
+The first '/' ends the kind, the second ends the site, and the rest is the array's own name, which
+may have a '/'; a site's name has none. A kind is a method's constant that ends in '/'
+(``expert/``). Arrays of no particular site are ``<kind>/<array>``, and a site's only array of a
+kind is ``<kind>/<site>``.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 
 
 def is_statistic(name: str) -> bool:
-    """Tell whether the array is a running figure of batch norm, which no step has made."""
+    """Tell whether the array is a running statistic of batch norm, which is not trained."""
     return name.endswith(_STATISTICS)

@@ -13,17 +13,14 @@ from fedsilo.models.contract.one_line import shortened
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002}  # far from Flower's own, which begin at 0
 
 
-_LONGEST = 1500  # characters: a mend, which stands at the end, is never cut off
-_END = 400  # of them
+_LONGEST = 1500  # characters of a message
+_END = 400  # of them are never cut off: the end says what to do
 
 
 class FedsiloError(Exception):
     """Base of every error whose message is meant for the user and needs no traceback.
 
     Whatever it quotes, its message is one printable line; the middle of a longer one is left out.
-
-    Class attributes:
-        code: the kind of error.
     """
 
     code: ClassVar[str] = ""
@@ -45,13 +42,13 @@ class DataError(FedsiloError):
 
 
 class SiteError(FedsiloError):
-    """A site failed, answered something unusable, or too few sites are left."""
+    """A site failed or sent an unusable answer, or too few sites are left."""
 
     code = "site"
 
 
 class RefusedError(SiteError):
-    """The hospital's own word, not a fault, keeps an answer at the site."""
+    """The hospital's own rules, not a fault, keep an answer at the site."""
 
     code = "refused"
 
@@ -69,12 +66,12 @@ class CheckpointError(FedsiloError):
 
 
 class RunDirectoryError(FedsiloError):
-    """A run directory exists already, is missing, or holds no finished run."""
+    """A run directory exists already, is missing, or has no finished run."""
 
     code = "run-directory"
 
 
 class ExportError(FedsiloError):
-    """A model cannot be written in a form, or what was written does not answer as it does."""
+    """A model cannot be exported, or the exported one gives other answers."""
 
     code = "export"

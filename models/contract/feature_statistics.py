@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
@@ -13,6 +13,8 @@ Vector = npt.NDArray[Any]
 @dataclass(frozen=True)
 class Sums:
     """Per feature, (features,) float64: values that are there, their sum, and that of squares."""
+
+    __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}  # SiteFacts are validated
 
     count: Vector
     total: Vector

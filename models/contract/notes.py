@@ -1,7 +1,7 @@
-"""Typed notes: what a method's server tells its sites beside arrays, written and read in one place.
+"""Typed notes: what a method's server sends its sites beside arrays.
 
-A method derives its own class beside its settings; both ends use it, so that neither joins nor
-parses a text by hand. On the wire a field is a plain value, or JSON where it is none.
+A method derives its own class beside its settings, and both ends use it. On the wire a field is a
+plain value, or JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedsilo.models.contract.settings_schema import Value
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """Nothing is told; a method's notes have fields with defaults where they may be missing."""
+    """No notes; a method's own class has a field for each, with a default if it may be missing."""
 
     def to_values(self) -> dict[str, Value]:
         """Return the notes as ``Instruction.notes`` carries them."""
@@ -31,10 +31,10 @@ class Notes:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Read them back; a field that did not come has its default.
+        """Read them back; a field that is missing has its default.
 
         Raises:
-            SiteError: one has none, or cannot be read; server and site run different versions.
+            SiteError: it has none, or one cannot be read; server and site run different versions.
         """
         plain = ("bool", "int", "float", "str")
         try:

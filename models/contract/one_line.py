@@ -1,4 +1,4 @@
-"""What others say, as one line: no control characters, no line ends, no more than a screen's."""
+"""Foreign text on one line: no control characters, no line ends, and not too long."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _NAME = 80  # characters of one of several names
 
 def one_line(text: object, longest: int = LONGEST) -> str:
     """Return ``text`` on one line, printable, cut after ``longest`` characters."""
-    words = printable(_text(text)[: 4 * longest])  # what comes after is cut anyway
+    words = printable(_text(text)[: 4 * longest])  # the rest is cut anyway
     return words if len(words) <= longest else f"{words[: longest - 1]}…"
 
 
 def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
     """Return ``text`` on one line; of more than ``longest`` characters the middle is left out.
 
-    Of an error the end says what to do: its last ``end`` characters stay.
+    The last ``end`` characters stay: the end of an error says what to do.
     """
     words = printable(_text(text))
     if len(words) <= longest:
@@ -26,7 +26,7 @@ def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line: what no console should be sent becomes a space."""
+    """Return a text on one line, with a space for each character that cannot be printed."""
     if text.isprintable() and "  " not in text:
         return text.strip()
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -43,7 +43,7 @@ def shown(value: object, longest: int = 100) -> str:
 
 
 def listed(names: Iterable[object], most: int = 30) -> str:
-    """Return names joined by commas, each cut; of more than ``most`` how many more there are."""
+    """Return at most ``most`` names joined by commas, each cut, and how many more there are."""
     all_ = list(names)
     rest = f" and {len(all_) - most} more" if len(all_) > most else ""
     return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest

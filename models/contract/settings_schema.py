@@ -30,60 +30,56 @@ _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", 
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What a field allows: ``minimum`` and ``maximum`` inclusive, ``above`` and ``below`` not.
+class SettingRule:
+    """What a setting means and allows: ``minimum`` and ``maximum`` inclusive, the others not.
 
-    A text may be one of ``choices``, or match ``pattern`` as told by ``wording``.
+    A text may have to be one of ``choices``, or match ``pattern``, which ``wording`` describes.
     """
 
     help: str
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    below: float | None = None
+    roles: tuple[str, ...]
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
     choices: tuple[str, ...] = ()
     pattern: str = ""
     wording: str = ""
 
     def allowed(self) -> str:
-        """Say the range in words, empty if anything of the type will do."""
+        """Describe the allowed values, or return an empty string if the type alone decides."""
         if self.pattern:
             return self.wording
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        bounds = [
-            ("at least {:g}", self.minimum),
-            ("above {:g}", self.above),
-            ("at most {:g}", self.maximum),
-            ("below {:g}", self.below),
-        ]
-        return " and ".join(text.format(bound) for text, bound in bounds if bound is not None)
+        low = {"at least": self.minimum, "above": self.above}
+        bounds = low | {"at most": self.maximum, "below": self.below}
+        return " and ".join(f"{word} {at:g}" for word, at in bounds.items() if math.isfinite(at))
 
-    def holds(self, value: Value) -> bool:
-        """Tell whether ``value``, already of the right type, is in range."""
+    def allows(self, value: Value) -> bool:
+        """Tell whether a value of the right type is allowed."""
         if isinstance(value, str):
-            listed = not self.choices or value in self.choices
-            return listed and (not self.pattern or bool(re.fullmatch(self.pattern, value)))
-        # Asked of None and not of truth: 0 is a bound too
-        return not (
-            (self.minimum is not None and value < self.minimum)
-            or (self.maximum is not None and value > self.maximum)
-            or (self.above is not None and value <= self.above)
-            or (self.below is not None and value >= self.below)
-        )
+            matches = not self.pattern or bool(re.fullmatch(self.pattern, value))
+            return matches and (not self.choices or value in self.choices)
+        finite = math.isfinite(value) if isinstance(value, float) else abs(value) <= _LARGEST
+        inside = self.minimum <= value <= self.maximum and self.above < value < self.below
+        return finite and inside
 
 
 def setting(
     default: Value, help: str, *, roles: str | tuple[str, ...] = "training", **bounds: Any
 ) -> Any:
-    """Declare a dataclass field with a default, a one-line help and a range (see ``Rule``).
+    """Declare a dataclass field with a default, one line of help and bounds (see ``SettingRule``).
 
-    ``roles`` say what it is a setting of, in the words of its class; ``keys_with`` asks for them.
+    ``roles`` say what it is a setting of, in the words of its class; ``keys_with`` selects by them.
     """
     named = (roles,) if isinstance(roles, str) else roles
-    return dataclasses.field(
-        default=default, metadata={"rule": Rule(help, **bounds), "roles": named}
-    )
+    return dataclasses.field(default=default, metadata={"rule": SettingRule(help, named, **bounds)})
+
+
+def choice(*choices: str, help: str, roles: str | tuple[str, ...] = "training") -> Any:
+    """Declare a field that takes one of ``choices``, of which the first is the default."""
+    return setting(choices[0], help, roles=roles, choices=choices)
 
 
 def key_of(field_name: str) -> str:
@@ -91,22 +87,40 @@ def key_of(field_name: str) -> str:
     return field_name.replace("_", "-")
 
 
-def keys_of(cls: type) -> Mapping[str, str]:
-    """Return the run-config key of each field, by its name, in declaration order.
+@cache
+def _names_by_key(cls: type) -> Mapping[str, str]:
+    """Return the field's name of each key, in declaration order.
 
     A field belongs to the ``group`` of the class that declares it, also where another inherits it.
     """
-    return _keys_of(cls)
-
-
-@cache
-def _keys_of(cls: type) -> Mapping[str, str]:
-    keys = {}
+    names = {}
     for field in dataclasses.fields(cls):
         owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
         group, key = _group_of(owner), key_of(field.name)
-        keys[field.name] = f"{group}.{key.removeprefix(f'{group}-')}" if group else key
-    return keys
+        names[f"{group}.{key.removeprefix(f'{group}-')}" if group else key] = field.name
+    return names
+
+
+def _group_of(cls: type) -> str:
+    """Return the group that a class names, or the name of the method whose file declares it."""
+    folder, _, name = cls.__module__.rpartition(".")
+    return str(vars(cls).get("group", key_of(name) if folder == "fedsilo.models.methods" else ""))
+
+
+def keys_of(cls: type) -> dict[str, str]:
+    """Return the run-config key of each field, by its name, in declaration order."""
+    return {name: key for key, name in _names_by_key(cls).items()}
+
+
+@cache
+def _rules(cls: type) -> Mapping[str, SettingRule]:
+    rules = {f.name: f.metadata["rule"] for f in dataclasses.fields(cls) if "rule" in f.metadata}
+    return {key: rules[name] for key, name in _names_by_key(cls).items() if name in rules}
+
+
+def rule_of(cls: type, key: str) -> SettingRule:
+    """Return the rule of ``key`` in ``cls``."""
+    return _rules(cls)[key]
 
 
 def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
@@ -115,51 +129,39 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     Raises:
         ValueError: no field has one of the roles: it is misspelt.
     """
-    keys = keys_of(cls)
-    roles_by_key = {keys[f.name]: f.metadata.get("roles", ()) for f in dataclasses.fields(cls)}
-    if unknown := set(roles).difference(*roles_by_key.values()):
+    rules = _rules(cls)
+    if unknown := set(roles).difference(*(rule.roles for rule in rules.values())):
         raise ValueError(f"no field of {cls.__name__} has the role '{min(unknown)}'")
-    return tuple(key for key, named in roles_by_key.items() if not set(roles).isdisjoint(named))
-
-
-def _group_of(cls: type) -> str:
-    """Return the group that a class names, else that of the method whose file it stands in."""
-    room, _, name = cls.__module__.rpartition(".")
-    return str(vars(cls).get("group", key_of(name) if room == "fedsilo.models.methods" else ""))
+    return tuple(key for key, rule in rules.items() if not set(roles).isdisjoint(rule.roles))
 
 
 def defaults(cls: type) -> dict[str, Value]:
     """Return every key of ``cls`` with its default."""
-    values: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
-    return {key: values[name] for name, key in keys_of(cls).items()}
+    return {key: getattr(cls, name) for key, name in _names_by_key(cls).items()}
 
 
 def as_mapping(settings: Any) -> dict[str, Value]:
     """Return a settings object as keys and values, in declaration order."""
-    return {key: getattr(settings, name) for name, key in keys_of(type(settings)).items()}
+    cls: type = type(settings)
+    return {key: getattr(settings, name) for key, name in _names_by_key(cls).items()}
 
 
 def without_groups(settings: Any) -> dict[str, Value]:
     """Return a settings object as values by the part of their keys within the group."""
-    return {key_of(name): getattr(settings, name) for name in keys_of(type(settings))}
-
-
-def rule_of(cls: type, key: str) -> Rule:
-    """Return the rule of ``key`` in ``cls``."""
-    names = {key: name for name, key in keys_of(cls).items()}
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    rule: Rule = fields[names[key]].metadata["rule"]
-    return rule
+    cls: type = type(settings)
+    return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Build the error for a key that nobody knows, with the nearest valid name."""
-    names, key = sorted(known), _quotable(key)
-    near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {listed(names)}"
-    group, dot, _ = key.partition(".")
+    """Build the error for an unknown key, with the nearest valid one."""
+    names, key = sorted(known), one_line(key, _QUOTED)
+    near = [name for name in names if name.endswith(f".{key}")]  # its group is missing
+    near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
+    guess = " or ".join(f"'{name}'" for name in near)
+    hint = f"; did you mean {guess}?" if near else f"; known keys: {listed(names)}"
+    group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
-    if dot and group not in groups:
+    if group != key and group not in groups:
         what = f"setting '{key}': no method has a group '{group}' (groups: {', '.join(groups)})"
         return SettingError(what + (hint if near else ""))
     return SettingError(f"unknown setting '{key}'{hint}")
@@ -167,64 +169,71 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown method, data set or experiment."""
-    names, name = sorted(map(str, known)), _quotable(name)
+    names, name = sorted(map(str, known)), one_line(name, _QUOTED)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return SettingError(f"unknown {what} '{name}': known are {listed(names)}{hint}")
 
 
-def _quotable(name: object) -> str:
-    """Return a name that nobody knows as an error may hold it."""
-    return one_line(name, _QUOTED)
-
-
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build ``cls`` from the keys of ``values`` that it declares; other keys are not looked at.
+    """Build ``cls`` from the keys of ``values`` that it declares, and ignore other keys.
 
     Raises:
-        SettingError: a value has the wrong type or lies outside its range.
+        SettingError: a value has the wrong type or is not allowed.
     """
-    plain: type = cls  # mypy holds type[S] for nothing that a cache can take
-    hints, keys = _types(plain), keys_of(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # S
+    plain: type = cls  # mypy takes type[S] for nothing that a cache can hold
+    kinds, rules = _types(plain), _rules(plain)
     chosen = {
-        name: _checked(key, values[key], hints[name], fields[name].metadata["rule"])
-        for name, key in keys.items()
-        if key in values
+        name: _checked(key, values[key], kinds[name], rules[key])
+        for key, name in _names_by_key(plain).items()
+        if key in values and key in rules
     }
     return cls(**chosen)
 
 
+def build_from_file(
+    cls: type[S], content: Mapping[Any, Any], *, place: str = "", more: Iterable[str] = ()
+) -> S:
+    """Build ``cls`` from a mapping of a file, which may also have the keys ``more``.
+
+    Raises:
+        SettingError: a key is unknown, which is named behind ``place``, or as of ``build``.
+    """
+    plain: type = cls
+    rules = _rules(plain)
+    known = [f"{place}{key}" for key in (*rules, *more)]
+    for key, value in content.items():
+        if f"{place}{key}" not in known:
+            raise unknown_key(f"{place}{key}", known)
+        if key in rules and isinstance(value, list | dict | set | tuple | bytes):
+            raise SettingError(f"setting '{key}' must be one value, no list and no mapping")
+    return build(cls, content)
+
+
 @cache
 def _types(cls: type) -> Mapping[str, type]:
-    """Return the types of a class's fields; reading them takes 2 ms, and each message asks."""
+    """Return the types of a class's fields; reading them takes 2 ms."""
     return get_type_hints(cls)
 
 
-def _checked(key: str, value: Value, kind: type, rule: Rule) -> Value:
+def _checked(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
+    number = kind is float and type(value) is int and abs(value) <= _LARGEST
+    typed = float(value) if number else value
+    if type(typed) is kind and rule.allows(typed):
+        fault = _text_fault(typed) if isinstance(typed, str) else None
+        if fault is None:
+            return typed
+        raise SettingError(f"setting '{key}' is {shown(value)}: {fault}")
     allowed = rule.allowed()
     wanted = _TYPE_NAMES[kind] + (f", {allowed}" if allowed else "")
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits:
-        raise SettingError(
-            f"setting '{key}' is {shown(value)} ({type(value).__name__}); it must be {wanted}"
-        )
-    if isinstance(value, str) and (wrong := _text_fault(value)):
-        raise SettingError(f"setting '{key}' is {shown(value)}: {wrong}")
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        raise SettingError(f"setting '{key}' is {shown(value)}; it must be {wanted}")
-    typed: Value = float(value) if kind is float else value
-    if isinstance(typed, float) and not math.isfinite(typed):
-        raise SettingError(f"setting '{key}' is {shown(value)}; it must be {wanted}")
-    if not rule.holds(typed):
-        raise SettingError(f"setting '{key}' is {shown(value)}; it must be {wanted}")
-    return typed
+    given = shown(value) if type(typed) is kind else f"{shown(value)} ({type(value).__name__})"
+    raise SettingError(f"setting '{key}' is {given}; it must be {wanted}")
 
 
-def _text_fault(text: str) -> str:
-    """Say why no setting can be such a text; empty: one can."""
+def _text_fault(text: str) -> str | None:
+    """Say why a text can be no setting at all."""
     if len(text) > _LONGEST or not text.isprintable():
         return f"it must be at most {_LONGEST} characters, all of which can be printed"
     if text.startswith("~") and os.path.expanduser(text) == text:
         return "there is no such user's home folder here"
-    return ""
+    return None

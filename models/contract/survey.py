@@ -1,8 +1,8 @@
-"""What a site answers to a survey: written at the site, held to this form again at the server.
+"""A site's answer to a survey: pydantic checks it at the site, and again at the server.
 
-A count is None where the site suppressed it. Cells of a histogram are in the order of its edges:
-below the first, between two each, from the last on; of levels one each. Where samples can lack a
-value one more cell counts those.
+A count is None where the site suppressed it. A histogram's cells are in the order of its edges
+(below the first, between two, above the last), or one per level; if samples can lack a value, a
+last cell counts those.
 """
 
 from __future__ import annotations
@@ -155,12 +155,12 @@ class Survey(Part):
             _check_cells("histograms", by_name, about.features)
         _check_cells("files", self.files or {}, about.file_features)
         known = {feature.name for feature in about.features}
-        told: list[Mapping[str, Any]] = [*(self.means or {}).values()]
-        told += [*(self.percentiles or {}).values()]
+        by_split: list[Mapping[str, Any]] = [*(self.means or {}).values()]
+        by_split += [*(self.percentiles or {}).values()]
         of_files = {feature.name for feature in about.file_features}
         odd = not (self.file_percentiles or {}).keys() <= of_files
-        if odd or any(not by_name.keys() <= known for by_name in told):
-            raise ValueError("there is a figure of a feature that 'about' does not name")
+        if odd or any(not by_name.keys() <= known for by_name in by_split):
+            raise ValueError("it has a statistic of a feature that 'about' does not name")
         return self
 
     def to_config(self) -> dict[str, str]:

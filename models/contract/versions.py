@@ -1,4 +1,4 @@
-"""Which fedsilo and which Flower a process runs: a server tells its sites, and they compare."""
+"""Which fedsilo and which Flower a process runs: a server sends it, and its sites compare."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def installed_software() -> dict[str, str]:
 
 
 def git_revision() -> str:
-    """Return the revision of the checkout that runs, 'unknown' outside one."""
+    """Return the checkout's revision, or 'unknown' if this is no checkout."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(

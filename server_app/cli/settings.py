@@ -61,9 +61,8 @@ def _list_settings(title: str, cls: type) -> None:
 
 def _experiments(*, file: FileOption = None) -> None:
     from fedsilo.datasets.registry import silo_count
-    from fedsilo.server_app.config.experiments import read_experiments
+    from fedsilo.server_app.config.experiments import read_experiments, simulation_file
     from fedsilo.server_app.config.settings import resolve
-    from fedsilo.server_app.run.planning import simulation_file
 
     for name, experiment in read_experiments(simulation_file(file)).items():
         settings = resolve(experiment.values)

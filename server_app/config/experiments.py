@@ -1,21 +1,26 @@
-"""The experiments of simulation.yaml, and the budgets that stand beside them."""
+"""The experiments of simulation.yaml, and the sections beside them, such as the tuning's budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fedsilo.datasets.io.text_files import file_fault
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from fedsilo.datasets.io.declarations import FileModel, checked, misfit, within
+from fedsilo.datasets.io.yaml_text import read_yaml
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.settings_schema import Value, setting, unknown_key, unknown_name
-
-if TYPE_CHECKING:
-    from fedsilo.server_app.config.old_keys import with_new_keys
-from fedsilo.server_app.config.experiment_file import Parts
-from fedsilo.server_app.config.old_keys import with_new_keys
+from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.settings_schema import (
+    Value,
+    build_from_file,
+    setting,
+    unknown_key,
+    unknown_name,
+)
+from fedsilo.server_app.config.settings import declared_defaults, flat_values
 
 S = TypeVar("S")
 
@@ -41,71 +46,74 @@ class Tuning:
     seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
 
 
+def _settings(content: Any) -> Any:
+    """Return a mapping of settings flat, and anything else for pydantic to refuse."""
+    return _flat(content) if isinstance(content, dict) else content or {}
+
+
+def _grid(content: Any) -> Any:
+    if not isinstance(content, dict):
+        return content or {}
+    known = declared_defaults()
+    for key, values in content.items():
+        if isinstance(key, str) and key not in known:
+            raise within(str(unknown_key(key, known)))
+        if not isinstance(values, list) or not values:
+            raise misfit(f"must have a list of values for '{key}', not {shown(values)}")
+        for value in values:
+            _flat({key: value})
+    return content
+
+
+def _flat(values: dict[Any, Any]) -> dict[str, Value]:
+    try:
+        return flat_values(values)
+    except SettingError as error:
+        raise within(str(error)) from None
+
+
+def _one_line(name: str) -> str:
+    if len(name.splitlines()) != 1:
+        raise misfit("must be a name of one line")
+    return name
+
+
+_Settings = Annotated[dict[str, Any], BeforeValidator(_settings)]
+
+
+class _Parts(FileModel):
+    """What the file says of an experiment itself, without its base."""
+
+    about: Any = None
+    base: str = ""
+    config: _Settings = Field(default_factory=dict)
+    grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
+    resources: _Settings = Field(default_factory=dict)
+
+
+def simulation_file(given: Path | None) -> Path:
+    """Return the given simulation file, or the working folder's, or fedsilo's own."""
+    local = Path(SIMULATION_FILE)
+    if given is not None or local.is_file():
+        return given or local
+    return Path(__file__).resolve().parents[2] / SIMULATION_FILE
+
+
 def read_experiments(path: Path) -> dict[str, Experiment]:
     """Return the experiments of a simulation file; ``base`` names one whose settings come first.
 
     Raises:
         SettingError: the file is missing, no YAML, or an experiment is malformed.
     """
-    from fedsilo.server_app.config.experiment_file import parts  # pydantic, only where it is used
-
-    raw = _read_yaml(path).get("experiments")
+    raw = _read(path).get("experiments")
     if not isinstance(raw, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
-    declared = {name: parts(name, content, path) for name, content in raw.items()}
-    return {name: _experiment(name, declared, path, ()) for name in declared}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    from fedsilo.datasets.io.declarations import YamlError, parse_yaml
-
-    if fault := file_fault(path):
-        raise SettingError(f"{path} {fault}")
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingError(
-            f"{path} cannot be read ({error.strerror}): run this in fedsilo's "
-            "folder or name the file by --file"
-        ) from None
-    except YamlError as error:
-        detail = f": {one_line(error.detail)}" if error.detail else ""
-        raise SettingError(f"{error.of(str(path))}{detail}") from None
-    except UnicodeDecodeError as error:
-        raise SettingError(f"{path} is no valid YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise SettingError(f"{path} has no mapping 'experiments'")
-    return content
-
-
-def _experiment(
-    name: str, declared: Mapping[str, Parts], path: Path, chain: tuple[str, ...]
-) -> Experiment:
-    if name not in declared:
-        raise unknown_name("experiment", " ".join(name.split()), declared)
-    if name in chain:
-        raise SettingError(
-            f"{path}: experiments {' -> '.join((*chain, name))} are based on one another"
-        )
-    own_parts = declared[name]
-    values: dict[str, Value] = {}
-    resources: dict[str, Value] = {}
-    grid: dict[str, Sequence[Value]] = {}
-    if "base" in own_parts.given():
-        base = _experiment(own_parts.base, declared, path, (*chain, name))
-        values, resources, grid = dict(base.values), dict(base.resources), dict(base.grid)
-    values = _without_renamed(values, own_parts.config)
-    return Experiment(
-        name, values | own_parts.config, resources | own_parts.resources, grid | own_parts.grid
+    declared: dict[str, _Parts] = checked(
+        dict[Annotated[str, AfterValidator(_one_line)], _Parts],
+        raw,
+        lambda sentence: SettingError(f"{path}: experiment {sentence}"),
     )
-
-
-def _without_renamed(base: Mapping[str, Value], own: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a base's settings without those that the experiment itself gives by an old key."""
-    together = {**base, **own}
-    method = {} if "method" not in together else {"method": together["method"]}
-    renamed = with_new_keys({**own, **method})[0].keys() - own.keys() - method.keys()
-    return {key: value for key, value in base.items() if key not in renamed}
+    return {name: _based(name, declared, path) for name in declared}
 
 
 def find_experiment(path: Path, name: str) -> Experiment:
@@ -116,29 +124,51 @@ def find_experiment(path: Path, name: str) -> Experiment:
     return experiments[name]
 
 
-def read_tuning(path: Path) -> Tuning:
-    """Return the budget under ``tuning`` in a simulation file.
+def _based(
+    name: str, declared: Mapping[str, _Parts], path: Path, chain: tuple[str, ...] = ()
+) -> Experiment:
+    """Return an experiment with what its base says below it."""
+    if name not in declared:
+        raise unknown_name("experiment", one_line(name), declared)
+    if name in chain:
+        loop = " -> ".join((*chain, name))
+        raise SettingError(f"{path}: experiments {loop} are based on one another")
+    own = declared[name]
+    if "base" not in own.given():
+        return Experiment(name, own.config, own.resources, own.grid)
+    base = _based(own.base, declared, path, (*chain, name))
+    return Experiment(
+        name,
+        {**base.values, **own.config},
+        {**base.resources, **own.resources},
+        {**base.grid, **own.grid},
+    )
 
-    Raises:
-        SettingError: the file cannot be read, or the budget is malformed.
-    """
+
+def read_tuning(path: Path) -> Tuning:
+    """Return the budget under ``tuning`` in a simulation file; errors as ``read_section``."""
     return read_section(path, "tuning", Tuning)
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Return a section of a simulation file as ``cls``, its defaults if there is none.
+    """Return a section of a simulation file as ``cls``, or its defaults if there is none.
 
     Raises:
         SettingError: the file cannot be read, or the section is malformed.
     """
-    from fedsilo.datasets.io.declarations import Fault, checked, settings_model
-
-    def refusal(flaw: Fault) -> SettingError:
-        if flaw.kind == "unknown":
-            return unknown_key(f"{name}: {flaw.key}", [f"{name}: {key}" for key in flaw.keys])
-        return SettingError(flaw.sentence)
-
-    raw = _read_yaml(path).get(name) or {}
-    if not isinstance(raw, dict):
+    section = _read(path).get(name) or {}
+    if not isinstance(section, dict):
         raise SettingError(f"{path}: '{name}' must be a mapping")
-    return cls(**checked(settings_model(cls), raw, refusal).given())
+    return build_from_file(cls, section, place=f"{name}: ")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise SettingError(
+            f"{path} cannot be read, it is missing: run this in fedsilo's folder or name the "
+            "file by --file"
+        )
+    content = read_yaml(path, SettingError)
+    if not isinstance(content, dict):
+        raise SettingError(f"{path} has no mapping 'experiments'")
+    return content

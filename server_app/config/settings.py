@@ -11,12 +11,13 @@ import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.registry import check_data_settings, data_set, silo_count
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import METHODS, settings_class
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings import CommonSettings
@@ -30,13 +31,11 @@ from fedsilo.models.contract.settings_schema import (
 )
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
-from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
-from fedsilo.server_app.config.old_keys import with_new_keys
-from fedsilo.strategies.loop.sampling import refuse_site_count
-from fedsilo.strategies.methods.registry import strategy_class
 
+PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MOST_BYTES = 2**20
-_NO_SETTINGS = ("launch", "environment")  # tables of config.toml beside the groups
+RUN_FORMAT = 2  # of a run directory, as its config.toml says; another one is refused
+_NO_SETTINGS = ("format", "launch", "environment")  # what config.toml has beside the settings
 
 # They do not change the result of a run
 _CIRCUMSTANCES = frozenset(keys_with(CommonSettings, "circumstance"))
@@ -76,6 +75,13 @@ def known_defaults() -> dict[str, Value]:
     return known
 
 
+@cache
+def declared_defaults() -> Mapping[str, Value]:
+    """Return what ``known_defaults`` does from pyproject.toml, without importing any method."""
+    project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))
+    return flat_values(project["tool"]["flwr"]["app"]["config"], str(PROJECT_FILE))
+
+
 def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values; missing keys take their defaults.
 
@@ -83,8 +89,11 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         SettingError: a key is unknown or of another method, a value has the wrong type or range,
             method or data set are unknown, or settings contradict each other.
     """
+    from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
+    from fedsilo.strategies.loop.sampling import refuse_site_count
+    from fedsilo.strategies.methods.registry import strategy_class
+
     known = known_defaults()
-    values, _ = with_new_keys(values)
     for key in values:
         if key not in known:
             raise unknown_key(key, known)
@@ -120,12 +129,14 @@ def _refuse_foreign_keys(
 
 
 def read_toml(path: Path) -> dict[str, Value]:
-    """Return the settings of a TOML file.
+    """Return the settings of a TOML file, which may be a run directory's config.toml.
 
     Raises:
         SettingError: the file is missing, no TOML, or nested more deeply than by groups.
     """
-    return flat_values(_parse_toml(path), str(path))
+    content = _parse_toml(path)
+    settings = {key: value for key, value in content.items() if key not in _NO_SETTINGS}
+    return flat_values(settings, str(path))
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
@@ -141,19 +152,38 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 def run_values(config: Path) -> dict[str, Value]:
     """Return the settings of a run directory's config.toml, without how and where it ran."""
-    content = _parse_toml(config)
-    settings = {key: value for key, value in content.items() if key not in _NO_SETTINGS}
-    return with_new_keys(flat_values(settings, str(config)))[0]
+    _parse_run_config(config)
+    return read_toml(config)
 
 
 def launch_values(config: Path) -> dict[str, Any]:
     """Return how a run directory's run was launched: engine and resources."""
-    return dict(_parse_toml(config).get("launch", {}))
+    return dict(_parse_run_config(config).get("launch", {}))
 
 
 def environment_values(config: Path) -> dict[str, Any]:
     """Return what a run directory's run was made with: versions of fedsilo, Python, packages."""
-    return dict(_parse_toml(config).get("environment", {}))
+    return dict(_parse_run_config(config).get("environment", {}))
+
+
+def refuse_other_format(config: Path) -> None:
+    """Refuse a run directory whose config.toml, if it is there, another version of fedsilo wrote.
+
+    Raises:
+        SettingError: config.toml cannot be read.
+        RunDirectoryError: it is of another format.
+    """
+    if config.is_file():
+        _parse_run_config(config)
+
+
+def _parse_run_config(config: Path) -> dict[str, Any]:
+    content = _parse_toml(config)
+    if content.get("format") != RUN_FORMAT:
+        raise RunDirectoryError(
+            f"{config.parent} was made by an earlier version of fedsilo: start a new run"
+        )
+    return content
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
@@ -181,11 +211,11 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     return name, flat[name]
 
 
-def flat_values(content: Mapping[str, Any], where: str) -> dict[str, Value]:
+def flat_values(content: Mapping[str, Any], where: str = "") -> dict[str, Value]:
     """Return keys and values; of a group, a mapping, each with the group's name before it.
 
     Raises:
-        SettingError: a value is a list, or a mapping within a group; it is told with ``where``.
+        SettingError: a value is a list, or a mapping within a group; ``where`` names the source.
     """
     flat: dict[str, Value] = {}
     for key, value in content.items():
@@ -193,8 +223,8 @@ def flat_values(content: Mapping[str, Any], where: str) -> dict[str, Value]:
         for name, member in (members or {key: value}).items():
             if not isinstance(member, bool | int | float | str):
                 raise SettingError(
-                    f"{where}: setting '{one_line(name, 100)}' is {shown(member)}; it must be "
-                    "true or false, a number or a text"
+                    f"{where and f'{where}: '}setting '{one_line(name, 100)}' is {shown(member)}; "
+                    "it must be true or false, a number or a text"
                 )
             flat[name] = member
     return flat

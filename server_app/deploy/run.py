@@ -23,7 +23,7 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import Say, flwr, online, tell
 from fedsilo.server_app.records.run_directory import open_run_directory
-from fedsilo.server_app.run.meeting import Meeting, read_meeting
+from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
 from fedsilo.server_app.run.planning import RunSources, planned
 from fedsilo.server_app.run.processes import app_folder, tool
 
@@ -85,17 +85,17 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
         FedsiloError: the server is down, or the sites could not be met.
     """
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
-        meeting = Path(folder) / "meeting.json"
-        overrides: dict[str, Value] = {"meeting": str(meeting), "away-timeout": _AWAY}
+        overrides: dict[str, Value] = {"purpose": "meet", "away-timeout": _AWAY}
         overrides |= {} if seed is None else {"seed": seed}
-        settings = _planned(experiment, deployment, sources, overrides)
+        at_folder = dataclasses.replace(sources, out=Path(folder))
+        settings, _ = planned(experiment, at_folder, overrides=overrides)
         status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
         if status != _COMPLETED:
             raise DeploymentError(
                 f"the sites could not be met ({status}): 'fedsilo deploy logs server --deployment "
                 f"{deployment.folder}' says why"
             )
-        return read_meeting(meeting)
+        return read_meeting(meeting_file(settings.common))
 
 
 def _planned(

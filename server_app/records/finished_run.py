@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import RunSettings, resolve, run_values
+from fedsilo.server_app.config.settings import RunSettings, refuse_other_format, resolve, run_values
 from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
 
 Document = Mapping[str, Any]
@@ -75,8 +75,9 @@ def finished_run(path: Path) -> FinishedRun:
     """Return the run of a folder.
 
     Raises:
-        RunDirectoryError: it has not ended.
+        RunDirectoryError: it has not ended, or another version of fedsilo made it.
     """
     if not has_ended(path):
         raise RunDirectoryError(f"the run in {path} has not ended: 'fedsilo resume {path}'")
+    refuse_other_format(path / CONFIG)
     return FinishedRun(RunDirectory(path))

@@ -1,28 +1,29 @@
-"""The form of a run directory's files: what each must hold, or one line that says what is amiss.
+"""What the files of a run directory must hold, or one line that says what is wrong.
 
-A file may come from another machine or version, or from a hand that meant well. What is there is
-held against its form when it is read; what is not there is told when it is asked for.
+A file may come from another machine or version, or may have been edited. What it has is checked
+when it is read; what it lacks is an error when it is needed.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from types import GenericAlias
+from typing import Annotated, Any, NoReturn
 
-from fedsilo.datasets.silo.site_names import site_name_fault
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, create_model
+
+from fedsilo.datasets.io.declarations import checked, misfit
+from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import one_line, shown
-
-Form = Callable[[Any], str]  # says where and why a content is of another form; empty: it is not
 
 _LARGEST, _LONGEST = 10**15, 4000
 
 
-class Told(dict[str, Any]):
-    """What a file tells: a key that it lacks is an error of the run directory."""
+class Content(dict[str, Any]):
+    """The content of a file: a key that it lacks is an error of the run directory."""
 
     def __init__(self, content: Iterable[tuple[str, Any]], path: Path) -> None:
         super().__init__(content)
@@ -32,262 +33,51 @@ class Told(dict[str, Any]):
         raise RunDirectoryError(f"{self.path} lacks '{one_line(key, 80)}': start a new run")
 
 
-def read_told(text: str, path: Path) -> Any:
-    """Return the content of a JSON file, of the form that a file of its name has.
+def read_content(text: str, path: Path) -> Any:
+    """Return the content of a JSON file, checked if it is a file of a known name.
 
     Raises:
-        RunDirectoryError: it is of another.
+        RunDirectoryError: it has another form.
         ValueError: it is no JSON.
     """
-    content = json.loads(text, object_pairs_hook=lambda pairs: Told(pairs, path))
-    check(FORMS.get(path.name, _anything), content, str(path))
+    content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))
+    check(FORMS.get(path.name, Any), content, str(path))
     return content
 
 
-def check(form: Form, content: Any, where: str) -> None:
-    """Refuse a content of another form.
+def check(form: Any, content: Any, where: str) -> None:
+    """Refuse a content that is not of the type ``form``.
 
     Raises:
         RunDirectoryError: names the place in it.
     """
-    if fault := form(content):
-        raise RunDirectoryError(
-            f"{where} is of another form: {one_line(fault)}; is it of another version, or altered?"
-        )
+    checked(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
-def _anything(content: Any) -> str:
-    return ""
+def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
+    """Refuse the rows of metrics.csv or traffic.csv if they have another form.
 
-
-def number(content: Any) -> str:
-    """Take a number; of undefined figures also NaN."""
-    fits = isinstance(content, int | float) and not isinstance(content, bool)
-    return "" if fits and not abs(content) > _largest(content) else f"{shown(content)} is no number"
-
-
-def _largest(content: float) -> float:
-    return _LARGEST if isinstance(content, int) else math.inf
-
-
-def whole(content: Any) -> str:
-    """Take a whole number of 0 or more."""
-    fits = type(content) is int and 0 <= content <= _LARGEST
-    return "" if fits else f"{shown(content)} is no whole number"
-
-
-def text(content: Any) -> str:
-    """Take a line that can be printed."""
-    fits = isinstance(content, str) and content.isprintable() and len(content) <= _LONGEST
-    return "" if fits else f"{shown(content)} is no line of text"
-
-
-def drawn(content: Any) -> str:
-    """Take a line that plots do not take for a formula."""
-    return text(content) or ("it has a '$' or '\\'" if {"$", "\\"} & set(content) else "")
-
-
-def digits(content: Any) -> str:
-    """Take a whole number that is written as text, as JSON's keys are."""
-    fits = isinstance(content, str) and content.isdecimal() and len(content) < 16
-    return "" if fits else f"{shown(content)} is no whole number"
-
-
-def maybe(form: Form) -> Form:
-    """Take None too."""
-    return lambda content: "" if content is None else form(content)
-
-
-def listing(form: Form) -> Form:
-    """Take a list, each item of a form."""
-
-    def fault(content: Any) -> str:
-        if not isinstance(content, list):
-            return f"{shown(content)} is no list"
-        return next((wrong for item in content if (wrong := form(item))), "")
-
-    return fault
-
-
-def row(*forms: Form) -> Form:
-    """Take a list of as many items as there are forms, each of its own."""
-
-    def fault(content: Any) -> str:
-        if not isinstance(content, list) or len(content) != len(forms):
-            return f"{shown(content)} is no list of {len(forms)}"
-        pairs = zip(forms, content, strict=True)
-        return next((wrong for form, item in pairs if (wrong := form(item))), "")
-
-    return fault
-
-
-def mapping(form: Form, key: Form = text) -> Form:
-    """Take a mapping, each value of a form."""
-
-    def fault(content: Any) -> str:
-        if not isinstance(content, dict):
-            return f"{shown(content)} is no mapping"
-        for name, value in content.items():
-            if wrong := key(name) or form(value):
-                return f"'{one_line(name, 60)}': {wrong}"
-        return ""
-
-    return fault
-
-
-def record(**forms: Form) -> Form:
-    """Take a mapping whose values, if they are there, are of their forms; '_' is '-' in a key."""
-    by_key = {key.replace("_", "-"): form for key, form in forms.items()} | forms
-
-    def fault(content: Any) -> str:
-        if not isinstance(content, dict):
-            return f"{shown(content)} is no mapping"
-        faults = ((key, by_key[key](value)) for key, value in content.items() if key in by_key)
-        return next((f"'{key}': {wrong}" for key, wrong in faults if wrong), "")
-
-    return fault
-
-
-def complete(**forms: Form) -> Form:
-    """Take a mapping that has all these keys, as ``record`` does."""
-
-    def fault(content: Any) -> str:
-        if wrong := record(**forms)(content):
-            return wrong
-        lacking = sorted({key.replace("_", "-") for key in forms} - content.keys())
-        return f"it lacks '{lacking[0]}'" if lacking else ""
-
-    return fault
-
-
-def site(content: Any) -> str:
-    """Take a site's name, which names folders and columns."""
-    if not isinstance(content, str):
-        return "a site's name is no text"
-    return site_name_fault(content) or ""
-
-
-def _silos(content: Any) -> str:
-    silo = record(
-        distribution=drawn,
-        sizes=mapping(whole),
-        label_counts=mapping(listing(whole)),
-        fingerprints=mapping(text),
-        dropped=whole,
-        schema=text,
-        classes=listing(drawn),
-        backbone=text,
-        software=mapping(text),
-        agreed=whole,
-    )
-    if fault := mapping(silo, key=site)(content):
-        return fault
-    counts = [counts for one in content.values() for counts in one.get("label_counts", {}).values()]
-    if len({len(counted) for counted in counts}) > 1:
-        return "'label_counts' are of different numbers of classes"
-    named = [one["classes"] for one in content.values() if one.get("classes")]
-    if any(len(names) != len(counts[0]) for names in named if counts):
-        return "'classes' and 'label_counts' are of different numbers of classes"
-    return "" if content else "it names no site"
-
-
-def _setting(content: Any) -> str:
-    return "" if isinstance(content, bool | int | float) else text(content)
-
-
-def _count_or_counts(content: Any) -> str:
-    """Take what the privacy hook keeps: of older checkpoints counts, of others two mappings."""
-    return mapping(whole)(content) if isinstance(content, dict) else whole(content)
-
-
-_figures = mapping(number)
-FIGURES = record(mean=listing(number), std=listing(number))
-SILOS: Form = _silos
-SUMMARY = record(
-    method=drawn,
-    title=drawn,
-    dataset=drawn,
-    seed=whole,
-    rounds=whole,
-    sites=mapping(_figures, key=site),
-    mean=_figures,
-    distributions=mapping(_figures, key=drawn),
-    validation=record(mean=_figures, distributions=mapping(_figures, key=drawn)),
-    published=maybe(mapping(_figures)),
-    stopped=maybe(text),
-    marks=mapping(drawn, key=digits),
-    failures=listing(record(round=whole, phase=text, site=text, reason=text)),
-    seconds=record(total=number, rounds=number, sites=mapping(number)),
-    peak_memory_bytes=mapping(number),
-    unrepeatable_operations=listing(text),
-    bytes=record(down=whole, up=whole),
-    privacy=record(**{"leaves each site": listing(text), "bytes up": whole}),
-)
-STATE = record(
-    round=whole,
-    extras=mapping(_anything),
-    keepers=listing(site),
-    settings=mapping(_setting),
-    hooks=mapping(_anything),  # see HOOKS
-    figures=FIGURES,
-)
-# Of hooks' states in a checkpoint, by the hook's name; older ones hold all rows
-_METRICS_ROWS = listing(row(whole, site, text, text, number))
-_TRAFFIC_ROWS = listing(row(whole, text, site, whole, whole, number))
-_FAILURES = listing(record(round=whole, phase=text, site=text, reason=text))
-_TABLE = complete(bytes=whole, crc32=whole)
-_METRICS = complete(table=_TABLE, rows=_METRICS_ROWS, last=_METRICS_ROWS)
-_TRAFFIC = complete(
-    table=_TABLE,
-    rows=_TRAFFIC_ROWS,
-    sites=mapping(row(whole, whole, number), key=site),
-    peak_memory=mapping(number),
-    unrepeatable=listing(text),
-)
-
-
-def _metrics(content: Any) -> str:
-    return (_METRICS_ROWS if isinstance(content, list) else _METRICS)(content)
-
-
-def _traffic(content: Any) -> str:
-    """Take where the file stands, or rows, peaks, and names of operations, which some lack."""
-    if not isinstance(content, list):
-        return _TRAFFIC(content)
-    parts = (_TRAFFIC_ROWS, mapping(number), listing(text))
-    if not 2 <= len(content) <= len(parts):
-        return f"{shown(content)} is no list of {len(parts)}"
-    pairs = zip(parts, content, strict=False)
-    return next((wrong for form, item in pairs if (wrong := form(item))), "")
-
-
-HOOKS = record(
-    metrics=_metrics,
-    traffic=_traffic,
-    failures=_FAILURES,
-    privacy=maybe(mapping(_count_or_counts)),
-)
-FORMS: Mapping[str, Form] = {
-    "silos.json": SILOS,
-    "summary.json": SUMMARY,
-    "standardisation.json": FIGURES,
-}
-_WHOLE_COLUMNS, _NUMBER_COLUMNS = {"round", "bytes_down", "bytes_up"}, {"value", "seconds"}
-
-
-def table_fault(rows: Iterable[Mapping[str | None, Any]]) -> str:
-    """Say why the rows of metrics.csv or traffic.csv are of another form; empty: they are not."""
+    Raises:
+        RunDirectoryError: names the line and the column.
+    """
     for line, cells in enumerate(rows, start=2):
         if None in cells or None in cells.values():
-            return f"line {line} has more or fewer cells than the first"
+            raise _other_form(where, f"line {line} has more or fewer cells than the first")
         for column, cell in cells.items():
-            if column in _WHOLE_COLUMNS and not (cell.isdecimal() and len(cell) < 16):
-                return f"line {line}, '{column}' is {shown(cell)}, no whole number"
-            if column in _NUMBER_COLUMNS and not _is_number(cell):
-                return f"line {line}, '{column}' is {shown(cell)}, no number"
-            if not cell.isprintable():
-                return f"line {line}, '{column}' is no text that can be printed"
-    return ""
+            if fault := _cell_fault(column, cell):
+                raise _other_form(where, f"line {line}, '{column}' is {shown(cell)}, {fault}")
+
+
+def _cell_fault(column: str, cell: str) -> str | None:
+    if column in ("round", "bytes_down", "bytes_up") and not _is_count(cell):
+        return "no whole number"
+    if column in ("value", "seconds") and not _is_number(cell):
+        return "no number"
+    return None if cell.isprintable() else "no text that can be printed"
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 16
 
 
 def _is_number(cell: str) -> bool:
@@ -296,3 +86,115 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _other_form(where: str, sentence: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{where} is of another form: {one_line(sentence)}; was it altered, or made by another "
+        "version of fedsilo?"
+    )
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable() or len(text) > _LONGEST:
+        raise misfit("must be a line of text")
+    return text
+
+
+def _plain(text: str) -> str:
+    if {"$", "\\"} & set(text):
+        raise misfit("must have no '$' or '\\', which plots take for a formula")
+    return text
+
+
+def _count_as_text(text: str) -> str:
+    if not _is_count(text):
+        raise misfit("must be a whole number")
+    return text
+
+
+def _setting(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str):
+        raise misfit("must be a setting")
+    return value
+
+
+def _record(fields: Mapping[str, Any]) -> Any:
+    """Return the type of a mapping whose values must be of these types where they are there."""
+    optional: dict[
+        str, Any
+    ] = {  # a field's own name must not be one of BaseModel's, as 'schema' is
+        f"{name}_": (kind, Field(None, alias=name)) for name, kind in fields.items()
+    }
+    return create_model("Record", __config__=ConfigDict(strict=True), **optional)
+
+
+_Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
+_Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
+_Line = Annotated[str, Field(strict=True), AfterValidator(_printable)]
+_Label = Annotated[_Line, AfterValidator(_plain)]
+_Metrics = dict[_Line, _Number]
+_Round = Annotated[str, AfterValidator(_count_as_text)]
+
+_SILO = _record(
+    {
+        "distribution": _Label,
+        "sizes": dict[_Line, _Whole],
+        "label_counts": dict[_Line, list[_Whole]],
+        "fingerprints": dict[_Line, _Line],
+        "dropped": _Whole,
+        "schema": _Line,
+        "classes": list[_Label],
+        "backbone": _Line,
+        "software": dict[_Line, _Line],
+        "agreed": _Whole,
+    }
+)
+
+
+def _consistent(silos: dict[str, Any]) -> dict[str, Any]:
+    if not silos:
+        raise misfit("must name a site")
+    counts = [counts for silo in silos.values() for counts in (silo.label_counts_ or {}).values()]
+    named = [silo.classes_ for silo in silos.values() if silo.classes_]
+    if len({len(classes) for classes in (*counts, *(named if counts else ()))}) > 1:
+        raise misfit("must have 'classes' and 'label_counts' of one number of classes")
+    return silos
+
+
+_FAILURE = _record({"round": _Whole, "phase": _Line, "site": _Line, "reason": _Line})
+FIGURES = _record({"mean": list[_Number], "std": list[_Number]})
+SILOS: Any = Annotated[GenericAlias(dict, (SiteName, _SILO)), AfterValidator(_consistent)]
+SUMMARY = _record(
+    {
+        "method": _Label,
+        "title": _Label,
+        "dataset": _Label,
+        "seed": _Whole,
+        "rounds": _Whole,
+        "sites": dict[SiteName, _Metrics],
+        "mean": _Metrics,
+        "distributions": dict[_Label, _Metrics],
+        "validation": _record({"mean": _Metrics, "distributions": dict[_Label, _Metrics]}),
+        "published": dict[_Line, _Metrics] | None,
+        "stopped": _Line | None,
+        "marks": dict[_Round, _Label],
+        "failures": GenericAlias(list, (_FAILURE,)),
+        "seconds": _record({"total": _Number, "rounds": _Number, "sites": _Metrics}),
+        "peak-memory-bytes": _Metrics,
+        "unrepeatable-operations": list[_Line],
+        "bytes": _record({"down": _Whole, "up": _Whole}),
+        "privacy": _record({"leaves each site": list[_Line], "bytes up": _Whole}),
+    }
+)
+STATE = _record(  # of a checkpoint or model file, in its metadata
+    {
+        "round": _Whole,
+        "extras": dict[str, Any],
+        "keepers": list[SiteName],
+        "settings": dict[_Line, Annotated[Any, BeforeValidator(_setting)]],
+        "hooks": dict[str, Any],
+        "figures": FIGURES,
+    }
+)
+FORMS = {"silos.json": SILOS, "summary.json": SUMMARY, "standardisation.json": FIGURES}

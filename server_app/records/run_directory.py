@@ -29,8 +29,8 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RunSettings, grouped
-from fedsilo.server_app.records.forms import Told, check, read_told, table_fault
+from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
+from fedsilo.server_app.records.forms import Content, check_table, read_content
 from fedsilo.strategies.meeting.participants import Participants
 
 CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
@@ -67,7 +67,7 @@ class RunDirectory:
                 "it or name another"
             )
         try:
-            return read_told(path.read_text(encoding="utf-8"), path)
+            return read_content(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError, RecursionError) as error:
             reason = one_line(error, 100)
             raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
@@ -81,12 +81,12 @@ class RunDirectory:
         path = self.path / name
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                rows = [Told(cells.items(), path) for cells in csv.DictReader(file)]
+                rows = [Content(cells.items(), path) for cells in csv.DictReader(file)]
         except OSError as error:
             raise RunDirectoryError(f"{path}: {error.strerror}") from None
         except (ValueError, csv.Error) as error:
             raise RunDirectoryError(f"{path} is damaged ({one_line(error, 100)})") from None
-        check(table_fault, rows, str(path))
+        check_table(rows, str(path))
         return list[dict[str, str]](rows)
 
 
@@ -147,7 +147,7 @@ def _left_by_a_start(path: Path) -> bool:
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Return config.toml: every resolved setting, how the run was launched, and the versions."""
-    document: dict[str, Any] = grouped(settings.as_mapping())
+    document: dict[str, Any] = {"format": RUN_FORMAT} | grouped(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
     packages = {}

@@ -1,7 +1,7 @@
 """A rehearsal: the sites are asked who they are, nothing is trained, no directory is created.
 
 The result is a ``Meeting``: an engine in this process returns it, the app in a deployment writes it
-to the file that the setting 'meeting' names.
+to ``meeting_file`` where the setting 'purpose' is 'meet'.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from flwr.serverapp import Grid
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_count
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import silos_document
+from fedsilo.server_app.records.run_directory import named, runs_folder, silos_document
 from fedsilo.server_app.run.beginning import terms_of
 from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
 from fedsilo.strategies.meeting.participants import hear_sites, needed_sites
@@ -81,9 +82,14 @@ def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
-    """Meet the sites and write what they said to the file that 'meeting' names."""
+    """Meet the sites and write what they said to ``meeting_file``."""
     written = json.dumps(asdict(meet(grid, settings)), indent=2)
-    write_atomically(Path(settings.common.meeting), f"{written}\n")
+    write_atomically(meeting_file(named(settings).common), f"{written}\n")
+
+
+def meeting_file(common: CommonSettings) -> Path:
+    """Return the file of a meeting: ``<out>/<run-name>-meeting.json``."""
+    return runs_folder(common.out) / f"{common.run_name}-meeting.json"
 
 
 def read_meeting(path: Path) -> Meeting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
-from fedsilo.server_app.config.experiments import SIMULATION_FILE, find_experiment
-from fedsilo.server_app.config.old_keys import overlaid
+from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import (
     RunSettings,
     launch_values,
@@ -37,14 +35,6 @@ if TYPE_CHECKING:
     from fedsilo.server_app.run.ending import Finish
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
-
-
-def simulation_file(given: Path | None) -> Path:
-    """Return the given simulation file, or the working folder's, or fedsilo's own."""
-    local = Path(SIMULATION_FILE)
-    if given is not None or local.is_file():
-        return given or local
-    return Path(__file__).resolve().parents[2] / SIMULATION_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +83,7 @@ def _merged(
 ) -> dict[str, Value]:
     of_file = read_toml(sources.config) if sources.config else {}
     changes = dict(parse_assignment(text) for text in sources.changes)
-    values, lines = overlaid(declared, of_file, changes, overrides)
-    for line in lines:
-        print(f"fedsilo: {line}", file=sys.stderr)
-    return values
+    return {**declared, **of_file, **changes, **overrides}
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
@@ -159,7 +146,10 @@ def start(
         FedsiloError: the run failed.
     """
     if settings.common.purpose != "train":
-        raise SettingError("setting 'purpose' is 'survey': run 'fedsilo survey'")
+        raise SettingError(
+            f"setting 'purpose' is '{settings.common.purpose}', which is no run: remove it, or run "
+            "'fedsilo survey'"
+        )
     # Refused here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo

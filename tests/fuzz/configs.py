@@ -52,7 +52,7 @@ _WEIGHTS = "north: 200\nsouth: 300\n"
 # Larger ones are honest work for hours, and no fault
 _COPIES = 20  # of a network: two sites' own and visiting ones, gradients, moments, replies
 _WORK = 64
-_LEAVE = frozenset({"out", "run-name", "resume", "meeting", "purpose", "data-dir", "cache-dir"})
+_LEAVE = frozenset({"out", "run-name", "resume", "purpose", "data-dir", "cache-dir"})
 _LEAVE |= {"reply-timeout", "join-timeout", "away-timeout", "rounds", "track", "device", "silos"}
 
 
@@ -261,8 +261,8 @@ def _at_an_end(rng: Random, cls: type, key: str) -> Value:
         return not usual
     if isinstance(usual, str):
         return rng.choice([*rule.choices, usual])
-    low = next((b for b in (rule.minimum, rule.above) if b is not None), -1e6)
-    high = next((b for b in (rule.maximum, rule.below) if b is not None), 1e6)
+    low = next((b for b in (rule.minimum, rule.above) if math.isfinite(b)), -1e6)
+    high = next((b for b in (rule.maximum, rule.below) if math.isfinite(b)), 1e6)
     ends = [low, high, low + 1, 35, 2, usual]
     if isinstance(usual, int):
         return min(int(rng.choice(ends)), _WORK)

@@ -199,11 +199,6 @@ CASES = [
         },
     ),
     Case(
-        "are one setting under its old and its new key",
-        {"method": "uefl", "gamma": 0.2, "uefl.gamma": 0.3},
-        {"remove 'gamma'": {"gamma": GONE}},
-    ),
-    Case(
         "is not one of method 'fedavg'",
         {"method": "fedavg", "uefl.gamma": 0.2},
         {"remove it": {"uefl.gamma": GONE}},

@@ -75,7 +75,8 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "fedaligncl-half-epochs": {"method": "fedaligncl", "epoch-steps": 4, "network": "resnet22"},
     "fedavg-optimiser-state": {"method": "fedavg", "optimiser-state": "run"},
     "fedavg-half-epochs": {"method": "fedavg"} | HALF_EPOCHS,
-    "fedefm-ring-vit": {"method": "fedefm", "topology": "ring", "train-backbone": True} | VIT,
+    "fedefm-ring-vit": {"method": "fedefm", "fedefm.topology": "ring", "train-backbone": True}
+    | VIT,
     "feddistill-vit": {"method": "feddistill"} | VIT,
     "fedevprompt-all": {"method": "fedevprompt", "fedevprompt.shared-prompts": "all"},
     "fedevprompt-b-random": {
@@ -87,7 +88,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "fedevprompt-g": {"method": "fedevprompt", "prompt-sets": "g", "optimiser-state": "run"},
     "local-half-epochs": {"method": "local"} | HALF_EPOCHS,
     "mix-half-epochs": {"method": "mix"} | HALF_EPOCHS,
-    "fedproto-nearest": {"method": "fedproto", "inference": "prototype"},
+    "fedproto-nearest": {"method": "fedproto", "fedproto.inference": "prototype"},
     "fedproto-vit": {"method": "fedproto"} | VIT,
     "uefl-personal": {"method": "uefl", "uefl.codebooks": "personal"},
     "uefl-segments": {"method": "uefl", "uefl.segments": 2},

@@ -128,7 +128,9 @@ def logistic(tmp_path: Path) -> Callable[..., FedProtoSite]:
 
     def make(**changes: Any) -> FedProtoSite:
         values = {"method": "fedproto", "dataset": "heart-synthetic", "device": "cpu"}
-        settings = resolve(values | {key.replace("_", "-"): v for key, v in changes.items()})
+        settings = resolve(
+            values | {key.replace("__", ".").replace("_", "-"): v for key, v in changes.items()}
+        )
         rows = torch.arange(13 * 13, dtype=torch.float32).reshape(13, 13)
         labels = torch.tensor([0] * 12 + [1])
         silo = load_silo("va", settings.common)
@@ -155,10 +157,13 @@ def test_of_logistic_regression_a_class_of_one_row_is_not_sent_unless_every_floo
 
     mean = [71.5 + column for column in range(13)]  # of 0, 13, ... 143 and what follows each
     assert sent() == {"prototype/0": mean}
-    assert sent(class_min_count=1) == sent(sums_min_count=1) == sent()
+    assert sent(fedproto__class_min_count=1) == sent(sums_min_count=1) == sent()
     row = [156.0 + column for column in range(13)]  # the patient's own
-    assert sent(class_min_count=1, sums_min_count=1) == {"prototype/0": mean, "prototype/1": row}
-    assert sent(class_min_count=13) == {}
+    assert sent(fedproto__class_min_count=1, sums_min_count=1) == {
+        "prototype/0": mean,
+        "prototype/1": row,
+    }
+    assert sent(fedproto__class_min_count=13) == {}
 
 
 def test_a_site_whose_classes_are_all_small_answers_as_local_does(opened: Opened) -> None:

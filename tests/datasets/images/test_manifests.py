@@ -169,7 +169,7 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
         ),
         ("sites: {a: a.csv}\nclasses: [x, y]\nimage-size: big", "must be a whole number"),
         ("sites: {a: a.csv}\nclasses: [x, y]\nimage-size:", "must be a whole number"),
-        ("sites: {a: a.csv}\nclasses: [x, y]\nclasses: [x, z]", "'classes' stands in"),
+        ("sites: {a: a.csv}\nclasses: [x, y]\nclasses: [x, z]", "has the key 'classes' twice"),
         (
             "sites: {a: a.csv}\nclasses: [x, y]\ntest-share: 1",
             "'test-share' must .* 0.0 to 0.9",

@@ -35,7 +35,7 @@ def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
         *("data-dir", "cache-dir", "out", "run-name", "resume"),
         *("min-sites", "reply-timeout", "away-timeout", "join-timeout", "site-weights", "track"),
-        *("meeting", "purpose"),
+        "purpose",
     } == config._CIRCUMSTANCES
 
 
@@ -44,7 +44,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
-        *("deterministic", "fused-optimiser", "track", "meeting", "purpose"),
+        *("deterministic", "fused-optimiser", "track", "purpose"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
         *("secure-aggregation", "secure-threshold", "secure-bits", "secure-noise"),
     } == private_state._FREE

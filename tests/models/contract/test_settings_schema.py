@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from fedsilo.models.contract.settings_schema import (
     Value,
     as_mapping,
     build,
+    build_from_file,
+    choice,
     defaults,
     rule_of,
     setting,
@@ -79,6 +82,44 @@ def test_a_text_that_does_not_match_its_pattern_is_refused_in_the_rules_words(de
     assert f"'device' is {device!r}; it must be a text, auto, cpu, cuda or cuda:N" in str(
         caught.value
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Drink:
+    size: str = choice("small", "large", help="of the glass")
+
+
+def test_choice_has_its_first_value_as_default_and_takes_no_other() -> None:
+    assert Drink().size == "small"
+    assert build(Drink, {"size": "large"}).size == "large"
+    with pytest.raises(SettingError, match="it must be a text, one of small, large"):
+        build(Drink, {"size": "huge"})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"guest": 3}, "unknown setting 'meal: guest'; did you mean 'meal: guests'"),
+        ({7: 3}, "unknown setting 'meal: 7'"),
+        ({"guests": [3]}, "setting 'guests' must be one value, no list and no mapping"),
+        ({"guests": None}, "'guests' is None (NoneType); it must be a whole number"),
+        ({"guests": 0}, "'guests' is 0; it must be a whole number, at least 1"),
+    ],
+)
+def test_a_file_with_another_key_or_value_is_refused(content: dict[Any, Any], says: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        build_from_file(Meal, content, place="meal: ")
+    assert says in str(caught.value)
+
+
+def test_a_file_may_have_more_keys_if_they_are_named() -> None:
+    assert build_from_file(Meal, {"guests": 2, "music": ["folk"]}, more=["music"]).guests == 2
+
+
+def test_a_key_without_its_group_is_answered_with_the_whole_key() -> None:
+    known = ["fedprox.temperature", "moon.temperature", "temper"]
+    told = str(unknown_key("temperature", known))
+    assert "did you mean 'fedprox.temperature' or 'moon.temperature'?" in told
 
 
 def test_an_unknown_key_is_answered_with_the_nearest_one() -> None:

@@ -43,12 +43,12 @@ def test_a_registry_gives_the_node_of_each_site(path: Path) -> None:
         ({"a": entry("1", "x"), "b": entry(1, "y")}, "one node-id under two names, 'a' and 'b'"),
         ({"a": entry("01", "x"), "b": entry("1", "y")}, "one node-id under two names"),
         ({"a/b": entry("1")}, "site 'a/b' is no plain name"),
-        ({"a": "1"}, "the entry of site 'a' must have 'node-id' and 'key'"),
-        ({"a": {"node-id": "1"}}, "must have 'node-id' and 'key' and nothing else"),
-        ({"a": entry("x")}, "has no node's number"),
-        ({"a": entry(True)}, "has no node's number"),
+        ({"a": "1"}, "'a' must be a mapping with the keys node-id, key"),
+        ({"a": {"node-id": "1"}}, "'a' lacks the key 'key'"),
+        ({"a": entry("x")}, "'a', 'node-id' must be a node's number"),
+        ({"a": entry(True)}, "'a', 'node-id' must be a node's number"),
         ({"a": entry("9" * 5000)}, "more than 300 characters"),
-        ({"a": entry("1", 5)}, "has no fingerprint"),
+        ({"a": entry("1", 5)}, "'a', 'key' must be a key's fingerprint"),
         ([], "must be a mapping"),
         ("north", "must be a mapping"),
     ],
@@ -70,12 +70,12 @@ def test_counts_are_read_of_json_and_of_yaml(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("north: -1", "the entry of site 'north' is no whole number from 1"),
-        ("north: 0", "is no whole number"),
-        ("north: 1.5", "is no whole number"),
-        ("north: true", "is no whole number"),
-        ("north: many", "is no whole number"),
-        ("1: 5", "a site's name is no text"),
+        ("north: -1", "'north' must be a whole number from 1 to"),
+        ("north: 0", "must be a whole number"),
+        ("north: 1.5", "must be a whole number"),
+        ("north: true", "must be a whole number"),
+        ("north: many", "must be a whole number"),
+        ("1: 5", "'1' must be a text"),
         ("north: 1\nnorth: 2", "north"),
         ("{", "is no valid YAML"),
         ("", "must be a mapping"),
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
         with pytest.raises(SettingError, match=r"operator\.json cannot be read: No such file"):
             read(path)
         path.write_bytes(b"\xff\xfe")
-        with pytest.raises(SettingError, match="is no text in UTF-8"):
+        with pytest.raises(SettingError, match="is no valid UTF-8"):
             read(path)
         path.unlink()
 

@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.server_app.config.experiments import read_experiments
 from fedsilo.server_app.config.settings import (
+    RUN_FORMAT,
     differences,
+    environment_values,
     flat_values,
+    grouped,
     known_defaults,
+    launch_values,
     parse_assignment,
     read_toml,
+    refuse_other_format,
     resolve,
+    run_values,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -126,3 +132,46 @@ def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
     for read in (read_toml, read_experiments):
         with pytest.raises(SettingError, match=r"x\.toml is no valid"):
             read(path)
+
+
+def test_a_group_that_no_method_has_is_refused_with_the_groups_that_there_are() -> None:
+    with pytest.raises(SettingError, match=r"no method has a group 'uelf' .*'uefl.gamma'") as error:
+        resolve({"uelf.gamma": 0.2})
+    assert "\n" not in str(error.value)
+    with pytest.raises(SettingError, match=r"unknown setting 'uefl.gama'; did you mean 'uefl.gamm"):
+        resolve({"uefl.gama": 0.2})
+
+
+def test_another_methods_group_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"'uefl\.gamma' is not one of method 'fedavg'"):
+        resolve({"method": "fedavg", "uefl.gamma": 0.7})
+
+
+def test_groups_are_tables_in_toml(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('method = "uefl"\n[uefl]\ngamma = 0.5\n')
+    assert read_toml(file) == {"method": "uefl", "uefl.gamma": 0.5}
+    assert grouped({"rounds": 3, "uefl.gamma": 0.5}) == {"rounds": 3, "uefl": {"gamma": 0.5}}
+    assert flat_values(grouped(known_defaults()), "") == known_defaults()
+
+
+def test_a_key_without_its_group_is_refused_with_the_whole_key() -> None:
+    with pytest.raises(SettingError, match=r"unknown setting 'gamma'; did you mean 'uefl\.gamma'"):
+        resolve({"gamma": 0.5})
+
+
+@pytest.mark.parametrize("text", ["rounds = 3\n", "format = 1\nrounds = 3\n"])
+def test_a_run_directory_of_an_earlier_version_is_refused_in_one_line(
+    text: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(text)
+    for read in (run_values, launch_values, environment_values, refuse_other_format):
+        with pytest.raises(RunDirectoryError) as caught:
+            read(config)
+        assert str(caught.value) == (
+            f"{tmp_path} was made by an earlier version of fedsilo: start a new run"
+        )
+    config.write_text(f"format = {RUN_FORMAT}\nrounds = 3\n[launch]\nengine = 'ray'\n")
+    assert run_values(config) == {"rounds": 3}
+    assert launch_values(config) == {"engine": "ray"}

@@ -331,7 +331,10 @@ SERVERS = {
         _copy("south.pub", "north.pub"), "registry", "another key of north", "the right file"
     ),
     "registry damaged": Broken(
-        _write("registry.json", '{"north": 3}'), "registry", "entry of site 'north'", "'node-id'"
+        _write("registry.json", '{"north": 3}'),
+        "registry",
+        "'north' must be a mapping",
+        "the keys node-id, key",
     ),
 }
 

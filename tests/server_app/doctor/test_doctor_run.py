@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
+from fedsilo.client_app.app import app
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.meeting import Meeting, meet_inline, read_meeting
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.server_app.run.meeting import (
+    Meeting,
+    meet_inline,
+    meeting_file,
+    read_meeting,
+    write_meeting,
+)
 from tests.support.tiny import TINY, TINY_METHOD
 
 
@@ -99,6 +107,15 @@ def test_a_meeting_is_read_as_it_was_written(tmp_path: Path) -> None:
     meeting = Meeting(2, 2, {"a": {"sizes": {"train": 3}}}, ("b: no",), (), ("weights",), "", "")
     (tmp_path / "m.json").write_text(json.dumps(asdict(meeting)))
     assert read_meeting(tmp_path / "m.json") == meeting
+
+
+def test_a_run_whose_purpose_is_to_meet_writes_what_the_sites_report(tmp_path: Path) -> None:
+    values = TINY | {"method": "fedavg", "purpose": "meet", "out": str(tmp_path), "run-name": "m"}
+    settings = resolve(values)
+    with flower_identity():
+        write_meeting(InlineGrid(app, settings.as_mapping(), partition_configs(3)), settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["m-meeting.json"]
+    assert len(read_meeting(meeting_file(settings.common)).sites) == 3
 
 
 @pytest.mark.parametrize(

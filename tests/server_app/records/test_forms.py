@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.forms import HOOKS, STATE, SUMMARY
+from fedsilo.server_app.records.forms import STATE, SUMMARY, check
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 SILO = {
@@ -37,13 +37,19 @@ def test_a_file_of_its_form_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"sizes": {"train": -1}}, "'north': 'sizes': 'train': -1 is no whole number"),
-        ({"label_counts": {"train": [[1]]}}, "'label_counts': 'train': [1] is no whole number"),
-        ({"label_counts": {"train": [1], "test": [1, 2]}}, "different numbers of classes"),
-        ({"classes": ["a", "b", "c"]}, "of different numbers of classes"),
-        ({"classes": ["$x$", "b"]}, "'classes': it has a '$' or '\\'"),
-        ({"distribution": "\x1b[2J"}, "is no line of text"),
-        ({"dropped": True}, "'dropped': True is no whole number"),
+        (
+            {"sizes": {"train": -1}},
+            "'north', 'sizes', 'train' is -1: it must be greater than or equal to 0",
+        ),
+        (
+            {"label_counts": {"train": [[1]]}},
+            "'label_counts', 'train', item 1 is [1]: it must be a",
+        ),
+        ({"label_counts": {"train": [1], "test": [1, 2]}}, "of one number of classes"),
+        ({"classes": ["a", "b", "c"]}, "of one number of classes"),
+        ({"classes": ["$x$", "b"]}, "'classes', item 1 is '$x$': it must have no '$'"),
+        ({"distribution": "\x1b[2J"}, "must be a line of text"),
+        ({"dropped": True}, "'dropped' is True: it must be a"),
     ],
 )
 def test_a_silo_of_another_form_is_refused_by_its_place(
@@ -83,11 +89,12 @@ def test_a_key_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> N
     ],
 )
 def test_a_summary_of_another_form_is_told(content: Any) -> None:
-    assert SUMMARY(content)
+    with pytest.raises(RunDirectoryError, match="of another form"):
+        check(SUMMARY, content, "it")
 
 
 def test_figures_that_are_undefined_are_numbers_all_the_same() -> None:
-    assert not SUMMARY({"sites": {"north": {"auc": float("nan")}}, "published": None})
+    check(SUMMARY, {"sites": {"north": {"auc": float("nan")}}, "published": None}, "it")
 
 
 @pytest.mark.parametrize(
@@ -116,14 +123,9 @@ def test_a_column_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -
         row["value"]
 
 
-def test_what_checkpoints_keep_has_a_form() -> None:
+@pytest.mark.parametrize("change", [{"keepers": "north"}, {"settings": {"seed": [1]}}])
+def test_a_checkpoint_of_another_form_is_refused(change: dict[str, Any]) -> None:
     kept = {"round": 1, "extras": {}, "keepers": ["north"], "settings": {"seed": 1}, "hooks": {}}
-    assert not STATE(kept)
-    assert STATE(kept | {"keepers": "north"})
-    assert STATE(kept | {"settings": {"seed": [1]}})
-    rows = [[1, "train", "north", 10, 20, 0.5]]
-    assert not HOOKS({"traffic": [rows, {"north": 5}], "metrics": [], "privacy": None})
-    assert not HOOKS({"traffic": [rows, {"north": 5}, ["op"]], "privacy": {"north": 2}})
-    assert HOOKS({"traffic": [[rows], {}, []]})
-    assert HOOKS({"metrics": [[1, "north", "test", "auc", []]]})
-    assert HOOKS({"privacy": {"releases": []}})
+    check(STATE, kept, "it")
+    with pytest.raises(RunDirectoryError, match="it is of another form: "):
+        check(STATE, kept | change, "it")

@@ -10,7 +10,7 @@ import pytest
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.config.settings import RUN_FORMAT, resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.studies.compare.over_setting import (
     Sweep,
@@ -70,7 +70,7 @@ def test_folders_of_runs_are_looked_into_and_unfinished_runs_refused(tmp_path: P
     with pytest.raises(RunDirectoryError, match="is not a run directory and has none"):
         finished_runs([tmp_path])
     (tmp_path / "a-seed0").mkdir()
-    (tmp_path / "a-seed0" / "config.toml").write_text("")
+    (tmp_path / "a-seed0" / "config.toml").write_text(f"format = {RUN_FORMAT}\n")
     with pytest.raises(RunDirectoryError, match="has not ended"):
         finished_runs([tmp_path])
     (tmp_path / "a-seed0" / "summary.json").write_text("{}")

@@ -12,6 +12,7 @@ import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import RUN_FORMAT
 from fedsilo.server_app.studies.compare.per_site import BarOptions, SiteBars, draw_bars, site_bars
 
 Rows = list[tuple[int, str, str, str, float]]
@@ -35,7 +36,7 @@ def written(tmp_path: Path) -> Write:
     def write(name: str, measured: Rows, groups: dict[str, str] = GROUPS, **settings: Any) -> Path:
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        keys = {"method": "fedavg", "seed": 0, **settings}
+        keys = {"format": RUN_FORMAT, "method": "fedavg", "seed": 0, **settings}
         config = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
         (folder / "config.toml").write_text(config)
         silos = {site: {"distribution": group} for site, group in groups.items()}

@@ -151,10 +151,10 @@ def test_a_wrong_budget_is_told(text: str, told: str, simulation: Simulation) ->
     ("grid", "told"),
     [
         ("{rouns: [1, 2]}", "unknown setting 'rouns'; did you mean 'rounds'"),
-        ("{rounds: 3}", "experiment 'x': grid of 'rounds' is 3; it must be a list"),
-        ("{rounds: []}", "must be a list"),
-        ("{rounds: [[1]]}", r"grid: setting 'rounds' is \[1\]"),
-        ("[rounds]", "so must its config, grid and"),
+        ("{rounds: 3}", "experiment 'x', 'grid' must have a list of values for 'rounds', not 3"),
+        ("{rounds: []}", "must have a list of values"),
+        ("{rounds: [[1]]}", r"'grid': setting 'rounds' is \[1\]"),
+        ("[rounds]", "'grid' must be a mapping"),
     ],
 )
 def test_a_wrong_grid_is_told(grid: str, told: str, simulation: Simulation) -> None:
@@ -181,7 +181,7 @@ experiments:
   impossible:
     base: heart
     config: {rounds: 8}
-    grid: {method: [picsr], expert-rounds: [3, 8]}
+    grid: {method: [picsr], picsr.expert-rounds: [3, 8]}
   tables:
     base: heart
     config: {dataset: table}
