@@ -41,6 +41,14 @@ class Tuning:
     seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
 
 
+def simulation_file(given: Path | None) -> Path:
+    """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
+    local = Path(SIMULATION_FILE)
+    if given is not None or local.is_file():
+        return given or local
+    return Path(__file__).resolve().parents[2] / SIMULATION_FILE
+
+
 def read_experiments(path: Path) -> dict[str, Experiment]:
     """Return the experiments of a simulation file; ``base`` names one whose settings come first.
 

@@ -86,7 +86,7 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
         raise SettingError(
-            f"--dir {folder} lies in fedsilo's checkout, which goes to every site with a run: "
+            f"--deployment {folder} is in fedsilo's checkout, which goes to every site with a run: "
             f"choose a folder outside, or {app / 'deployment'}"
         )
     defaults: dict[str, Value] = {"device": "cpu"}

@@ -74,7 +74,7 @@ def run(
         after = f"; after mending it: {again}" if directory.is_dir() else ""
         raise DeploymentError(
             f"run {number} ended as {status}: the lines above say why, or 'fedsilo deploy logs "
-            f"server --dir {deployment.folder}'{after}"
+            f"server --deployment {deployment.folder}'{after}"
         )
     return directory
 

@@ -14,7 +14,7 @@ from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
-from fedsilo.server_app.config.experiments import SIMULATION_FILE, find_experiment
+from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.old_keys import overlaid
 from fedsilo.server_app.config.settings import (
     RunSettings,
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from fedsilo.server_app.run.runner import Draw
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
-
-
-def simulation_file(given: Path | None) -> Path:
-    """Return the simulation file: the given one, else the working folder's, else fedsilo's own."""
-    local = Path(SIMULATION_FILE)
-    if given is not None or local.is_file():
-        return given or local
-    return Path(__file__).resolve().parents[2] / SIMULATION_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

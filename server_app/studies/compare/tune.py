@@ -22,9 +22,14 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.experiments import Tuning, find_experiment, read_tuning
+from fedsilo.server_app.config.experiments import (
+    Tuning,
+    find_experiment,
+    read_tuning,
+    simulation_file,
+)
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.planning import RunSources, planned, simulation_file
+from fedsilo.server_app.run.planning import RunSources, planned
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups

@@ -168,7 +168,7 @@ def test_a_folder_in_the_checkout_would_go_to_every_site(
 ) -> None:
     folder = app_folder() / "elsewhere"
     assert main(["deploy", "up", "--site", "a", "--dir", str(folder)]) == 1
-    assert "lies in fedsilo's checkout" in " ".join(capsys.readouterr().err.split())
+    assert "is in fedsilo's checkout" in " ".join(capsys.readouterr().err.split())
     assert not folder.exists()
 
 
@@ -186,7 +186,7 @@ def test_a_run_directory_that_exists_starts_nothing(
 def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
     sources = RunSources(changes=("silos=6", "resume=true"))
     assert resume_command("uefl-digits", Path("here"), sources, 3, "x") == (
-        "fedsilo deploy run uefl-digits --dir here --seed 3 --set silos=6 --name x "
+        "fedsilo deploy run uefl-digits --deployment here --seed 3 --set silos=6 --name x "
         "--set resume=true"
     )
 
