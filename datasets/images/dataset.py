@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
@@ -237,6 +236,8 @@ class _Making:
 
     def _decoded(self, rows: Mapping[str, Rows]) -> tuple[dict[str, Split], int]:
         """Return the decoded parts and the number of images left out."""
+        import torch
+
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
         for part, chosen in rows.items():

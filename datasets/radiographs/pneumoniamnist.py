@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedsilo.datasets.images.dataset import check_image_size
 from fedsilo.datasets.io.array_files import Wanted, read_arrays
@@ -135,6 +134,8 @@ class _Making:
         save_silo(folder, parts, facts)
 
     def _split(self, part: str, images: npt.NDArray[np.uint8], labels: npt.NDArray[Any]) -> Split:
+        import torch
+
         rows = self._rows(part, labels)
         if part == "test" and not self.settings.use_test:
             rows = rows[:0]

@@ -11,12 +11,10 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
 from fedsilo.datasets.io.licence import Licence
@@ -31,6 +29,9 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import keys_with
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VALIDATION_SHARE = 10  # the last tenth of a silo's training data is its validation part
 
@@ -144,6 +145,8 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     Returns:
         (n, channels, height, width)
     """
+    import torch
+
     tensor = torch.from_numpy(np.array(images, dtype=np.float32))
     tensor = tensor.unsqueeze(1) if images.ndim == 3 else tensor.permute(0, 3, 1, 2).contiguous()
     angle = _ROTATION[distribution]
@@ -167,6 +170,8 @@ def scaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
 
 def _figures(source: Source, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
     """Return mean and std (channels, 1, 1) of a source's pixels; None: they stay as they are."""
+    import torch
+
     if settings.pixel_scale == "raw":
         return None
     mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
@@ -175,6 +180,8 @@ def _figures(source: Source, settings: CommonSettings) -> tuple[Tensor, Tensor] 
 
 def unscaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
     """Return what ``scaled`` made from 0 to 1; noise may go beyond."""
+    import torch
+
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
@@ -321,6 +328,8 @@ class _Making:
         return distributions(self.settings.silos)[self.index]
 
     def _split(self, images: npt.NDArray[Any], labels: npt.NDArray[Any], part: str) -> Split:
+        import torch
+
         key = f"{self.source.name}/{self.name}/{part}"
         shifted = shift(images, self._distribution(), self.source.noise, key)
         inputs = scaled(shifted, self.source, self.settings)

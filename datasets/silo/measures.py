@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Values = npt.NDArray[np.float64]
 
@@ -90,6 +91,8 @@ def picture_measures(
 
 def unit_pixels(batch: Tensor) -> Tensor:
     """Return 8-bit images, or radiographs of 16 bits less 32768, from 0 to 1."""
+    import torch
+
     if batch.dtype == torch.uint8:
         return batch.double().div_(255)
     if batch.dtype == torch.int16:
@@ -99,6 +102,8 @@ def unit_pixels(batch: Tensor) -> Tensor:
 
 def _picture_figures(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
     """Return mean, standard deviation and channels' means of each image."""
+    import torch
+
     parts = [np.empty((0, 2 + len(_COLOURS)))]
     at_once = _NUMBERS // max(1, math.prod(inputs.shape[1:]))
     for start in range(0, len(inputs), max(1, at_once)):
@@ -123,6 +128,8 @@ def _figures_by_rows(
 
     Some rows at a time, whose figures are joined by Chan et al. 1979.
     """
+    import torch
+
     rows = max(1, _NUMBERS // (image.shape[1] * image.shape[3]))
     count, mean, squares = 0, torch.zeros(1, dtype=torch.float64), torch.zeros(1)
     sums = torch.zeros(1, image.shape[1], dtype=torch.float64)

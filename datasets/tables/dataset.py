@@ -7,8 +7,6 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.io.text_files import read_text
 from fedsilo.datasets.silo.cache import cached_silo
@@ -84,6 +82,8 @@ class _Making:
 
     def fill(self, folder: Path) -> None:
         """Read the table, split it and write its parts."""
+        import torch
+
         table = parse_table(self.text, self.schema, self.where)
         share, seed = self.schema.test_share, self.schema.split_seed
         split = split_rows(table.labels, self.settings, share, seed, self.where)

@@ -91,13 +91,13 @@ def settings(*, pyproject: bool = False) -> Iterator[str]:
     The list is in pyproject.toml, where Flower reads the defaults; with ``pyproject`` it is made
     again from the methods' code.
     """
-    from fedsilo.server_app.run.processes import app_folder
+    from fedsilo.server_app.config.settings import PROJECT_FILE
 
     if pyproject:
         yield from _section()
         return
     inside = False
-    for line in (app_folder() / "pyproject.toml").read_text(encoding="utf-8").splitlines():
+    for line in PROJECT_FILE.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             inside = line.startswith(f"[{_SECTION}")
             line = line.replace(f"{_SECTION}.", "").replace(f"[{_SECTION}]", "# every method")
@@ -136,9 +136,8 @@ def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.contract.settings_schema import build
     from fedsilo.server_app.config.experiments import read_experiments, simulation_file
-    from fedsilo.server_app.config.old_keys import with_new_keys
 
     for name, experiment in read_experiments(simulation_file(path_of(file))).items():
-        common = build(CommonSettings, with_new_keys(experiment.values)[0])
+        common = build(CommonSettings, experiment.values)
         silos = silo_count(common) or "own"
         yield f"{name}: {common.method} on {common.dataset}, {silos} silos, {common.rounds} rounds"

@@ -12,7 +12,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.settings_schema import Value, unknown_key
 from fedsilo.server_app.config.old_keys import key_of_today
-from fedsilo.server_app.config.settings import flat_values, known_defaults
+from fedsilo.server_app.config.settings import declared_defaults, flat_values
 
 
 def _mapping(content: Any) -> Any:
@@ -40,8 +40,9 @@ def _grid(content: Any) -> Any:
     content = _mapping(content)
     if not isinstance(content, dict):
         return content
-    known = known_defaults() if content else {}
-    content = {key_of_today(key) if isinstance(key, str) else key: v for key, v in content.items()}
+    known = declared_defaults() if content else {}
+    if not content.keys() <= known.keys():
+        content = {key_of_today(k) if isinstance(k, str) else k: v for k, v in content.items()}
     for key, values in content.items():
         if key not in known:
             raise fault(str(unknown_key(key, known)))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedsilo.server_app.config.old_keys import with_new_keys
 from fedsilo.server_app.config.experiment_file import Parts
 from fedsilo.server_app.config.old_keys import with_new_keys
+from fedsilo.server_app.config.settings import declared_defaults
 
 S = TypeVar("S")
 
@@ -110,6 +111,8 @@ def _experiment(
 
 def _without_renamed(base: Mapping[str, Value], own: Mapping[str, Value]) -> dict[str, Value]:
     """Return a base's settings without those that the experiment itself gives by an old key."""
+    if own.keys() <= declared_defaults().keys():
+        return dict(base)
     together = {**base, **own}
     method = {} if "method" not in together else {"method": together["method"]}
     renamed = with_new_keys({**own, **method})[0].keys() - own.keys() - method.keys()

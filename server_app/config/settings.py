@@ -11,6 +11,7 @@ import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,9 @@ from fedsilo.models.contract.settings_schema import (
 )
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
-from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
 from fedsilo.server_app.config.old_keys import with_new_keys
-from fedsilo.strategies.loop.drawing import refuse_site_count
-from fedsilo.strategies.methods.registry import strategy_class
 
+PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MOST_BYTES = 2**20
 _NO_SETTINGS = ("launch", "environment")  # tables of config.toml beside the groups
 
@@ -76,6 +75,13 @@ def known_defaults() -> dict[str, Value]:
     return known
 
 
+@cache
+def declared_defaults() -> Mapping[str, Value]:
+    """Return what ``known_defaults`` does from pyproject.toml, without importing any method."""
+    project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))
+    return flat_values(project["tool"]["flwr"]["app"]["config"], str(PROJECT_FILE))
+
+
 def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values; missing keys take their defaults.
 
@@ -83,6 +89,10 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         SettingError: a key is unknown or of another method, a value has the wrong type or range,
             method or data set are unknown, or settings contradict each other.
     """
+    from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
+    from fedsilo.strategies.loop.drawing import refuse_site_count
+    from fedsilo.strategies.methods.registry import strategy_class
+
     known = known_defaults()
     values, _ = with_new_keys(values)
     for key in values:
