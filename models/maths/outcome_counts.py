@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fedsilo.models.maths.classification_metrics import bin_counts
+from fedsilo.models.maths.classification_metrics import bin_counts, roc_auc
 from fedsilo.models.maths.mc_dropout import predictive_entropy
 
 CLASS, CONFIDENCE, UNCERTAINTY = "class", "confidence", "uncertainty"
@@ -46,9 +46,6 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
 def _by_class(
     probabilities: Tensor, predicted: Tensor, labels: Tensor, minimum: int
 ) -> Iterator[tuple[str, float]]:
-    # torchmetrics takes seconds to import, and many messages measure nothing
-    from torchmetrics.functional.classification import binary_auroc
-
     for label in range(probabilities.shape[1]):
         of_class = labels == label
         has = int(of_class.sum())
@@ -59,4 +56,4 @@ def _by_class(
             yield f"{CLASS}.{label}.false", float((predicted[~of_class] == label).sum())
         if enough and others_enough:
             scores = probabilities[:, label]
-            yield f"{CLASS}.{label}.auc", binary_auroc(scores, of_class.long()).item()
+            yield f"{CLASS}.{label}.auc", roc_auc(scores, of_class).item()

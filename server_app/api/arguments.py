@@ -68,17 +68,16 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     return tuple(settings or ())
 
 
-def run_sources(given: Sources | Changes) -> RunSources:
+def run_sources(given: Sources) -> RunSources:
     """Return where the settings of a run come from."""
     from fedsilo.server_app.run.planning import RunSources
 
-    paths: Mapping[str, AnyPath | None] = {
-        "file": given.get("file"),
-        "config": given.get("config"),
-        "out": given.get("out"),  # type: ignore[typeddict-item]  # changes have none
-    }
-    named = {key: path_of(path) for key, path in paths.items()}
-    return RunSources(changes=texts_of(given.get("settings")), **named)
+    return RunSources(
+        file=path_of(given.get("file")),
+        config=path_of(given.get("config")),
+        changes=texts_of(given.get("settings")),
+        out=path_of(given.get("out")),
+    )
 
 
 def silent(line: str) -> None:

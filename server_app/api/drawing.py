@@ -72,7 +72,8 @@ def attention(
 
     refuse_below(1, "images", images)
     folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
-    for one in [*site] or [None]:
+    sites: list[str | None] = [*site]
+    for one in sites or [None]:
         for sheet in attention(folder_of(run_dir), one, split, images, *folders):
             yield sheet.path or f"site {sheet.site} has no {split} images"
 

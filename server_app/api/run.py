@@ -112,7 +112,7 @@ def load_run(path: Path | str) -> Run:
     return Run(finished_run(Path(path)))
 
 
-def _frame(rows: list[dict[str, str]], columns: str, **types: type) -> pd.DataFrame:
+def _frame(rows: list[dict[str, str]], columns: str, **types: Any) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(rows, columns=columns.split(",")).astype({"round": int} | types)
