@@ -8,7 +8,9 @@ compiled. Each guard names the method that it wraps, so a subclass can have the 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
+from typing import cast
 
 import torch
 from torch.optim import Optimizer
@@ -17,8 +19,9 @@ _GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
 @cache
-def eager(kind: type[Optimizer]) -> type[Optimizer]:
+def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     """Return an optimiser class that computes what ``kind`` does, and is never compiled."""
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in _GUARDED}
-    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), methods)
+    base = cast(type[Optimizer], kind)
+    methods = {name: inspect.unwrap(getattr(base, name)) for name in _GUARDED}
+    methods["step"] = torch.no_grad()(inspect.unwrap(base.step))
+    return type(base.__name__, (base,), methods)

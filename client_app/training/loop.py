@@ -79,12 +79,12 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     if slow:
         rate = settings.basic_learning_rate
         groups.append({"params": [p for p in trained if p in slow], "lr": rate})
-    kinds: dict[str, type[Optimizer]] = {
+    kinds: dict[str, Callable[..., Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
         "sgd": torch.optim.SGD,
     }
-    kind: Callable[..., Optimizer] = eager(kinds[settings.optimiser])
+    kind = eager(kinds[settings.optimiser])
     decay, fused = settings.weight_decay, settings.fused_optimiser or None
     return kind(groups, lr=settings.learning_rate, weight_decay=decay, fused=fused)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
@@ -68,15 +68,15 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     return tuple(settings or ())
 
 
-def run_sources(given: Sources) -> RunSources:
-    """Return where the settings of a run come from."""
+def run_sources(given: Changes) -> RunSources:
+    """Return where the settings of a run come from, given as ``Changes`` or ``Sources``."""
     from fedsilo.server_app.run.planning import RunSources
 
     return RunSources(
         file=path_of(given.get("file")),
         config=path_of(given.get("config")),
         changes=texts_of(given.get("settings")),
-        out=path_of(given.get("out")),
+        out=path_of(cast(Sources, given).get("out")),
     )
 
 

@@ -37,7 +37,7 @@ def site(
 
     if experiment is None and (sources.get("settings") or sources.get("config")):
         raise SettingError("--set and --config change an experiment: name one")
-    settings = planned(experiment, run_sources({**sources}))[0] if experiment else None
+    settings = planned(experiment, run_sources(sources))[0] if experiment else None
     by_hand = setups.node_config(node_config)
     if deployment:
         _refuse_both({"--superlink": superlink, "--node-config": node_config})
@@ -104,7 +104,7 @@ def run(
     from fedsilo.server_app.doctor.run import RunSetup
 
     where = read_deployment(Path(deployment)) if deployment else None
-    setup = RunSetup(experiment, run_sources({**sources}), seed, supernodes, where)
+    setup = RunSetup(experiment, run_sources(sources), seed, supernodes, where)
     setup.planned  # noqa: B018  # an unknown experiment is an error, not a finding
     yield from examine(TARGETS["run"], setup)
 
