@@ -61,21 +61,18 @@ class _ByPanel(typer.core.TyperGroup):
     """Lists commands by panel, and within a panel in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands, key=lambda name: panels().index(_panel(self.commands[name])))
+        return sorted(self.commands, key=lambda name: panels().index(self._panel(name)))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        listed = [(name, self.commands[name]) for name in self.list_commands(ctx)]
-        listed = [(name, command) for name, command in listed if not command.hidden]
-        room = formatter.width - max(len(name) for name, _ in listed) - 6
-        for panel, commands in groupby(listed, key=lambda one: _panel(one[1])):
+        names = self.list_commands(ctx)
+        room = formatter.width - max(map(len, names)) - 6
+        for panel, members in groupby(names, key=self._panel):
             with formatter.section(panel):
-                formatter.write_dl([(n, c.get_short_help_str(room)) for n, c in commands])
+                texts = [(name, self.commands[name].get_short_help_str(room)) for name in members]
+                formatter.write_dl(texts)
 
-
-def _panel(command: click.Command) -> str:
-    """Return the panel that lists a command; by default the last."""
-    panel = getattr(command, "rich_help_panel", None)
-    return panel if panel in panels() else panels()[-1]
+    def _panel(self, name: str) -> str:
+        return str(getattr(self.commands[name], "rich_help_panel", ""))
 
 
 def make_app() -> typer.Typer:
@@ -92,7 +89,3 @@ def make_app() -> typer.Typer:
     )
     add_commands(app)
     return app
-
-
-if __name__ == "__main__":
-    sys.exit(main())

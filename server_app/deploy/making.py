@@ -69,7 +69,7 @@ def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
         if wanted != present:
             raise SettingError(
                 f"{option} is {wanted}, and the deployment in {deployment.folder} has "
-                f"{present or 'none'}: leave it out, or choose another --dir"
+                f"{present or 'none'}: leave it out, or choose another --deployment"
             )
 
 

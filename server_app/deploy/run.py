@@ -154,7 +154,7 @@ def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
     """Return the command that resumes the run ``name``, with what it was started with."""
-    words = ["fedsilo", "deploy", "run", experiment, "--dir", str(folder)]
+    words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:
         words += ["--config", str(sources.config)]
     if seed is not None:

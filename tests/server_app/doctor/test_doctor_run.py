@@ -109,9 +109,12 @@ def test_a_meeting_is_read_as_it_was_written(tmp_path: Path) -> None:
         (["server", "--deployment", "nowhere"], "there is no deployment in "),
         (["site", "uefl-digit"], "unknown experiment 'uefl-digit'"),
         (["site", "--set", "rounds=3"], "--set and --config change an experiment"),
-        (["site", "--site", "north"], "--site is of a deployment"),
+        (["site", "--site", "north"], "--site needs --deployment"),
         (["site", "--node-config", "site='a"], "--node-config cannot be read"),
-        (["site", "--node-config", 'site="a"', "--deployment", "x"], "the deployment's to say"),
+        (
+            ["site", "--node-config", 'site="a"', "--deployment", "x"],
+            "the deployment decides --node-config",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
