@@ -80,18 +80,11 @@ def tune(
     from fedsilo.server_app.studies.compare.slurm import read_jobs
     from fedsilo.server_app.studies.compare.tune import tune
 
-    for option, number, fewest in (("trials", trials, 1), ("folds", folds, 2), ("seeds", seeds, 1)):
-        refuse_below(fewest, option, number)
+    budget = {"trials": trials, "folds": folds, "seeds": seeds}
+    for option, number in budget.items():
+        refuse_below(2 if option == "folds" else 1, option, number)
     many = read_jobs(str(jobs), list(slurm))
-    return tune(
-        experiment,
-        run_sources(sources),
-        trials=trials,
-        folds=folds,
-        seeds=seeds,
-        jobs=many,
-        tell=tell,
-    )
+    return tune(experiment, run_sources(sources), jobs=many, tell=tell, **budget)
 
 
 def crossvalidate(

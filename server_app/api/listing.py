@@ -74,12 +74,11 @@ def survey(
     """
     from fedsilo.server_app.studies.survey.command import survey
 
-    folder = path_of(deployment)
     return survey(
         experiment,
         run_sources(sources),
         tell,
-        deployment=folder,
+        deployment=path_of(deployment),
         supernodes=supernodes,
         name=name,
     )

@@ -350,7 +350,7 @@ def test_attention_of_one_site_lies_in_the_run_directory(
 def test_a_site_without_images_of_the_split_is_told_of_and_no_picture_drawn(
     skin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--site", "bcn", "--split", "val", "--out", str(tmp_path / "out"))
+    more = ("--site", "bcn", "--split", "val", "--pictures", str(tmp_path / "out"))
     assert _attention(skin / "fedevprompt", *more) == 0
     assert capsys.readouterr().out == "site bcn has no val images\n"
     assert not (tmp_path / "out").exists()
