@@ -14,6 +14,7 @@ import importlib
 import sys
 import tempfile
 import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,14 +62,31 @@ class Tracer:
             self.passed.setdefault((code.co_filename, code.co_qualname), len(self.passed))
 
 
-def main() -> None:
-    """Trace a round and print what it passed."""
+@dataclass(frozen=True)
+class Trace:
+    """The functions that a round passes, each once with its file, in the order of first calls.
+
+    Attributes:
+        passed: file and name of each.
+        at_first_step: how many of them come before the first step of the first site's optimiser.
+    """
+
+    passed: tuple[tuple[str, str], ...]
+    at_first_step: int
+
+    @property
+    def files(self) -> set[str]:
+        """The files of the functions."""
+        return {file for file, _ in self.passed}
+
+
+def trace_round() -> Trace:
+    """Run a round and return what it passed; nothing of a run may have happened in this process."""
     sys.path.insert(0, str(ROOT))
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run.inline_engine import run_inline
 
-    for name in ("torch._dynamo", "torchmetrics.functional.classification"):
-        importlib.import_module(name)  # not while each call is looked at
+    importlib.import_module("torch._dynamo")  # not while each call is looked at
     tracer = Tracer()
     step = torch.optim.Adam.step
 
@@ -83,14 +101,19 @@ def main() -> None:
         sys.setprofile(tracer)
         run_inline(settings, 3)
         sys.setprofile(None)
-    passed = [(file.removeprefix(f"{ROOT}/"), name) for file, name in tracer.passed]
+    passed = tuple((file.removeprefix(f"{ROOT}/"), name) for file, name in tracer.passed)
+    return Trace(passed, tracer.at_first_step)
+
+
+def main() -> None:
+    """Trace a round and print what it passed."""
+    trace = trace_round()
     if "--until-step" in sys.argv:
-        passed = passed[: tracer.at_first_step]
+        trace = replace(trace, passed=trace.passed[: trace.at_first_step])
     if "--list" in sys.argv:
-        print("\n".join(f"{file}: {name}" for file, name in passed))
-    files = {file for file, _ in passed}
-    print(f"{len(passed)} functions in {len(files)} files", end="; ")
-    print(f"{tracer.at_first_step} functions to the first optimiser step")
+        print("\n".join(f"{file}: {name}" for file, name in trace.passed))
+    print(f"{len(trace.passed)} functions in {len(trace.files)} files", end="; ")
+    print(f"{trace.at_first_step} functions to the first optimiser step")
 
 
 if __name__ == "__main__":

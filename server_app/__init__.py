@@ -1,5 +1,4 @@
-"""The Flower ServerApp: config, rounds, run directory, checkpoints, and the command line."""
+"""The server: the Flower ServerApp (``app.py``), run directories, studies, API and command line.
 
-from fedsilo.server_app.app import app
-
-__all__ = ["app"]
+Nothing is imported here: ``fedsilo experiments`` needs no Flower.
+"""

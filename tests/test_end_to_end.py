@@ -346,7 +346,7 @@ def test_the_inline_engine_runs_where_ray_is_not_installed(tiny: Tiny, tmp_path:
     code = (
         "import sys, json; sys.modules['ray'] = None\n"
         "from fedsilo.server_app.run.inline_engine import run_inline\n"
-        "from server_app.config.settings import resolve\n"
+        "from fedsilo.server_app.config.settings import resolve\n"
         f"run_inline(resolve(json.loads({json.dumps(json.dumps(dict(values)))})), 3)"
     )
     done = subprocess.run(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.training.eager_optimisers import eager
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import LocalTraining, decayed_rates
 from fedsilo.models.methods.distrans import (
@@ -47,7 +48,7 @@ class DisTransSite(FedAvgSite):
         """
         training = super().local_training(network)
         offset = cast(DoubleChannelClassifier, network).apart_parameters()
-        optimiser = torch.optim.SGD(offset, lr=self.settings.offset_learning_rate)
+        optimiser = eager(torch.optim.SGD)(offset, lr=self.settings.offset_learning_rate)
         set_rates = decayed_rates(optimiser, training.settings, training.steps_before)
 
         def step(inputs: Tensor, _: Optimizer) -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from fedsilo.client_app.methods.adversarial_alignment import Aligner, embedded
 from fedsilo.client_app.methods.fedavg import FedAvgSite
 from fedsilo.client_app.privacy.noise_source import noise_source
+from fedsilo.client_app.training.eager_optimisers import eager
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.loop import LocalTraining, micro_batches, train_locally
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
@@ -293,6 +294,6 @@ class FedAlignCLSite(FedAvgSite):
     def _open_optimiser(self, discriminator: Discriminator) -> Optimizer:
         """Return Adam over the discriminator, as it was left."""
         rate = self.settings.discriminator_learning_rate or self.common.learning_rate
-        optimiser = torch.optim.Adam(discriminator.parameters(), lr=rate)
+        optimiser = eager(torch.optim.Adam)(discriminator.parameters(), lr=rate)
         restore_moments(optimiser, discriminator, self.own_state(_MOMENTS))
         return optimiser

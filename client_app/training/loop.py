@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.crowd import Crowd
+from fedsilo.client_app.training.eager_optimisers import eager
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import TRAINED, measurement
@@ -83,7 +84,7 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
         "adamw": torch.optim.AdamW,
         "sgd": torch.optim.SGD,
     }
-    kind = kinds[settings.optimiser]
+    kind = eager(kinds[settings.optimiser])
     decay, fused = settings.weight_decay, settings.fused_optimiser or None
     return kind(groups, lr=settings.learning_rate, weight_decay=decay, fused=fused)
 

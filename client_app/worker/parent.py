@@ -50,7 +50,6 @@ _PACKAGES = (
 _MODULES = (
     "torch",
     "torch._dynamo",
-    "torchmetrics",
     "fedsilo.client_app.opening",
     "fedsilo.client_app.site_round",
     "fedsilo.datasets.registry",

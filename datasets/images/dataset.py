@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
@@ -241,6 +240,8 @@ class _Making:
 
     def _decoded(self, rows: RowSplit, size: int) -> tuple[dict[str, Split], int]:
         """Return the decoded parts and the number of images left out."""
+        import torch
+
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
         for part in SPLITS:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.partition.label_sets import Labels, Rows
@@ -22,6 +20,9 @@ from fedsilo.datasets.shifted.pools import hold_out_tracks, open_pool
 from fedsilo.datasets.shifted.shifted import ShiftedImages, scaled, shift
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class CutPool:
 
     def split(self, part: str, rows: Rows) -> Split:
         """Return these rows; validation ones are of the training part if there is no other."""
+        import torch
+
         whence = "train" if part == "val" and not len(self.labels["val"]) else part
         labels = np.array(self.labels[whence][rows], dtype=np.int64)
         return Split(self.inputs(whence, rows), torch.from_numpy(labels))
@@ -141,6 +144,8 @@ class _Mixed:
 
     def inputs(self, rows: Rows) -> Tensor:
         """Return the samples of ``rows``, (k, *input_shape)."""
+        import torch
+
         chosen = self._order[rows]
         shape = self.splits[0].inputs.shape[1:]
         inputs = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedsilo.datasets.io.locations import Places, find_places
 from fedsilo.datasets.registry import DATA_SETS, data_set
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MASK_CLASSES = ("background", "catheter")
 

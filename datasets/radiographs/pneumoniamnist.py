@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedsilo.datasets.images.dataset import check_image_size
 from fedsilo.datasets.io.array_files import Wanted, read_arrays
@@ -96,6 +95,8 @@ class PneumoniaMnist(DataSet):
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the file, once."""
+        import torch
+
         if name not in _PROFILES:
             raise no_such_silo(name, list(_PROFILES))
         path = self.files.find(places) / _FILE.name

@@ -11,12 +11,10 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
 from fedsilo.datasets.io.locations import Places
@@ -37,6 +35,9 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import keys_with
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VALIDATION_SHARE = 10  # the last tenth of a silo's training data is its validation part
 
@@ -138,6 +139,8 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     Returns:
         (n, channels, height, width)
     """
+    import torch
+
     tensor = torch.from_numpy(np.array(images, dtype=np.float32))
     tensor = tensor.unsqueeze(1) if images.ndim == 3 else tensor.permute(0, 3, 1, 2).contiguous()
     angle = _ROTATION[distribution]
@@ -171,6 +174,8 @@ def unscaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor
 
 def _mean_and_std(source: Source) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (channels, 1, 1) of a source's pixels."""
+    import torch
+
     mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
     return mean, std
 
@@ -242,6 +247,8 @@ class ShiftedImages(DataSet):
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""
+        import torch
+
         names = silo_names(settings.silos)
         if name not in names:
             raise no_such_silo(name, names)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedsilo.datasets.images.decoding import BrokenImageError, opened_image
 from fedsilo.datasets.io.text_files import read_rows
@@ -137,6 +136,8 @@ def _label(text: str, where: str) -> int:
 
 def _shuffled(signs: Sequence[_Sign], part: str) -> list[_Sign]:
     """Return ``signs`` in another order, the same in every run."""
+    import torch
+
     order = torch.randperm(len(signs), generator=generator(0, "gtsrb-order", part))
     return [signs[place] for place in order.tolist()]
 

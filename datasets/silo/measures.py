@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Values = npt.NDArray[np.float64]
 
@@ -89,6 +90,8 @@ def picture_measures(
 
 def unit_pixels(batch: Tensor) -> Tensor:
     """Return 8-bit images, or radiographs of 16 bits less 32768, from 0 to 1."""
+    import torch
+
     if batch.dtype == torch.uint8:
         return batch.double().div_(255)
     if batch.dtype == torch.int16:
@@ -98,6 +101,8 @@ def unit_pixels(batch: Tensor) -> Tensor:
 
 def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
     """Return mean, standard deviation and up to three channels' means of each image."""
+    import torch
+
     count, channels, height, width = inputs.shape
     found = np.zeros((count, 2 + len(_COLOURS)))
     images = max(1, _NUMBERS // max(1, channels * height * width))

@@ -8,12 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import Places
@@ -24,6 +22,9 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPLITS = ("train", "val", "test")
 _KEY_LENGTH = 16  # hexadecimal digits
@@ -93,6 +94,8 @@ class Silo:
 
     def label_counts(self) -> dict[str, list[int]]:
         """Return, per split, how many samples each class has."""
+        import torch
+
         return {
             name: torch.bincount(split.labels, minlength=self.task.classes).tolist()
             for name, split in self.splits().items()
@@ -295,6 +298,8 @@ def open_silo(folder: Path, classes: int) -> Silo:
 
 
 def _open_split(folder: Path, name: str) -> Split:
+    import torch
+
     def open_array(part: str) -> Tensor:
         path = folder / f"{name}-{part}.npy"
         try:

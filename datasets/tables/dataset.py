@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.io.text_files import read_text
@@ -89,6 +88,8 @@ def _split(
     table: Table, schema: TableSchema, settings: CommonSettings, where: str
 ) -> dict[str, Split]:
     """Return a table's parts."""
+    import torch
+
     rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, where)
     if len(rows.train) < 2:
         raise DataError(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
@@ -25,6 +27,8 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
 def generator(seed: int, *key: int | str) -> torch.Generator:
     """Return a CPU generator keyed on ``(seed, *key)``."""
+    import torch
+
     return torch.Generator().manual_seed(derive_seed(seed, *key))
 
 
@@ -34,6 +38,8 @@ def seeded(seed: int, *key: int | str, device: torch.device | None = None) -> It
 
     Dropout and weight initialisation only know the global generators, hence this block.
     """
+    import torch
+
     cuda = device is not None and device.type == "cuda"
     devices = [device] if cuda else []
     with torch.random.fork_rng(devices=devices):

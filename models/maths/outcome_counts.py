@@ -10,7 +10,7 @@ import math
 
 from torch import Tensor
 
-from fedsilo.models.maths.classification_metrics import bin_counts
+from fedsilo.models.maths.classification_metrics import bin_counts, roc_auc
 from fedsilo.models.maths.mc_dropout import predictive_entropy
 
 CLASS, CONFIDENCE, UNCERTAINTY = "class", "confidence", "uncertainty"
@@ -44,9 +44,6 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
 def _by_class(
     probabilities: Tensor, predicted: Tensor, labels: Tensor, minimum: int
 ) -> dict[str, float]:
-    # torchmetrics takes seconds to import, and many messages measure nothing
-    from torchmetrics.functional.classification import binary_auroc
-
     counts = {}
     for label in range(probabilities.shape[1]):
         of_class = labels == label
@@ -57,6 +54,6 @@ def _by_class(
         if others_enough:
             counts[f"{CLASS}.{label}.false"] = float((predicted[~of_class] == label).sum())
         if enough and others_enough:
-            auc = binary_auroc(probabilities[:, label], of_class.long())
-            counts[f"{CLASS}.{label}.auc"] = auc.item()
+            scores = probabilities[:, label]
+            counts[f"{CLASS}.{label}.auc"] = roc_auc(scores, of_class).item()
     return counts

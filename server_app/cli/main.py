@@ -1,4 +1,4 @@
-"""The ``fedsilo`` command: runs, comparisons, the choice of settings, and what belongs to them."""
+"""Federated learning between hospitals: run, compare, look at and use experiments."""
 
 from __future__ import annotations
 
@@ -12,38 +12,18 @@ import typer.core
 import typer.main
 
 from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.server_app.cli import (
-    bars,
-    compare,
-    data,
-    deploy,
-    doctor,
-    figures,
-    finetune,
-    predict,
-    report,
-    runs,
-    settings,
-    survey,
-    sweep,
-    watch,
-)
-from fedsilo.server_app.cli.options import PANELS
+from fedsilo.server_app.cli.commands import add_commands, panels
 from fedsilo.server_app.run.processes import end_if_bound
-
-_LOOK = (figures, report, sweep, bars)
-_DATA = (data, survey, settings)
-_MODULES = (runs, watch, compare, *_LOOK, finetune, predict, deploy, doctor, *_DATA)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: 0 well, 1 an error told in one line, 130 interrupted.
+        The exit code: 0 success, 1 an error (one line says which), 130 interrupted.
 
     Raises:
-        SystemExit: the arguments cannot be used (2), or only help was asked for (0).
+        SystemExit: the arguments cannot be used (2), or help was printed (0).
     """
     words = sys.argv[1:] if arguments is None else arguments
     end_if_bound()
@@ -53,13 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedsilo: error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left; nothing more to say
+        sys.stderr.close()  # the reader of our output has left
         return 1
     except OSError as error:
         print(f"fedsilo: error: {error.filename or 'system'}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("fedsilo: interrupted; 'fedsilo resume RUN-DIR' goes on", file=sys.stderr)
+        print("fedsilo: interrupted; 'fedsilo resume RUN-DIR' continues", file=sys.stderr)
         return 130
 
 
@@ -78,24 +58,21 @@ def _invoke(words: list[str]) -> int:
 
 
 class _ByPanel(typer.core.TyperGroup):
-    """Lists commands by what a person wants; of one panel in the order in which they were added."""
+    """Lists commands by panel, and within a panel in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands, key=lambda name: PANELS.index(_panel(self.commands[name])))
+        return sorted(self.commands, key=lambda name: panels().index(self._panel(name)))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        listed = [(name, self.commands[name]) for name in self.list_commands(ctx)]
-        listed = [(name, command) for name, command in listed if not command.hidden]
-        room = formatter.width - max(len(name) for name, _ in listed) - 6
-        for panel, commands in groupby(listed, key=lambda one: _panel(one[1])):
+        names = self.list_commands(ctx)
+        room = formatter.width - max(map(len, names)) - 6
+        for panel, members in groupby(names, key=self._panel):
             with formatter.section(panel):
-                formatter.write_dl([(n, c.get_short_help_str(room)) for n, c in commands])
+                texts = [(name, self.commands[name].get_short_help_str(room)) for name in members]
+                formatter.write_dl(texts)
 
-
-def _panel(command: click.Command) -> str:
-    """Return what a command is listed under; one that says nothing is under the last."""
-    panel = getattr(command, "rich_help_panel", None)
-    return panel if panel in PANELS else PANELS[-1]
+    def _panel(self, name: str) -> str:
+        return str(getattr(self.commands[name], "rich_help_panel", ""))
 
 
 def make_app() -> typer.Typer:
@@ -110,10 +87,5 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in _MODULES:
-        module.add_commands(app)
+    add_commands(app)
     return app
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -55,7 +55,7 @@ def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
         if wanted != present:
             raise SettingError(
                 f"{option} is {wanted}, and the deployment in {deployment.folder} has "
-                f"{present or 'none'}: leave it out, or choose another --dir"
+                f"{present or 'none'}: leave it out, or choose another --deployment"
             )
 
 
@@ -68,7 +68,7 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
         raise SettingError(
-            f"--dir {folder} lies in fedsilo's checkout, which goes to every site with a run: "
+            f"--deployment {folder} is in fedsilo's checkout, which goes to every site with a run: "
             f"choose a folder outside, or {app / 'deployment'}"
         )
     defaults: dict[str, Value] = {"device": "cpu"}

@@ -73,7 +73,7 @@ def run(
         after = f"; once that is fixed: {again}" if directory.is_dir() else ""
         raise DeploymentError(
             f"run {number} ended as {status}: the lines above say why, or 'fedsilo deploy logs "
-            f"server --dir {deployment.folder}'{after}"
+            f"server --deployment {deployment.folder}'{after}"
         )
     return directory
 
@@ -140,7 +140,7 @@ def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
     """Return the command that resumes the run ``name`` with the options of its start."""
-    words = ["fedsilo", "deploy", "run", experiment, "--dir", str(folder)]
+    words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:
         words += ["--config", str(sources.config)]
     if seed is not None:

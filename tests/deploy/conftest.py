@@ -48,13 +48,13 @@ def deployment(
         (folder / "site.yaml").write_text(rules)
     own = [part for key, value in told.items() for part in ("--node-config", _toml(key, value))]
     try:
-        assert main(["deploy", "up", "--sites", sites, "--dir", str(folder), *own]) == 0
+        assert main(["deploy", "up", "--sites", sites, "--deployment", str(folder), *own]) == 0
         made = read_deployment(folder)
         for site in made.sites:
             _give_seed(Path(str(made.node_config[site]["state-dir"])) / OWN / site)
         yield made
     finally:
-        assert main(["deploy", "down", "--dir", str(folder)]) == 0
+        assert main(["deploy", "down", "--deployment", str(folder)]) == 0
         assert read_deployment(folder).running() == []
 
 
@@ -71,7 +71,7 @@ def _toml(key: str, value: Value) -> str:
 @pytest.fixture
 def folder(deployment: Deployment) -> Path:
     """Return the deployment's folder, with all of it running."""
-    assert main(["deploy", "up", "--dir", str(deployment.folder)]) == 0
+    assert main(["deploy", "up", "--deployment", str(deployment.folder)]) == 0
     return deployment.folder
 
 
@@ -83,7 +83,7 @@ def deployed(folder: Path) -> Deployed:
         config = folder / f"{name}-asked.toml"
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         config.write_text("".join(lines))
-        told = ("--config", str(config), "--name", name, "--dir", str(folder))
+        told = ("--config", str(config), "--name", name, "--deployment", str(folder))
         code = main(["deploy", "run", "fedavg-digits", *told])
         return code, RunDirectory(read_deployment(folder).runs / name)
 
@@ -100,7 +100,7 @@ def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         config.write_text("".join(lines))
         command = [sys.executable, "-m", "fedsilo.server_app.cli", "deploy", "run", "fedavg-digits"]
-        command += ["--config", str(config), "--name", name, "--dir", str(folder), *more]
+        command += ["--config", str(config), "--name", name, "--deployment", str(folder), *more]
         process = subprocess.Popen(
             command,
             cwd=app_folder(),

@@ -75,7 +75,7 @@ def test_a_killed_hospital_stops_the_run_by_name_and_comes_back_to_it(
     assert "no answer in time" in printed
     assert "--name killed --set resume=true" in printed
     assert not (deployment.runs / "killed" / "summary.json").exists()
-    assert main(["deploy", "up", "--dir", str(folder)]) == 0
+    assert main(["deploy", "up", "--deployment", str(folder)]) == 0
     code, printed = _ended(begin(values, "killed", "--set", "resume=true"))
     assert code == 0, printed
     _same(deployment, "killed", inline_run(values, SITES))
@@ -108,7 +108,7 @@ def test_a_killed_server_comes_back_with_its_database_and_the_run_resumes(
     assert code == 1, printed
     before = read_deployment(folder)
     assert all(before.process(member) for member in before.sites), "hospitals wait for the server"
-    assert main(["deploy", "up", "--dir", str(folder)]) == 0
+    assert main(["deploy", "up", "--deployment", str(folder)]) == 0
     after = read_deployment(folder)
     assert after.nodes == before.nodes, "nobody is registered anew"
     assert all(after.started[name] == before.started[name] for name in after.sites)
@@ -200,7 +200,7 @@ def test_two_hospitals_with_one_name_are_refused(
     )
     try:
         wrong.write()
-        assert main(["deploy", "up", "--dir", str(folder)]) == 0
+        assert main(["deploy", "up", "--deployment", str(folder)]) == 0
         code, printed = _ended(begin(values, "twice"))
         assert code == 1
         assert f"is registered as '{second}' and says that it is '{first}'" in printed

@@ -100,7 +100,7 @@ def test_a_stranger_is_refused(
 def test_the_logs_show_no_secret(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secrets = [path.read_text() for path in (folder / "secrets").glob("*.key")]
     lines = {line for text in secrets for line in text.splitlines() if "-----" not in line}
-    assert main(["deploy", "logs", "--lines", "100000", "--dir", str(folder)]) == 0
+    assert main(["deploy", "logs", "--lines", "100000", "--deployment", str(folder)]) == 0
     printed = capsys.readouterr().out + (folder / "deployment.json").read_text()
     assert "Flower" in printed
     assert not [line for line in lines if len(line) > 20 and line in printed]

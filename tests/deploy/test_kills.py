@@ -51,7 +51,7 @@ def test_a_deployed_run_whose_server_or_hospital_was_killed_ends_alike(
     except subprocess.TimeoutExpired:
         kill(deployment, member)
     process.communicate(timeout=LIMIT)
-    assert main(["deploy", "up", "--dir", str(folder)]) == 0
+    assert main(["deploy", "up", "--deployment", str(folder)]) == 0
     run, told = RunDirectory(deployment.runs / name), f"trial {trial}: {member} after {after:.1f} s"
     if process.returncode or not (run.path / "summary.json").is_file():
         more = ("--set", "resume=true") if run.path.is_dir() else ()

@@ -35,5 +35,5 @@ def test_processes_with_tls_and_keys_find_what_the_simulation_finds(
     code, found = deployed(values, f"small-{method}")
     assert code == 0
     same(found, inline_run(values, SITES))
-    assert main(["deploy", "status", "--dir", str(deployment.folder)]) == 0
+    assert main(["deploy", "status", "--deployment", str(deployment.folder)]) == 0
     assert capsys.readouterr().out.count("online") >= SITES

@@ -33,11 +33,14 @@ def up(tmp_path: Path, real_data: Path) -> Iterator[Up]:
         named = [part for site in sites for part in ("--site", site)]
         told = ("--data-dir", str(real_data), "--node-config", f'site-file="{rules}"')
         cache = ("--node-config", f'cache-dir="{os.environ["FEDSILO_CACHE"]}"')
-        assert main(["deploy", "up", experiment, *named, "--dir", str(folder), *told, *cache]) == 0
+        assert (
+            main(["deploy", "up", experiment, *named, "--deployment", str(folder), *told, *cache])
+            == 0
+        )
         return read_deployment(folder)
 
     yield start
-    assert main(["deploy", "down", "--dir", str(folder)]) == 0
+    assert main(["deploy", "down", "--deployment", str(folder)]) == 0
 
 
 def _survey(deployment: Deployment, experiment: str, name: str, *more: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_a_hospital_that_is_killed_and_comes_back_is_seen_to(
     assert f"away: {site}" in gone.line()
     assert gone.line().endswith(f"down: {site}")
     assert dict(gone.members)[site] is False
-    assert main(["deploy", "up", "--dir", str(folder)]) == 0
+    assert main(["deploy", "up", "--deployment", str(folder)]) == 0
     back = _until(folder, lambda progress: site in progress.answered)
     assert back.run is not None
     assert back.run.progress.left_out >= 1
@@ -73,5 +73,5 @@ def test_a_hospital_that_is_killed_and_comes_back_is_seen_to(
     assert run.progress.bytes() == summary["bytes"]
     assert sorted(run.progress.sites) == [site, *others]
     capsys.readouterr()
-    assert main(["deploy", "status", "--dir", str(folder)]) == 0
+    assert main(["deploy", "status", "--deployment", str(folder)]) == 0
     assert "watched: finished, round 10 of 10" in capsys.readouterr().out

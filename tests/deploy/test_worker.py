@@ -124,5 +124,5 @@ def test_a_hospital_whose_own_process_is_killed_leaves_nothing_running(folder: P
     hospital.kill()
     _, alive = psutil.wait_procs(parts, timeout=20)
     assert not alive
-    assert main(["deploy", "up", "--dir", str(folder)]) == 0
+    assert main(["deploy", "up", "--deployment", str(folder)]) == 0
     assert read_deployment(folder).process(site)

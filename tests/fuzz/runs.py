@@ -51,7 +51,7 @@ _COMMANDS = (
     "predict {run} --site {site} --split test --out {out}/cases.csv",
     "calibrate {run} --site {site} --coverage 0.7",
     "card {run} --out {out}/card.md",
-    "explain {run} --site {site} --row 0 --json {out}/why.json",
+    "explain {run} --site {site} --row 0 --json-file {out}/why.json",
     "histograms {run} --picture {out}/histograms.png",
     "embeddings {run} --limit 5 --picture {out}/embeddings.png",
 )

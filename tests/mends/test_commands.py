@@ -92,7 +92,7 @@ def test_methods_of_two_rules_are_compared_once_one_holds_for_all(
 
 
 def test_a_public_part_of_a_few_images_is_raised(command: Command) -> None:
-    pretrain = ("pretrain", "skin", "--weights", "w.safetensors")
+    pretrain = ("pretrain", "skin", "--save-as", "w.safetensors")
     told = command(*pretrain, changes=("public-share=0.05",))
     assert "images and at least 20 are needed: raise 'public-share'" in told
     assert not command(*pretrain, changes=("public-share=0.3",))
@@ -102,7 +102,7 @@ def test_a_pre_training_that_diverges_ends_at_a_lower_rate(command: Command) -> 
     file, weights = Path("simulation.yaml"), Path("w.safetensors")
     section = "pretraining: {learning-rate: 1.0e+38, "
     file.write_text(EXPERIMENTS.replace("pretraining: {", section))
-    pretrain = ("pretrain", "skin", "--weights", str(weights))
+    pretrain = ("pretrain", "skin", "--save-as", str(weights))
     assert "lower 'learning-rate' in the simulation file's 'pretraining'; no" in command(*pretrain)
     assert not weights.exists()
     file.write_text(EXPERIMENTS.replace("pretraining: {", "pretraining: {learning-rate: 0.001, "))

@@ -100,7 +100,7 @@ torch.cuda.is_available = torch.cuda.device_count = torch._C._cuda_getDeviceCoun
 torch.cuda._lazy_init = torch._C._cuda_init = no
 from fedsilo.client_app.worker.parent import preload
 preload()
-assert "fedsilo.client_app.methods.picsr" in sys.modules and "torchmetrics" in sys.modules
+assert "fedsilo.client_app.methods.picsr" in sys.modules
 if os.fork() == 0: os._exit(0)
 os.wait()
 print(len(os.listdir("/proc/self/task")), torch.cuda.is_initialized())

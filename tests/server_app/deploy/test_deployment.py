@@ -140,7 +140,7 @@ def test_bad_input_starts_nothing_and_leaves_nothing(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "there"
-    assert main(["deploy", *arguments, "--dir", str(folder)]) == 1
+    assert main(["deploy", *arguments, "--deployment", str(folder)]) == 1
     assert told in capsys.readouterr().err
     assert not (folder / "deployment.json").exists()
 
@@ -158,7 +158,7 @@ def test_what_a_deployment_was_not_made_with_is_refused(
     asked: list[str], told: str, planned: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned.write()
-    assert main(["deploy", "up", *asked, "--dir", str(planned.folder)]) == 1
+    assert main(["deploy", "up", *asked, "--deployment", str(planned.folder)]) == 1
     assert told in " ".join(capsys.readouterr().err.split())
     assert read_deployment(planned.folder) == planned
 
@@ -167,8 +167,8 @@ def test_a_folder_in_the_checkout_would_go_to_every_site(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = app_folder() / "elsewhere"
-    assert main(["deploy", "up", "--site", "a", "--dir", str(folder)]) == 1
-    assert "lies in fedsilo's checkout" in " ".join(capsys.readouterr().err.split())
+    assert main(["deploy", "up", "--site", "a", "--deployment", str(folder)]) == 1
+    assert "is in fedsilo's checkout" in " ".join(capsys.readouterr().err.split())
     assert not folder.exists()
 
 
@@ -177,7 +177,7 @@ def test_a_run_directory_that_exists_starts_nothing(
 ) -> None:
     planned.write()
     (planned.runs / "again").mkdir(parents=True)
-    told = ("--name", "again", "--dir", str(planned.folder))
+    told = ("--name", "again", "--deployment", str(planned.folder))
     assert main(["deploy", "run", "local-digits", *told]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "exists: choose another 'run-name'" in said
@@ -186,7 +186,7 @@ def test_a_run_directory_that_exists_starts_nothing(
 def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
     sources = RunSources(changes=("silos=6", "resume=true"))
     assert resume_command("uefl-digits", Path("here"), sources, 3, "x") == (
-        "fedsilo deploy run uefl-digits --dir here --seed 3 --set silos=6 --name x "
+        "fedsilo deploy run uefl-digits --deployment here --seed 3 --set silos=6 --name x "
         "--set resume=true"
     )
 
@@ -198,7 +198,7 @@ def test_a_key_that_others_may_read_starts_nothing(
     planned.secrets.mkdir()
     (planned.secrets / "north.key").write_text("key")
     (planned.secrets / "north.key").chmod(0o640)
-    assert main(["deploy", "up", "--dir", str(planned.folder)]) == 1
+    assert main(["deploy", "up", "--deployment", str(planned.folder)]) == 1
     assert "north.key has mode 640, others may read it: chmod 600" in capsys.readouterr().err
     assert read_deployment(planned.folder).started == {}
 
@@ -207,9 +207,9 @@ def test_logs_of_an_unknown_member_name_the_known(
     planned: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned.write()
-    assert main(["deploy", "logs", "nort", "--dir", str(planned.folder)]) == 1
+    assert main(["deploy", "logs", "nort", "--deployment", str(planned.folder)]) == 1
     assert "did you mean 'north'" in capsys.readouterr().err
-    assert main(["deploy", "logs", "north", "--dir", str(planned.folder)]) == 1
+    assert main(["deploy", "logs", "north", "--deployment", str(planned.folder)]) == 1
     assert "north has not run yet" in capsys.readouterr().err
 
 

@@ -127,9 +127,12 @@ def test_a_run_whose_purpose_is_to_meet_writes_what_the_sites_report(tmp_path: P
         (["server", "--deployment", "nowhere"], "there is no deployment in "),
         (["site", "uefl-digit"], "unknown experiment 'uefl-digit'"),
         (["site", "--set", "rounds=3"], "--set and --config change an experiment"),
-        (["site", "--site", "north"], "--site is of a deployment"),
+        (["site", "--site", "north"], "--site needs --deployment"),
         (["site", "--node-config", "site='a"], "--node-config cannot be read"),
-        (["site", "--node-config", 'site="a"', "--deployment", "x"], "the deployment's to say"),
+        (
+            ["site", "--node-config", 'site="a"', "--deployment", "x"],
+            "the deployment decides --node-config",
+        ),
     ],
 )
 def test_bad_input_is_one_line(

@@ -29,7 +29,7 @@ def test_a_bound_process_ends_with_its_killed_parent_and_cleans_up_if_the_signal
 ) -> None:
     child = (
         "import os, signal, sys, time\n"
-        "from server_app.run.processes import end_with\n"
+        "from fedsilo.server_app.run.processes import end_with\n"
         f"open({str(tmp_path / 'file')!r}, 'w')\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))\n"
         f"end_with(os.getppid(), signal.{number})\n"
@@ -53,7 +53,7 @@ def test_a_bound_process_ends_with_its_killed_parent_and_cleans_up_if_the_signal
 def test_a_process_that_does_not_heed_the_signal_is_ended_all_the_same() -> None:
     child = (
         "import os, signal, time\n"
-        "from server_app.run import processes\n"
+        "from fedsilo.server_app.run import processes\n"
         "processes._UNWINDING = 0.2\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "processes.end_with(os.getppid())\n"

@@ -102,24 +102,3 @@ def test_an_experiment_without_the_metric_keeps_its_line_without_points() -> Non
     lines = dict(Sweep("rounds", "accuracy", ["a", "b"], points).lines())
     assert len(lines["a"]) == 1
     assert lines["b"] == []
-
-
-def test_the_old_name_draws_the_old_file_and_says_the_new_one(
-    tmp_path: Path,
-    tiny: Callable[..., dict[str, Value]],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings = tiny("local", rounds=1, out=str(tmp_path), **{"run-name": "a-seed7"})
-    run_inline(resolve(settings), 3)
-    monkeypatch.chdir(tmp_path)
-    capsys.readouterr()
-    assert main(["against", "rounds", "a-seed7"]) == 0
-    old = capsys.readouterr()
-    assert main(["sweep", "rounds", "a-seed7"]) == 0
-    new = capsys.readouterr()
-    assert old.err == "fedsilo: 'against' is called 'sweep' now: fedsilo sweep ...\n"
-    assert new.err == ""
-    assert old.out.replace("against.png", "sweep.png") == new.out
-    assert (tmp_path / "against.png").is_file()
-    assert (tmp_path / "sweep.png").is_file()

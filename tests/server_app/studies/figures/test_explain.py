@@ -75,7 +75,7 @@ def test_a_patient_is_explained_by_three_lines_per_expert(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = runs / "told.json"
-    assert _explain(runs / "picsr", "va", 3, "--json", str(path)) == 0
+    assert _explain(runs / "picsr", "va", 3, "--json-file", str(path)) == 0
     capsys.readouterr()
     document = json.loads(path.read_text())
     path.unlink()
@@ -108,7 +108,9 @@ def test_a_patient_is_explained_by_three_lines_per_expert(
 @pytest.mark.parametrize(("run", "near"), [("picsr", 1e-3), ("declared", 0.05)])
 def test_the_document_adds_up_and_a_picture_is_drawn(run: str, near: float, runs: Path) -> None:
     document, picture = runs / f"{run}.json", runs / f"{run}.png"
-    assert _explain(runs / run, "va", 3, "--json", str(document), "--picture", str(picture)) == 0
+    assert (
+        _explain(runs / run, "va", 3, "--json-file", str(document), "--picture", str(picture)) == 0
+    )
     found = json.loads(document.read_text())
     assert found["experts"] == SITES
     assert found["features"][:3] == ["age", "sex", "trestbps"]
@@ -128,7 +130,7 @@ def test_other_splits_and_rows_are_other_patients(runs: Path) -> None:
     documents = []
     for more in (("--row", "3"), ("--row", "4"), ("--row", "3", "--split", "train")):
         path = runs / "one.json"
-        assert _explain(runs / "picsr", "va", 3, *more, "--json", str(path)) == 0
+        assert _explain(runs / "picsr", "va", 3, *more, "--json-file", str(path)) == 0
         documents.append(json.loads(path.read_text())["distances"])
     assert documents[0] != documents[1]
     assert documents[0] != documents[2]
@@ -139,7 +141,7 @@ def test_the_weights_are_those_that_the_run_measured(runs: Path) -> None:
     weights = []
     for row in range(test):
         path = runs / "one.json"
-        assert _explain(runs / "picsr", "switzerland", row, "--json", str(path)) == 0
+        assert _explain(runs / "picsr", "switzerland", row, "--json-file", str(path)) == 0
         weights.append(json.loads(path.read_text())["weights"])
     told = RunDirectory(runs / "picsr").read_json("routing.json")["sites"]["switzerland"]
     for index, site in enumerate(SITES):
@@ -162,7 +164,7 @@ def test_what_cannot_be_explained_is_told_in_one_line(
     run: str, site: str, row: int, told: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = runs / "refused.json"
-    assert _explain(runs / run, site, row, "--json", str(path)) == 1
+    assert _explain(runs / run, site, row, "--json-file", str(path)) == 1
     error = capsys.readouterr().err
     assert error.startswith("fedsilo: error: ")
     assert told in error
@@ -215,7 +217,7 @@ def skin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _document(run: Path, site: str, row: int, *more: str) -> dict[str, Any]:
     path = run.parent / "told.json"
-    assert _explain(run, site, row, "--json", str(path), *more) == 0
+    assert _explain(run, site, row, "--json-file", str(path), *more) == 0
     found: dict[str, Any] = json.loads(path.read_text())
     path.unlink()
     return found
@@ -324,7 +326,7 @@ def test_attention_is_drawn_once_per_site(
 ) -> None:
     before = sorted(path.name for path in (skin / "fedevprompt").iterdir())
     out = tmp_path / "new" / "folder"
-    assert _attention(skin / "fedevprompt", "--images", "1", "--out", str(out)) == 0
+    assert _attention(skin / "fedevprompt", "--images", "1", "--pictures", str(out)) == 0
     pictures = [out / f"attention-{site}.png" for site in CENTRES]
     assert capsys.readouterr().out.splitlines() == [str(path) for path in pictures]
     assert sorted(out.iterdir()) == pictures
@@ -348,7 +350,7 @@ def test_attention_of_one_site_lies_in_the_run_directory(
 def test_a_site_without_images_of_the_split_is_told_of_and_no_picture_drawn(
     skin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--site", "bcn", "--split", "val", "--out", str(tmp_path / "out"))
+    more = ("--site", "bcn", "--split", "val", "--pictures", str(tmp_path / "out"))
     assert _attention(skin / "fedevprompt", *more) == 0
     assert capsys.readouterr().out == "site bcn has no val images\n"
     assert not (tmp_path / "out").exists()

@@ -105,7 +105,7 @@ def test_an_absolute_path_names_the_file_itself_and_an_option_goes_before_it(
     assert pretrained("skin", *setting) == 0
     assert [path.name for path in named.parent.iterdir()] == ["named"]
     before = named.read_bytes()
-    assert pretrained("skin", *setting, "--weights", str(given)) == 0
+    assert pretrained("skin", *setting, "--save-as", str(given)) == 0
     assert given.read_bytes() == before == named.read_bytes()
 
 
@@ -113,12 +113,12 @@ def test_equal_recipes_give_equal_bytes_and_another_seed_gives_other_weights(
     pretrained: Callable[..., int], file: Path
 ) -> None:
     first, again, other = (file.parent / name for name in ("first", "again", "other"))
-    assert pretrained("skin", "--weights", str(first)) == 0
+    assert pretrained("skin", "--save-as", str(first)) == 0
     torch.rand(3)  # whatever else the process drew in between
-    assert pretrained("skin", "--weights", str(again), "--set", "seed=5") == 0
+    assert pretrained("skin", "--save-as", str(again), "--set", "seed=5") == 0
     assert first.read_bytes() == again.read_bytes(), "the run's seed is not that of pre-training"
     file.write_text(EXPERIMENTS.replace("warmup-epochs: 1", "warmup-epochs: 1, seed: 1"))
-    assert pretrained("skin", "--weights", str(other)) == 0
+    assert pretrained("skin", "--save-as", str(other)) == 0
     changed, arrays = load_state(other)[0], load_state(first)[0]
     assert (changed["pos_embed"] != arrays["pos_embed"]).any()
 
@@ -144,7 +144,7 @@ def test_no_public_image_is_in_any_silo_and_together_they_are_all_images(
             assert not seen & pixels(split.inputs)
             total += len(split)
     assert total == IMAGES
-    assert pretrained("skin", "--weights", str(tmp_path / "w")) == 0
+    assert pretrained("skin", "--save-as", str(tmp_path / "w")) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{len(public)} public images, classes [")
     counts = said.partition("[")[2].partition("]")[0].split(", ")
@@ -155,8 +155,8 @@ def test_no_public_image_is_in_any_silo_and_together_they_are_all_images(
 @pytest.mark.parametrize(
     ("experiment", "more", "said"),
     [
-        ("digits", ["--weights", "w"], "'digits' is of network 'auto' on data set 'digits': there"),
-        ("digits-vit", ["--weights", "w"], "is of network 'vit' on data set 'digits': there is no"),
+        ("digits", ["--save-as", "w"], "'digits' is of network 'auto' on data set 'digits': there"),
+        ("digits-vit", ["--save-as", "w"], "is of network 'vit' on data set 'digits': there is no"),
         ("all-private", [], "setting 'public-share' is 0"),
         ("skin", ["--set", "backbone-weights=random"], "is 'random', which names no file: set it"),
         ("skin", ["--set", "backbone-weights=timm"], "is 'timm', which names no file"),
@@ -189,7 +189,7 @@ def test_weights_that_are_there_already_are_not_trained_over(
 ) -> None:
     weights = tmp_path / "w"
     weights.write_text("hours of training")
-    assert pretrained("skin", "--weights", str(weights)) == 1
+    assert pretrained("skin", "--save-as", str(weights)) == 1
     assert f"{weights} exists already: remove it, or give --weights" in capsys.readouterr().err
     assert weights.read_text() == "hours of training"
 
@@ -198,7 +198,7 @@ def test_a_run_whose_silos_hold_images_that_the_weights_have_seen_is_refused(
     pretrained: Callable[..., int], file: Path
 ) -> None:
     weights = file.parent / "w.safetensors"
-    assert pretrained("skin", "--weights", str(weights)) == 0
+    assert pretrained("skin", "--save-as", str(weights)) == 0
     changes = {"backbone-weights": str(weights), "out": str(file.parent), "run-name": "run"}
     for share in (0.0, 0.29):
         with pytest.raises(
@@ -232,7 +232,7 @@ def test_a_wrong_recipe_is_told(
 ) -> None:
     lines = [line for line in EXPERIMENTS.splitlines() if not line.startswith("pretraining")]
     file.write_text("\n".join([f"pretraining: {section}", *lines]))
-    assert pretrained("skin", "--weights", str(file.parent / "w")) == 1
+    assert pretrained("skin", "--save-as", str(file.parent / "w")) == 1
     assert said in capsys.readouterr().err
     assert not (file.parent / "w").exists()
 
@@ -241,7 +241,7 @@ def test_training_that_diverges_writes_no_file(
     pretrained: Callable[..., int], file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.write_text(EXPERIMENTS.replace("warmup-epochs: 1", "learning-rate: 1.0e+30"))
-    assert pretrained("skin", "--weights", str(file.parent / "w")) == 1
+    assert pretrained("skin", "--save-as", str(file.parent / "w")) == 1
     error = capsys.readouterr().err
     assert error.startswith("fedsilo: error: pre-training diverged in epoch 1: lower 'learning-ra")
     assert error.count("\n") == 1
@@ -253,7 +253,7 @@ def test_the_last_step_may_not_diverge_unseen_either(
 ) -> None:
     one_step = "epochs: 1, batch-size: 64, warmup-epochs: 0, learning-rate: 1.0e+38"
     file.write_text(EXPERIMENTS.replace("epochs: 2, batch-size: 8, warmup-epochs: 1", one_step))
-    assert pretrained("skin", "--weights", str(file.parent / "w")) == 1
+    assert pretrained("skin", "--save-as", str(file.parent / "w")) == 1
     assert "pre-training diverged in epoch 1" in capsys.readouterr().err
     assert not (file.parent / "w").exists()
 
@@ -263,14 +263,14 @@ def test_a_rise_of_a_single_step_is_no_division_by_zero(
 ) -> None:
     one_step = "epochs: 2, batch-size: 64, warmup-epochs: 1"
     file.write_text(EXPERIMENTS.replace("epochs: 2, batch-size: 8, warmup-epochs: 1", one_step))
-    assert pretrained("skin", "--weights", str(file.parent / "w")) == 0
+    assert pretrained("skin", "--save-as", str(file.parent / "w")) == 0
 
 
 def test_a_public_part_of_a_few_images_is_refused(
     pretrained: Callable[..., int], file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(file.parent / "w")
-    assert pretrained("skin", "--weights", out, "--set", "public-share=0.05") == 1
+    assert pretrained("skin", "--save-as", out, "--set", "public-share=0.05") == 1
     error = capsys.readouterr().err
     assert "images and at least 20 are needed: raise 'public-share'" in error
     assert not (file.parent / "w").exists()

@@ -1,0 +1,34 @@
+# ruff: noqa: F401
+"""The commands of ``fedsilo`` as functions, with the same arguments, results and errors.
+
+    from fedsilo.server_app.api import compare, load_run, simulate
+
+    run = simulate("fedavg-digits", settings={"rounds": 5}, seed=1)
+    run.metrics.query("split == 'test' and metric == 'accuracy'")
+
+Every error is a ``fedsilo.models.contract.errors.FedsiloError`` of one line. The commands
+``fedsilo deploy`` and ``fedsilo doctor`` are the functions of ``deploying`` and ``checking``.
+"""
+
+from fedsilo.server_app.api import checking, deploying
+from fedsilo.server_app.api.applying import calibrate, card, export, finetune, predict
+from fedsilo.server_app.api.comparing import bars, compare, crossvalidate, sweep, tune
+from fedsilo.server_app.api.drawing import (
+    attention,
+    embeddings,
+    explain,
+    gradcam,
+    histograms,
+    plot,
+    report,
+)
+from fedsilo.server_app.api.listing import (
+    datasets,
+    experiments,
+    fetch,
+    manifest,
+    settings,
+    survey,
+)
+from fedsilo.server_app.api.run import Run, load_run
+from fedsilo.server_app.api.running import pretrain, resume, simulate, watch

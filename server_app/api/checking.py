@@ -1,0 +1,116 @@
+"""The doctor: what prevents a run, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.api.arguments import AnyPath, Changes, path_of, run_sources
+
+if TYPE_CHECKING:
+    from fedsilo.server_app.doctor.findings import Finding
+
+
+def site(
+    experiment: str | None = None,
+    *,
+    deployment: AnyPath | None = None,
+    site: Sequence[str] = (),
+    superlink: str = "",
+    root_certificates: AnyPath | None = None,
+    key: AnyPath | None = None,
+    node_config: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 9094,
+    **sources: Unpack[Changes],
+) -> Iterator[Finding]:
+    """Check a hospital's node, by the arguments that start it."""
+    from fedsilo.server_app.deploy.deployment import read_deployment
+    from fedsilo.server_app.doctor import setups
+    from fedsilo.server_app.doctor.findings import examine
+    from fedsilo.server_app.doctor.registry import TARGETS
+    from fedsilo.server_app.doctor.site import SiteSetup
+    from fedsilo.server_app.run.planning import planned
+
+    if experiment is None and (sources.get("settings") or sources.get("config")):
+        raise SettingError("--set and --config change an experiment: name one")
+    settings = planned(experiment, run_sources(sources))[0] if experiment else None
+    by_hand = setups.node_config(node_config)
+    if deployment:
+        _refuse_both({"--superlink": superlink, "--node-config": node_config})
+        made = setups.sites_of(read_deployment(Path(deployment)), site, settings)
+    elif site:
+        raise SettingError("--site needs --deployment: without one it is a key of --node-config")
+    else:
+        certificates, own_key = path_of(root_certificates), path_of(key)
+        made = [SiteSetup(by_hand, superlink, certificates, own_key, host, port, settings)]
+    for setup in made:
+        yield from examine(TARGETS["site"], setup, setup.name)
+
+
+def server(
+    *,
+    deployment: AnyPath | None = None,
+    authority: AnyPath | None = None,
+    certificate: AnyPath | None = None,
+    certificate_key: AnyPath | None = None,
+    database: AnyPath | None = None,
+    fleet: str = "0.0.0.0:9092",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    hospital: Sequence[str] = (),
+) -> Iterator[Finding]:
+    """Check the server, by the arguments of flower-superlink."""
+    from fedsilo.server_app.config.operator_files import REGISTRY
+    from fedsilo.server_app.deploy.deployment import read_deployment
+    from fedsilo.server_app.doctor.findings import examine
+    from fedsilo.server_app.doctor.registry import TARGETS
+    from fedsilo.server_app.doctor.server import ServerSetup
+    from fedsilo.server_app.doctor.setups import server_of
+
+    if deployment:
+        _refuse_both({"--database": database, "--hospital": hospital})
+        setup = server_of(read_deployment(Path(deployment)))
+    else:
+        setup = ServerSetup(
+            authority=path_of(authority),
+            certificate=path_of(certificate),
+            key=path_of(certificate_key),
+            database=path_of(database),
+            fleet=fleet,
+            control=f"{host}:{port}",
+            runs=path_of(os.environ.get("FEDSILO_RUNS") or None),
+            registry=path_of(os.environ.get(REGISTRY) or None),
+            hospitals=tuple((name, None) for name in hospital),
+        )
+    yield from examine(TARGETS["server"], setup)
+
+
+def run(
+    experiment: str,
+    *,
+    deployment: AnyPath | None = None,
+    supernodes: int | None = None,
+    seed: int | None = None,
+    **sources: Unpack[Changes],
+) -> Iterator[Finding]:
+    """Meet the sites of a run and train nothing."""
+    from fedsilo.server_app.deploy.deployment import read_deployment
+    from fedsilo.server_app.doctor.findings import examine
+    from fedsilo.server_app.doctor.registry import TARGETS
+    from fedsilo.server_app.doctor.run import RunSetup
+
+    where = read_deployment(Path(deployment)) if deployment else None
+    setup = RunSetup(experiment, run_sources(sources), seed, supernodes, where)
+    setup.planned  # noqa: B018  # an unknown experiment is an error, not a finding
+    yield from examine(TARGETS["run"], setup)
+
+
+def _refuse_both(given: dict[str, object]) -> None:
+    """Refuse options that a deployment decides itself."""
+    for option, value in given.items():
+        if value:
+            raise SettingError(f"the deployment decides {option}: remove it or --deployment")

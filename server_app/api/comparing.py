@@ -1,0 +1,138 @@
+"""Many runs: comparisons over seeds, tuning, cross-validation, and pictures of finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from fedsilo.server_app.api.arguments import (
+    AnyPath,
+    AnyRun,
+    Engine,
+    MeasuredSplit,
+    Sources,
+    Tell,
+    folders_of,
+    refuse_below,
+    run_sources,
+    silent,
+)
+
+if TYPE_CHECKING:
+    from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
+    from fedsilo.server_app.studies.compare.over_seeds import Comparison
+    from fedsilo.server_app.studies.compare.over_setting import Sweep
+    from fedsilo.server_app.studies.compare.per_site import SiteBars
+    from fedsilo.server_app.studies.compare.tune import Tuned
+
+
+def compare(
+    experiments: Sequence[str],
+    *,
+    engine: Engine = "inline",
+    supernodes: int | None = None,
+    seeds: int = 3,
+    jobs: int | str = 0,
+    slurm: Sequence[str] = (),
+    split: MeasuredSplit = "test",
+    own_splits: bool = False,
+    metrics: Sequence[str] = (),
+    tests: Sequence[str] = (),
+    paired: bool = False,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Comparison:
+    """Run experiments over seeds and compare them.
+
+    Finished runs are used again; they are in ``<out>/<experiment>-seed<n>``. The comparison's
+    ``results`` are a frame with a row per experiment, group, metric and seed, its ``tested`` the
+    tests.
+    """
+    from fedsilo.server_app.studies.compare.over_seeds import ComparisonOptions, SeedRuns, compare
+    from fedsilo.server_app.studies.compare.slurm import read_jobs
+
+    refuse_below(1, "seeds", seeds)
+    runs = SeedRuns(
+        sources=run_sources(sources),
+        engine=engine,
+        supernodes=supernodes,
+        seeds=seeds,
+        own_splits=own_splits,
+    )
+    measured, tested = (",".join(names) or None for names in (metrics, tests))
+    asked = ComparisonOptions(split=split, metrics=measured, tests=tested, paired=paired)
+    return compare(experiments, runs, asked, jobs=read_jobs(str(jobs), list(slurm)), tell=tell)
+
+
+def tune(
+    experiment: str,
+    *,
+    trials: int | None = None,
+    folds: int | None = None,
+    seeds: int | None = None,
+    jobs: int | str = 0,
+    slurm: Sequence[str] = (),
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Tuned:
+    """Choose an experiment's settings on its training data."""
+    from fedsilo.server_app.studies.compare.slurm import read_jobs
+    from fedsilo.server_app.studies.compare.tune import tune
+
+    budget = {"trials": trials, "folds": folds, "seeds": seeds}
+    for option, number in budget.items():
+        refuse_below(2 if option == "folds" else 1, option, number)
+    many = read_jobs(str(jobs), list(slurm))
+    return tune(experiment, run_sources(sources), jobs=many, tell=tell, **budget)
+
+
+def crossvalidate(
+    experiments: Sequence[str],
+    *,
+    folds: int = 5,
+    repeats: int = 5,
+    jobs: int | str = 0,
+    slurm: Sequence[str] = (),
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> CrossValidation:
+    """Repeat cross-validation within each site."""
+    from fedsilo.server_app.studies.compare.crossvalidate import crossvalidate
+    from fedsilo.server_app.studies.compare.slurm import read_jobs
+
+    refuse_below(2, "folds", folds)
+    refuse_below(1, "repeats", repeats)
+    many = read_jobs(str(jobs), list(slurm))
+    return crossvalidate(
+        experiments, run_sources(sources), folds=folds, repeats=repeats, jobs=many, tell=tell
+    )
+
+
+def sweep(
+    setting: str,
+    folders: Sequence[AnyPath],
+    *,
+    metric: str = "accuracy",
+    split: MeasuredSplit = "test",
+) -> Sweep:
+    """Plot a metric of finished runs over a setting."""
+    from fedsilo.server_app.studies.compare.over_setting import sweep
+
+    return sweep(setting, [Path(folder) for folder in folders], metric=metric, split=split)
+
+
+def bars(
+    run_dirs: Sequence[AnyRun],
+    *,
+    metrics: Sequence[str] = (),
+    round_: int | None = None,
+    split: MeasuredSplit = "test",
+    own: bool = False,
+) -> SiteBars:
+    """Plot metrics of finished runs site by site."""
+    from fedsilo.server_app.studies.compare.per_site import BarOptions, site_bars
+
+    refuse_below(0, "round", round_)
+    asked = BarOptions(metrics=",".join(metrics) or None, split=split, round=round_, own=own)
+    return site_bars(folders_of(run_dirs), asked)

@@ -1,0 +1,86 @@
+"""A deployment on this machine: a server and hospitals as processes, with TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from fedsilo.server_app.api.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
+
+if TYPE_CHECKING:
+    from fedsilo.server_app.deploy.commands import MemberStatus
+    from fedsilo.server_app.deploy.deployment import Deployment
+
+_FOLDER = "deployment"
+# Its default is shown by typer: a newer click drops the help of an argument
+
+
+def up(
+    experiment: str = "uefl-digits",
+    *,
+    deployment: AnyPath = _FOLDER,
+    sites: int | None = None,
+    site: Sequence[str] = (),
+    data_dir: AnyPath | None = None,
+    device: str | None = None,
+    file: AnyPath | None = None,
+    node_config: Sequence[str] = (),
+    tell: Tell = silent,
+) -> Deployment:
+    """Start all members that do not run."""
+    from fedsilo.server_app.deploy.commands import up
+    from fedsilo.server_app.deploy.making import DeploymentRequest
+
+    request = DeploymentRequest(
+        experiment=experiment,
+        site_count=sites,
+        sites=tuple(site),
+        data_dir=path_of(data_dir),
+        device=device,
+        node_config=tuple(node_config),
+        file=path_of(file),
+    )
+    return up(Path(deployment), request, tell)
+
+
+def status(*, deployment: AnyPath = _FOLDER) -> list[MemberStatus]:
+    """List the members and whether they run."""
+    from fedsilo.server_app.deploy.commands import status
+
+    return status(Path(deployment))
+
+
+def logs(
+    member: str = "server",  # deploy.deployment.SERVER, which imports what runs
+    *,
+    deployment: AnyPath = _FOLDER,
+    lines: int = 40,
+) -> str:
+    """Print the end of a member's log."""
+    from fedsilo.server_app.deploy.commands import logs
+
+    return logs(Path(deployment), member, lines)
+
+
+def run(
+    experiment: str,
+    *,
+    deployment: AnyPath = _FOLDER,
+    seed: int | None = None,
+    name: str | None = None,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Path:
+    """Run an experiment with the deployment, and wait."""
+    from fedsilo.server_app.deploy.run import run
+
+    return run(experiment, Path(deployment), run_sources(sources), tell, seed=seed, name=name)
+
+
+def down(*, deployment: AnyPath = _FOLDER) -> str:
+    """Stop all processes; the folder stays."""
+    from fedsilo.server_app.deploy.commands import down
+
+    there, ended = down(Path(deployment))
+    return f"{len(ended)} processes ended; {there.folder} stays"

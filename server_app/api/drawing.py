@@ -1,0 +1,195 @@
+"""Pictures and pages of finished runs, and why a model predicts what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.api.arguments import (
+    AnyPath,
+    AnyRun,
+    Layer,
+    Reader,
+    Split,
+    Tell,
+    folder_of,
+    folders_of,
+    path_of,
+    refuse_below,
+    silent,
+)
+
+if TYPE_CHECKING:
+    from fedsilo.client_app.explain.explanation import Explanation
+
+
+def plot(run_dir: AnyRun) -> Iterator[Path]:
+    """Draw the learning curves of a finished run again."""
+    from fedsilo.server_app.studies.figures.learning_curves import redraw
+
+    return redraw(folder_of(run_dir))
+
+
+def explain(
+    run_dir: AnyRun,
+    *,
+    site: str,
+    row: int,
+    split: Split = "test",
+    data_dir: AnyPath | None = None,
+    state_dir: AnyPath | None = None,
+    json_file: AnyPath | None = None,
+    picture: AnyPath | None = None,
+) -> Explanation:
+    """Explain a prediction for one patient."""
+    from fedsilo.server_app.studies.figures import explain as explaining
+
+    explanation = explaining.explain(
+        folder_of(run_dir), site, row, split, path_of(data_dir), path_of(state_dir)
+    )
+    explaining.save_explanation(explanation, path_of(json_file), path_of(picture))
+    return explanation
+
+
+def attention(
+    run_dir: AnyRun,
+    *,
+    site: Sequence[str] = (),
+    split: Split = "test",
+    images: int = 5,
+    data_dir: AnyPath | None = None,
+    state_dir: AnyPath | None = None,
+    pictures: AnyPath | None = None,
+) -> Iterator[Path | str]:
+    """Draw the attention of a run's ViT, a sheet per site.
+
+    Returns:
+        The place of each sheet, or a line about a site that has no images.
+    """
+    from fedsilo.server_app.studies.figures.attention import attention
+
+    refuse_below(1, "images", images)
+    folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
+    sites: list[str | None] = [*site]
+    for one in sites or [None]:
+        for sheet in attention(folder_of(run_dir), one, split, images, *folders):
+            yield sheet.path or f"site {sheet.site} has no {split} images"
+
+
+def histograms(
+    run_dir: AnyRun,
+    *,
+    site: Sequence[str] = (),
+    split: Split = "train",
+    picture: AnyPath | None = None,
+    data_dir: AnyPath | None = None,
+    tell: Tell = silent,
+) -> Path:
+    """Draw how the brightness of images differs between sites."""
+    from fedsilo.server_app.studies.figures import intensity_histograms as intensity
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
+
+    measured = intensity.histograms(folder_of(run_dir), site, split, path_of(data_dir), tell)
+    path = path_of(picture) or folder_of(run_dir) / "histograms.png"
+    write_picture(path, intensity.draw_histograms(measured))
+    return path
+
+
+def embeddings(
+    run_dirs: Sequence[AnyRun],
+    *,
+    site: Sequence[str] = (),
+    split: Split = "test",
+    picture: AnyPath | None = None,
+    data_dir: AnyPath | None = None,
+    layer: Layer = "embedding",
+    limit: int | None = None,
+    seed: int = 0,
+    state_dir: AnyPath | None = None,
+    csv: AnyPath | None = None,
+    tell: Tell = silent,
+) -> Iterator[Path | str]:
+    """Draw the embeddings of all sites' samples.
+
+    Returns:
+        The file of each run's points and its numbers, then the picture and the CSV file.
+    """
+    import pandas as pd
+
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.studies.compare.tables import csv_text
+    from fedsilo.server_app.studies.figures import embeddings as embedding
+    from fedsilo.server_app.studies.figures.embedding_panels import draw_panels
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
+
+    refuse_below(1, "limit", limit)
+    runs = folders_of(run_dirs)
+    selection = embedding.Selection(site, split, layer, limit, seed)
+    panels = embedding.embeddings(runs, selection, path_of(data_dir), path_of(state_dir), tell)
+    for run, panel in zip(runs, panels, strict=True):
+        written = embedding.write_document(run, panel, selection)
+        yield "\n  ".join([str(written), *panel.lines()])
+    path = path_of(picture) or runs[0] / "embeddings.png"
+    write_picture(path, draw_panels(panels, f"{split} samples, {layer} layer"))
+    yield path
+    if csv:
+        rows = [{"run": run.name} | panel.numbers for run, panel in zip(runs, panels, strict=True)]
+        write_atomically(Path(csv), csv_text(pd.DataFrame(rows)))
+        yield Path(csv)
+
+
+def gradcam(
+    run_dirs: Sequence[AnyRun],
+    *,
+    site: str,
+    rows: str = "",
+    scenarios: int | None = None,
+    split: Split = "test",
+    picture: AnyPath | None = None,
+    data_dir: AnyPath | None = None,
+    label: str | None = None,
+    state_dir: AnyPath | None = None,
+) -> Path:
+    """Draw where convolutional networks find a class (Grad-CAM)."""
+    from fedsilo.server_app.studies.figures import gradcam as grad_cam
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
+
+    if bool(rows) == (scenarios is not None):
+        raise SettingError("name images by either --rows or --scenarios")
+    wanted: Sequence[int] | grad_cam.Scenarios = (
+        grad_cam.Scenarios(scenarios) if scenarios else parse_rows(rows)
+    )
+    runs = folders_of(run_dirs)
+    sheet = grad_cam.gradcam(
+        runs, site, wanted, split, label, path_of(data_dir), path_of(state_dir)
+    )
+    path = path_of(picture) or runs[0] / f"gradcam-{site}.png"
+    write_picture(path, grad_cam.draw_sheet(sheet))
+    return path
+
+
+def report(
+    run_dirs: Sequence[AnyRun],
+    out: AnyPath = "report.html",
+    *,
+    reader: Reader = "research",
+    audit_log: AnyPath | None = None,
+    site_file: AnyPath | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a page about finished runs."""
+    from fedsilo.server_app.studies.report.report import ReportOptions, write_report
+
+    asked = ReportOptions(reader=reader, audit_log=path_of(audit_log), site_file=path_of(site_file))
+    runs = folders_of(run_dirs)
+    return write_report(runs, Path(out), asked, overwrite=overwrite)
+
+
+def parse_rows(text: str) -> list[int]:
+    """Return the rows of ``--rows``, as '0,3,7'."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise SettingError(f"--rows is '{text}'; it must be rows counted from 0, such as 0,3,7")
+    return [int(part) for part in parts]

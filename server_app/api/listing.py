@@ -1,0 +1,142 @@
+"""Data sets, settings and experiments: what there is, and what data the sites have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Unpack
+
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.server_app.api.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
+
+_SECTION = "tool.flwr.app.config"
+
+
+def fetch(
+    dataset: str,
+    *,
+    data_dir: AnyPath,
+    base_url: str = "",
+    accept_licence: bool = False,
+) -> Iterator[str]:
+    """Download a data set's files and verify their checksums; yield lines about each."""
+    from fedsilo.datasets.io.download import fetch
+    from fedsilo.datasets.io.public_files import refuse_unaccepted
+    from fedsilo.datasets.registry import data_set, licences
+
+    files, licence = data_set(dataset).files, licences(dataset)
+    yield from licence.lines() if licence else ()
+    if files is None or licence is None:
+        by_hand = f"; get them from {licence.source}" if licence and licence.terms else ""
+        raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
+    refuse_unaccepted(dataset, licence, accept_licence)
+    yield from fetch(files, Path(data_dir), base_url)
+
+
+def datasets(*, data_dir: AnyPath = "") -> list[dict[str, str]]:
+    """List the data sets, their licences and files here."""
+    from fedsilo.datasets.registry import overview
+
+    return overview(str(data_dir))
+
+
+def manifest(recipe: str, folder: AnyPath) -> Iterator[str]:
+    """Write the manifest of a public image data set."""
+    from fedsilo.datasets.images.recipes import MANIFEST, RECIPES, write_manifest
+
+    folder = Path(folder)
+    counted = write_manifest(recipe, folder)
+    made = RECIPES[recipe]
+    yield f"{folder / MANIFEST}: {counted.total()} images"
+    for label, count in sorted(counted.items()):
+        yield f"  {one_line(label, 60)}: {count}"
+    yield f"licence: {made.licence} ({made.source})"
+    classes = made.classes or {label: [label] for label in sorted(counted)}
+    yield f"for {made.dataset}.yaml, in the data directory:"
+    yield f"sites: {{{recipe}: {folder.name}/{MANIFEST}}}"
+    yield f"classes: {json.dumps(classes)}"
+
+
+def survey(
+    experiment: str,
+    *,
+    deployment: AnyPath | None = None,
+    supernodes: int | None = None,
+    name: str | None = None,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Path:
+    """Survey the data of the sites; return the page.
+
+    With ``deployment`` the sites are its hospitals, otherwise simulated ones.
+    """
+    from fedsilo.server_app.studies.survey.command import survey
+
+    return survey(
+        experiment,
+        run_sources(sources),
+        tell,
+        deployment=path_of(deployment),
+        supernodes=supernodes,
+        name=name,
+    )
+
+
+def settings(*, pyproject: bool = False) -> Iterator[str]:
+    """List every setting with its default and range.
+
+    The list is in pyproject.toml, where Flower reads the defaults; with ``pyproject`` it is made
+    again from the methods' code.
+    """
+    from fedsilo.server_app.config.settings import PROJECT_FILE
+
+    if pyproject:
+        yield from _section()
+        return
+    inside = False
+    for line in PROJECT_FILE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            inside = line.startswith(f"[{_SECTION}")
+            line = line.replace(f"{_SECTION}.", "").replace(f"[{_SECTION}]", "# every method")
+        if inside:
+            yield line
+
+
+def _section() -> Iterator[str]:
+    """Return the lines of the section in pyproject.toml: each setting, its default and help."""
+    import tomli_w
+
+    from fedsilo.models.contract.methods import METHODS, settings_class
+    from fedsilo.models.contract.settings import CommonSettings
+    from fedsilo.models.contract.settings_schema import defaults, rule_of
+    from fedsilo.server_app.config.settings import grouped, known_defaults
+
+    rules = {
+        key: rule_of(cls, key)
+        for cls in (CommonSettings, *map(settings_class, METHODS))
+        for key in defaults(cls)
+    }
+    text = tomli_w.dumps({"tool": {"flwr": {"app": {"config": grouped(known_defaults())}}}})
+    group = ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            group = line.strip("[]").removeprefix(_SECTION).lstrip(".")
+        key = ".".join(filter(None, (group, line.partition(" = ")[0])))
+        rule = rules.get(key)
+        help_ = "; ".join(filter(None, (rule.help, rule.allowed()))) if rule else ""
+        yield f"{line}  # {help_}" if help_ else line
+
+
+def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
+    """List the experiments."""
+    from fedsilo.datasets.registry import silo_count
+    from fedsilo.models.contract.settings import CommonSettings
+    from fedsilo.models.contract.settings_schema import build
+    from fedsilo.server_app.config.experiments import read_experiments, simulation_file
+
+    for name, experiment in read_experiments(simulation_file(path_of(file))).items():
+        common = build(CommonSettings, experiment.values)
+        silos = silo_count(common) or "own"
+        yield f"{name}: {common.method} on {common.dataset}, {silos} silos, {common.rounds} rounds"

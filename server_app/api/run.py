@@ -1,0 +1,118 @@
+"""A finished run, read again: its files as frames, its model as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.models.contract.settings_schema import Value
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedsilo.server_app.records.finished_run import FinishedRun
+    from fedsilo.server_app.studies.predict.model import SiteModel
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run; each file is read when it is first asked for."""
+
+    finished: FinishedRun
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.finished.path
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """``summary.json``: final metrics, seconds, bytes, failures (docs/run-directory.md)."""
+        return self.finished.summary
+
+    @cached_property
+    def settings(self) -> dict[str, Value]:
+        """Every setting of the run, by its key."""
+        return self.finished.settings.as_mapping()
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """``metrics.csv``: a row per number, ``round, site, split, metric, value``."""
+        return _frame(self.finished.metrics, "round,site,split,metric,value", value=float)
+
+    @cached_property
+    def traffic(self) -> pd.DataFrame:
+        """``traffic.csv``: a row per message, with ``bytes_down``, ``bytes_up`` and ``seconds``."""
+        columns = "round,phase,site,bytes_down,bytes_up,seconds"
+        return _frame(self.finished.traffic, columns, bytes_down=int, bytes_up=int, seconds=float)
+
+    @cached_property
+    def sites(self) -> pd.DataFrame:
+        """A row per site: ``site, distribution, train, val, test`` (samples) and ``dropped``."""
+        import pandas as pd
+
+        silos = self.finished.silos.items()
+        return pd.DataFrame(
+            {"site": site, "distribution": facts["distribution"]}
+            | facts["sizes"]
+            | {"dropped": facts["dropped"]}
+            for site, facts in silos
+        )
+
+    def model(
+        self,
+        site: str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        state_dir: Path | str | None = None,
+    ) -> SiteModel:
+        """Return the final model, opened with the data of a site.
+
+        Its ``network`` is an ``nn.Module`` in eval mode that takes its ``inputs(split)``, decoded
+        and standardised samples; its ``module()`` maps samples as they are read to class
+        probabilities.
+
+        Args:
+            site: the site's name; None: the first whose data are here, if all have one model.
+            data_dir: the data directory; None: the run's own.
+            state_dir: the site's private state; None: the run directory's.
+
+        Raises:
+            FedsiloError: there is no such site, or its model or data are not here.
+        """
+        from fedsilo.server_app.studies.predict.model import open_model
+
+        data, state = (None if one is None else Path(one) for one in (data_dir, state_dir))
+        return open_model(self.path, site, data, state)
+
+    def predictions(
+        self, site: str | None = None, split: str = "test", *, data_dir: Path | str | None = None
+    ) -> pd.DataFrame:
+        """Return the model's predictions for a split of a site, as ``predict`` makes them.
+
+        Raises:
+            FedsiloError: as ``model``, or the split is unknown, empty, or not the run's.
+        """
+        from fedsilo.server_app.studies.predict.prediction import predict
+        from fedsilo.server_app.studies.predict.request import PredictRequest
+
+        data = None if data_dir is None else Path(data_dir)
+        return predict(
+            PredictRequest(run_dir=self.path, site=site, split=split, data_dir=data)
+        ).frame()
+
+
+def load_run(path: Path | str) -> Run:
+    """Read a finished run."""
+    from fedsilo.server_app.records.finished_run import finished_run
+
+    return Run(finished_run(Path(path)))
+
+
+def _frame(rows: list[dict[str, str]], columns: str, **types: Any) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=columns.split(",")).astype({"round": int} | types)

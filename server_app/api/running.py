@@ -1,0 +1,96 @@
+"""One run: start it, go on with it, watch it; and pretraining, which comes before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.api.arguments import (
+    AnyPath,
+    AnyRun,
+    Engine,
+    Sources,
+    Tell,
+    Track,
+    folder_of,
+    path_of,
+    run_sources,
+    silent,
+)
+from fedsilo.server_app.api.run import Run, load_run
+
+if TYPE_CHECKING:
+    from fedsilo.server_app.studies.watch.view import View
+
+
+def simulate(
+    experiment: str,
+    *,
+    engine: Engine = "inline",
+    ray_address: str | None = None,
+    supernodes: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    track: Track | None = None,
+    **sources: Unpack[Sources],
+) -> Run:
+    """Run an experiment of simulation.yaml."""
+    from fedsilo.server_app.run.planning import planned, start
+    from fedsilo.server_app.studies.finish import finish_run
+
+    overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
+    overrides |= {"run-name": name} if name else {}
+    overrides |= {"track": track} if track else {}
+    settings, resources = planned(
+        experiment, run_sources(sources), supernodes=supernodes, overrides=overrides
+    )
+    return load_run(start(settings, resources, engine, ray_address, finish_run).path)
+
+
+def resume(
+    run_dir: AnyRun,
+    *,
+    engine: Engine | None = None,
+    supernodes: int | None = None,
+    ray_address: str | None = None,
+    track: Track | None = None,
+) -> Run:
+    """Continue a run that was interrupted."""
+    from fedsilo.server_app.run.planning import replanned, start
+    from fedsilo.server_app.studies.finish import finish_run
+
+    settings, resources, before = replanned(folder_of(run_dir), supernodes=supernodes, track=track)
+    return load_run(start(settings, resources, engine or before, ray_address, finish_run).path)
+
+
+def watch(
+    run_dir: AnyPath | None = None, *, deployment: AnyPath | None = None
+) -> Callable[[], View]:
+    """Show the progress of a run or a deployment.
+
+    Each call of what is returned reads the progress again.
+    """
+    from fedsilo.server_app.studies.watch.view import look_at_deployment, look_at_run
+
+    if run_dir is not None and deployment is None:
+        return partial(look_at_run, Path(run_dir))
+    if deployment is not None and run_dir is None:
+        return partial(look_at_deployment, Path(deployment))
+    raise SettingError("name either a run directory or, with --deployment, a deployment")
+
+
+def pretrain(
+    experiment: str,
+    *,
+    save_as: AnyPath | None = None,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Path:
+    """Train an experiment's ViT on public images; return the file of its weights."""
+    from fedsilo.server_app.studies.finetune.pretrain import pretrain
+
+    return pretrain(experiment, run_sources(sources), path_of(save_as), tell)

@@ -1,0 +1,155 @@
+"""The commands: functions of the API, whose arguments are the options.
+
+What a function returns is shown by the function of ``results`` that has its name, whose further
+arguments are options too. ``commands.toml`` has names, examples and help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from fedsilo.server_app import api
+from fedsilo.server_app.cli import results
+
+_GIVEN = {"tell", "watch"}  # arguments that the command line gives itself
+_UNSHOWN = ("", (), None, False)  # defaults that say nothing
+_MODULES = {"deploy": api.deploying, "doctor": api.checking}
+
+
+@cache
+def _texts() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line: its name, the panel that lists it, and what its table has."""
+
+    name: str
+    panel: str
+    example: str
+    help: Mapping[str, str] = field(default_factory=dict)
+    default: Mapping[str, Any] = field(default_factory=dict)
+    required: Sequence[str] = ()
+
+    def add_to(self, app: typer.Typer) -> None:
+        """Add the command to an app."""
+        group, _, own = self.name.rpartition(" ")
+        function: Callable[..., Any] = getattr(_MODULES.get(group, api), own)
+        show = getattr(results, self.name.replace(" ", "_"), results.shown)
+        summary = (function.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
+        callback = self._callback(function, show)
+        epilog = f"Example: fedsilo {self.example}"
+        app.command(own, help=summary, epilog=epilog, rich_help_panel=self.panel)(callback)
+
+    def _callback(
+        self, function: Callable[..., Any], show: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Return a function whose signature typer reads as the command's options."""
+        own, showing = _parameters(function), _parameters(show)
+        options = [p for name, p in (own | showing | own).items() if name not in _GIVEN]
+
+        def call(**given: Any) -> None:
+            bar = results.progress_bar(self.name) if "watch" in own else nullcontext()
+            with bar as watch:
+                given |= {"tell": results.line, "watch": watch}
+                result = function(**{name: given[name] for name in own})
+                show(result, **{name: given[name] for name in showing})
+
+        signature = [self._option(parameter) for parameter in options]
+        call.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in signature}
+        return call
+
+    def _option(self, parameter: inspect.Parameter) -> inspect.Parameter:
+        """Return a parameter as typer reads one."""
+        texts, name = _texts(), parameter.name
+        default = self.default.get(name, parameter.default)
+        default = parameter.empty if name in self.required else default
+        words: dict[str, Any] = {
+            "help": self.help.get(name, texts["help"].get(name)),
+            "show_default": default not in _UNSHOWN,
+        }
+        info: Any
+        if name in texts["arguments"] and parameter.kind is not parameter.KEYWORD_ONLY:
+            info = typer.Argument(metavar=texts["arguments"][name], **words)
+        else:
+            option = texts["names"].get(name, f"--{name.replace('_', '-')}")
+            info = typer.Option(option, metavar=texts["values"].get(name), **words)
+        return inspect.Parameter(
+            name,
+            parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[_command_type(parameter.annotation), info],
+        )
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return a function's parameters with their types, of ``**sources`` each, but for a result."""
+    parameters = list(inspect.signature(function).parameters.values())
+    found: dict[str, inspect.Parameter] = {}
+    for parameter in parameters[function.__module__ == results.__name__ :]:
+        hint = _evaluated(function, parameter.annotation)
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            found[parameter.name] = parameter.replace(annotation=hint)
+            continue
+        for name, own in get_type_hints(get_args(hint)[0]).items():
+            found[name] = inspect.Parameter(
+                name, parameter.KEYWORD_ONLY, default=None, annotation=own
+            )
+    return found
+
+
+def _evaluated(function: Callable[..., Any], annotation: str) -> Any:
+    namespace = vars(sys.modules[function.__module__])
+    return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), namespace)["it"]
+
+
+def _command_type(hint: Any) -> Any:
+    """Return the type of an argument as the words of a command line have it."""
+    members = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else [hint]
+    rest = [member for member in members if member is not type(None)]
+    if any(get_origin(member) is Mapping for member in rest):
+        return list[str]
+    if get_origin(rest[0]) is Sequence:
+        return list[_command_type(get_args(rest[0])[0])]  # type: ignore[misc]
+    chosen = next((kind for kind in (Path, str) if kind in rest), rest[0])
+    return chosen if len(rest) == len(members) else chosen | None
+
+
+def panels() -> list[str]:
+    """Return the panels of the help, in their order."""
+    return [name for name in _texts() if name[0].isupper()]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add all commands to an app; those of two words to an app of their first."""
+    groups: dict[str, typer.Typer] = {}
+    for command in _commands():
+        group = command.name.partition(" ")[0]
+        if group not in _MODULES:
+            command.add_to(app)
+            continue
+        if group not in groups:
+            groups[group] = typer.Typer(rich_markup_mode=None)
+            words = {"help": _texts()["groups"][group], "rich_help_panel": command.panel}
+            epilog = f"Example: fedsilo {command.example}"
+            app.add_typer(groups[group], name=group, epilog=epilog, **words)
+        command.add_to(groups[group])
+
+
+def _commands() -> Iterator[Command]:
+    for panel in panels():
+        for name, table in _texts()[panel].items():
+            yield Command(name, panel, **table)

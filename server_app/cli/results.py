@@ -1,0 +1,255 @@
+"""How the results of commands are shown: on the terminal, and in files that options name.
+
+A function takes the result of an API function first. Its other arguments are options of the
+command; one that the API's function has too is given to both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.api.arguments import AnyPath
+
+if TYPE_CHECKING:
+    from fedsilo.server_app.deploy.commands import MemberStatus
+    from fedsilo.server_app.deploy.deployment import Deployment
+    from fedsilo.server_app.doctor.findings import Finding
+    from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
+    from fedsilo.server_app.studies.compare.over_seeds import Comparison
+    from fedsilo.server_app.studies.compare.over_setting import Sweep
+    from fedsilo.server_app.studies.compare.per_site import SiteBars
+    from fedsilo.server_app.studies.compare.tune import Tuned
+    from fedsilo.server_app.studies.finetune.results import FinetuneResult
+    from fedsilo.server_app.studies.predict.calibration import Calibration
+    from fedsilo.server_app.studies.predict.masks import MaskPredictions
+    from fedsilo.server_app.studies.predict.prediction import Predictions
+    from fedsilo.server_app.studies.watch.view import View
+
+
+def line(text: object) -> None:
+    """Print a line at once: a pipe or a log shows it while the command goes on."""
+    print(text, flush=True)
+
+
+def shown(result: Any) -> None:
+    """Print a text, a path, the lines of a result, or each of several of these."""
+    if hasattr(result, "lines"):
+        result = result.lines()
+    if isinstance(result, str | Path):
+        line(result)
+    elif isinstance(result, Iterable):
+        for one in result:
+            line(one)
+
+
+def _labelled(label: str) -> Callable[[object], None]:
+    return lambda result: line(f"{label}: {result}")
+
+
+pretrain, survey, deploy_run = map(_labelled, ("weights", "page", "run directory"))
+
+
+def watch(look: Callable[[], View], *, once: bool = False, port: int | None = None) -> None:
+    """Print a line, serve a page, or draw on the terminal until the run ends."""
+    if once and port is not None:
+        raise SettingError("--once prints a line and ends, --port continues: give one of them")
+    view = look()  # an error is one line here, not a page
+    if once:
+        line(view.line())
+    elif port is not None:
+        from fedsilo.server_app.studies.watch.serve import WatchServer
+
+        with WatchServer(port, look) as server:
+            line(f"{view.line()}\n{server.address} (interrupt to end; the run continues)")
+            with suppress(KeyboardInterrupt):  # it ends the page, not the run
+                server.serve_forever()
+    else:
+        from fedsilo.server_app.run.progress_bars import make_console
+        from fedsilo.server_app.studies.watch.terminal import follow
+
+        with suppress(KeyboardInterrupt):
+            follow(look, make_console())
+
+
+def compare(
+    found: Comparison,
+    *,
+    median: bool = False,
+    csv: AnyPath | None = None,
+    markdown: AnyPath | None = None,
+) -> None:
+    """Print the table and the tests of a comparison."""
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.records.summary import print_table
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.compare.significance import print_tests, significance_csv
+    from fedsilo.server_app.studies.compare.tables import comparison_csv, comparison_table
+
+    console = make_console()
+    print_table(console, comparison_table(found.results, found.split, median))
+    print_tests(console, found.tested, found.split, found.notes)
+    if csv:
+        path = Path(csv)
+        write_atomically(path, comparison_csv(found.results))
+        if found.tested:
+            beside = path.with_name(f"{path.stem}-tests{path.suffix}")
+            write_atomically(beside, significance_csv(found.tested))
+    if markdown:
+        write_atomically(Path(markdown), found.markdown(median))
+
+
+def tune(found: Tuned) -> None:
+    """Print the ranking of a grid's points, and the chosen settings."""
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.compare.tune import ranking_table
+
+    chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in found.ranked[0].settings.items())
+    make_console().print(ranking_table(found))
+    line(found.document["why"])
+    line(f"for simulation.yaml: {{{chosen}}}")
+    line(f"written to {found.folder}")
+
+
+def crossvalidate(
+    found: CrossValidation, *, csv: AnyPath | None = None, markdown: AnyPath | None = None
+) -> None:
+    """Print a table per metric."""
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.records.summary import print_table
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.compare.crossvalidate import markdown_text, metric_table
+    from fedsilo.server_app.studies.compare.tables import csv_text
+
+    for metric in found.metrics:
+        print_table(make_console(), metric_table(found.intervals, metric))
+    if csv:
+        write_atomically(Path(csv), csv_text(found.intervals))
+    if markdown:
+        write_atomically(Path(markdown), markdown_text(found.intervals, found.metrics))
+
+
+def sweep(swept: Sweep, *, picture: AnyPath = "sweep.png") -> None:
+    """Print the points of each experiment and draw them."""
+    from fedsilo.server_app.studies.compare.over_setting import draw_sweep, point_text
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
+
+    for experiment, points in swept.lines():
+        line(f"{experiment}: {', '.join(point_text(point) for point in points)}")
+    write_picture(Path(picture), draw_sweep(swept))
+    line(f"picture: {picture}")
+
+
+def bars(found: SiteBars, *, csv: AnyPath | None = None, picture: AnyPath = "bars.png") -> None:
+    """Draw the bars."""
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.studies.compare.per_site import draw_bars
+    from fedsilo.server_app.studies.compare.tables import csv_text
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
+
+    if csv:
+        write_atomically(Path(csv), csv_text(found.table))
+    write_picture(Path(picture), draw_bars(found))
+    line(picture)
+
+
+def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
+    """Print a table with a line per start, and the folder."""
+    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.finetune.results import result_table
+
+    make_console().print(result_table(found))
+    line(out)
+
+
+def predict(found: Predictions | MaskPredictions, *, out: AnyPath | None = None) -> None:
+    """Print a summary, and the file of predicted classes."""
+    shown(found)
+    if hasattr(found, "frame"):
+        line(out)
+
+
+def calibrate(
+    found: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
+) -> None:
+    """Print what a calibration says, and its file."""
+    from fedsilo.server_app.studies.predict.calibration import calibration_path
+
+    shown([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
+
+
+def deploy_up(deployment: Deployment) -> None:
+    """Print the sites of a deployment that runs."""
+    line(f"{len(deployment.sites)} sites are online: {', '.join(deployment.sites)}")
+
+
+def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
+    """Print a table of a deployment's members, and the progress of its newest run."""
+    from rich.table import Table
+
+    from fedsilo.server_app.deploy.commands import newest
+    from fedsilo.server_app.run.progress_bars import make_console
+
+    table = Table("member", "process", "seen by the server", "log")
+    for state in members:
+        table.add_row(state.member, str(state.pid or "-"), state.seen, str(state.log))
+    console = make_console()
+    console.print(table, soft_wrap=not console.is_terminal)
+    if progress := newest(Path(deployment)):
+        line(progress)
+
+
+def _findings(target: str) -> Callable[..., None]:
+    def show(found: Iterable[Finding], *, as_json: bool = False) -> None:
+        from fedsilo.server_app.doctor.findings import exit_code
+        from fedsilo.server_app.doctor.report import document, last_line, lines_of
+
+        seen: list[Finding] = []
+        for finding in found:
+            seen.append(finding)
+            if not as_json:
+                shown(lines_of(finding))
+        line(json.dumps(document(target, seen), indent=2) if as_json else last_line(seen))
+        if code := exit_code(seen):
+            raise typer.Exit(code)
+
+    return show
+
+
+doctor_site, doctor_server, doctor_run = map(_findings, ("site", "server", "run"))
+
+
+def datasets(rows: list[dict[str, str]], *, as_json: bool = False) -> None:
+    """Print a table of the data sets, or JSON."""
+    if as_json:
+        line(json.dumps(rows, indent=2))
+        return
+    from rich.table import Table
+
+    from fedsilo.server_app.run.progress_bars import make_console
+
+    table = Table("data set", "kind", "licence", "terms", "size", "here")
+    for row in rows:
+        table.add_row(*(row[key] for key in ("name", "kind", "licence", "terms", "size", "here")))
+    make_console().print(table)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Draw a bar on a terminal's standard error while a block runs.
+
+    It yields a function that moves the bar, of how much is done and of how much there is.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

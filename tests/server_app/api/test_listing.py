@@ -1,0 +1,28 @@
+"""What is listed without importing what runs: settings and experiments."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from fedsilo.server_app.api import experiments, settings
+from fedsilo.server_app.config.settings import flat_values, known_defaults, resolve
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_settings_are_listed_from_pyproject_as_the_code_has_them() -> None:
+    written = "\n".join(settings(pyproject=True)).partition("[tool.flwr.app.config]")[2]
+    assert written in (ROOT / "pyproject.toml").read_text(), "run: fedsilo settings --pyproject"
+
+
+def test_the_list_of_settings_is_a_file_for_config() -> None:
+    listed = flat_values(tomllib.loads("\n".join(settings())), "")
+    assert listed == known_defaults()
+
+
+def test_an_experiment_is_listed_with_the_numbers_that_it_runs_with() -> None:
+    lines = dict(line.split(": ", 1) for line in experiments())
+    assert lines["uefl-digits"] == "uefl on digits, 9 silos, 30 rounds"
+    assert lines["fedavg-heart"].startswith("fedavg on heart, 4 silos")
+    assert resolve({"method": "uefl"}).common.rounds == 30
