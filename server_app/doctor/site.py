@@ -221,7 +221,7 @@ def _requests(setup: SiteSetup) -> Passed:
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """Return the names of the records that leave in a run's first round, and sentences on them."""
-    from fedsilo.strategies.loop.asking import first_question
+    from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants
 
     alone = Participants({facts.site: facts}, {facts.site: 1})

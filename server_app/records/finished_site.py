@@ -33,7 +33,7 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records import forms
 from fedsilo.server_app.records.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import STANDARDISATION, RunDirectory
-from fedsilo.strategies.loop.asking import first_question
+from fedsilo.strategies.loop.ask import first_question
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import NDArray, to_record

@@ -7,9 +7,9 @@ float64). A reply holds ``metrics`` and the arrays that were asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -34,6 +34,7 @@ from fedsilo.models.contract.messages import (
 from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.one_line import one_line, shortened
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.strategies.loop.ask import Question, make_question
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.plausible import array_fault, metric_fault
 from fedsilo.strategies.loop.replies import Became, Replies
@@ -42,7 +43,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.bundles import Bundles, bundle, record_bytes
 from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import Packed, to_record
-from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs, decode, shapes
+from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
 from fedsilo.strategies.wire.spill import Spill
 
@@ -63,73 +64,6 @@ class TooFewSitesError(SiteError):
         super().__init__(text)
         self.reasons = reasons
         self.codes = frozenset(codes)
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a phase sends to each site, and what must come back.
-
-    Attributes:
-        phase: the phase's name.
-        send: the arrays by site; who is not in it is not asked.
-        expect: the arrays of each site's reply.
-        reference: by site, the arrays of which its reply is an update.
-        notes: what else a site is told, by site.
-        metrics: metrics without which a reply is of no use.
-        fault: says why a reply of the right form cannot be used, if it cannot.
-        records: for secure aggregation, what goes beside the instruction, by site.
-    """
-
-    phase: str
-    send: Mapping[str, Arrays]
-    expect: Mapping[str, Specs]
-    reference: Mapping[str, Arrays] = field(default_factory=dict)
-    notes: Mapping[str, Notes] = field(default_factory=dict)
-    metrics: Sequence[str] = ()
-    fault: Check | None = None
-    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
-
-
-class Ask(Protocol):
-    """What a method is given to ask the sites of a round; a test passes one of its own."""
-
-    @property
-    def sites(self) -> Sequence[str]:
-        """Return the sites that the round may ask, sorted."""
-        ...
-
-    @property
-    def stateful_sites(self) -> Collection[str]:
-        """Return the sites that keep private state of this run."""
-        ...
-
-    def __call__(
-        self,
-        phase: str,
-        send: Mapping[str, Arrays],
-        *,
-        expect: Mapping[str, Specs] | None = None,
-        reference: Mapping[str, Arrays] | None = None,
-        notes: Mapping[str, Notes] | Notes | None = None,
-        metrics: Sequence[str] = (),
-        fault: Check | None = None,
-    ) -> Replies:
-        """Ask sites and return the usable replies.
-
-        Args:
-            phase: a site's method answers it by the function of that name.
-            send: the arrays for each site that is asked.
-            expect: the arrays of each site's reply; None for those that it was sent, trained.
-            reference: what each site's reply is an update of, by which it is measured; None for
-                what it was sent, where ``expect`` is None, else nothing.
-            notes: what else all sites, or each, are told.
-            metrics: metrics without which a reply is of no use.
-            fault: says why a reply of the right form cannot be used, if it cannot.
-
-        Raises:
-            SiteError: too few sites answered with something usable, or one takes no part.
-        """
-        ...
 
 
 @dataclass
@@ -194,11 +128,7 @@ class GridAsk:
         fault: Check | None = None,
     ) -> Replies:
         """Ask sites and return the usable replies, see ``Ask``."""
-        if expect is None:
-            reference = send if reference is None else reference
-            expect = {site: shapes(arrays) for site, arrays in send.items()}
-        told = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
-        return self.put(Question(phase, send, expect, reference or {}, told, metrics, fault))
+        return self.put(make_question(phase, send, expect, reference, notes, metrics, fault))
 
     def put(self, question: Question) -> Replies:
         """Put a question to the sites, see ``Ask.__call__``."""
@@ -414,45 +344,3 @@ class _Exchange:
             reasons,
             self.codes.values(),
         )
-
-
-class _Asked(Exception):
-    """A question that is not sent."""
-
-    def __init__(self, question: Question) -> None:
-        super().__init__(question.phase)
-        self.question = question
-
-
-class _FirstQuestion(GridAsk):
-    """An ``Ask`` that sends nothing and ends with its first question."""
-
-    def __init__(self, sites: Sequence[str], stateful_sites: Collection[str]) -> None:
-        self.sites = sites
-        self.known = stateful_sites
-
-    @property
-    def stateful_sites(self) -> Collection[str]:
-        """The sites that keep private state of this run."""
-        return self.known
-
-    def put(self, question: Question) -> Replies:
-        """End with ``question``."""
-        raise _Asked(question)
-
-
-def first_question(
-    asks: Callable[[Ask], object], sites: Sequence[str], stateful_sites: Collection[str] = ()
-) -> Question:
-    """Return what a round or an evaluation of a method asks first; nothing is sent.
-
-    Args:
-        asks: calls ``Method.round`` or ``Method.evaluate`` with the ask that it is given.
-        sites: those that may be asked.
-        stateful_sites: those that keep private state of the run.
-    """
-    try:
-        asks(_FirstQuestion(sites, stateful_sites))
-    except _Asked as asked:
-        return asked.question
-    return Question("", {}, {})

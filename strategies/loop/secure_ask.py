@@ -31,7 +31,8 @@ from fedsilo.models.privacy.secure_sum import (
     quantisation,
     why_too_coarse,
 )
-from fedsilo.strategies.loop.asking import GridAsk, Question
+from fedsilo.strategies.loop.ask import Question
+from fedsilo.strategies.loop.asking import GridAsk
 from fedsilo.strategies.loop.replies import Replies
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes

@@ -21,7 +21,7 @@ from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import EVALUATE, SECONDS, TRAIN
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Disclosures, Method

@@ -27,7 +27,7 @@ from fedsilo.models.methods.distrans import (
     to_pixels,
 )
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Disclosures

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Disclosures, Method
 from fedsilo.strategies.loop.state import State

@@ -27,7 +27,7 @@ from fedsilo.models.methods.fedaligncl import (
     FedAlignCLSettings,
 )
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import starting_network
 from fedsilo.strategies.loop.method import Disclosures

@@ -12,7 +12,7 @@ from typing import Any
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Disclosures, Method

@@ -11,7 +11,7 @@ from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Disclosures
 from fedsilo.strategies.loop.state import State

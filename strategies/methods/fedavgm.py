@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.reply import Arrays

@@ -18,7 +18,7 @@ import numpy as np
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Disclosures, Method
 from fedsilo.strategies.loop.state import State

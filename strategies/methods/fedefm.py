@@ -31,7 +31,7 @@ from fedsilo.models.methods.fedefm import (
     map_tokens,
 )
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.initial_arrays import starting_network
 from fedsilo.strategies.loop.method import Disclosures
 from fedsilo.strategies.loop.replies import Replies

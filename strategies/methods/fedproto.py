@@ -24,7 +24,7 @@ from fedsilo.models.maths.class_means import large_classes
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task, network_kind
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Disclosures, Method
 from fedsilo.strategies.loop.state import State

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.state import State

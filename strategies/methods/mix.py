@@ -12,7 +12,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Disclosures
 from fedsilo.strategies.loop.state import State

@@ -42,7 +42,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import EXPERT
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.method import Disclosures, Method

@@ -14,7 +14,7 @@ from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.decentralised import MODEL, LinkSettings
-from fedsilo.strategies.loop.asking import Ask
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.method import Disclosures
 from fedsilo.strategies.methods.decentralised import Decentralised, DecentralisedState

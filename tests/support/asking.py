@@ -10,10 +10,10 @@ import numpy as np
 
 from fedsilo.models.contract.messages import EVALUATE, NUM_EXAMPLES, PEAK_MEMORY, SECONDS, TRAIN
 from fedsilo.models.contract.notes import Notes
-from fedsilo.strategies.loop.asking import Question
+from fedsilo.strategies.loop.ask import Question, make_question
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.replies import Became, Replies
-from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs, shapes
+from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs
 
 Given = Mapping[str, Mapping[str, Reply]]
 
@@ -53,15 +53,12 @@ class ScriptedAsk:
         metrics: Sequence[str] = (),
         fault: Check | None = None,
     ) -> Replies:
-        if expect is None:
-            reference = send if reference is None else reference
-            expect = {site: shapes(arrays) for site, arrays in send.items()}
-        told = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
-        self.asked[phase] = Question(phase, send, expect, reference or {}, told, metrics, fault)
+        asked = make_question(phase, send, expect, reference, notes, metrics, fault)
+        self.asked[phase] = asked
         if phase not in self.given:
             raise NoReplies(phase)
         answered = {site: reply for site, reply in self.given[phase].items() if site in send}
-        self.replies[phase] = Replies(answered, Became(reference or {}))
+        self.replies[phase] = Replies(answered, Became(asked.reference))
         return self.replies[phase]
 
 

@@ -15,7 +15,7 @@ from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.asking import Question
+from fedsilo.strategies.loop.ask import Question
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY, UEFLState
 from fedsilo.strategies.wire.reply import Reply
