@@ -9,7 +9,7 @@ Equations (arXiv:2210.15025):
   (transformation) both channels of an image -> models.methods.distrans.transformed
   (network) backbone, dense and logits layers -> models.methods.distrans.DoubleChannelClassifier
   (local step) of the offset -> client_app.methods.distrans.DisTransSite.local_training
-  (aggregation) of networks and offsets -> strategies.methods.distrans.DisTrans.combine
+  (aggregation) of networks and offsets -> strategies.methods.distrans.DisTrans.round
   (embedding) offsets from class shares -> models.methods.distrans.OffsetEmbedding
 """
 

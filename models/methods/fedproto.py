@@ -6,7 +6,7 @@ sample, flattened: (l * c,). On the wire: ``prototype/<class>``.
 
 Equations (arXiv:2105.00243):
   (3) sums behind a site's prototypes -> models.maths.class_means.class_sums
-  (6) global prototypes -> strategies.methods.fedproto.FedProto.combine
+  (6) global prototypes -> strategies.methods.fedproto.FedProto.round
   (7) distance to the prototypes -> models.maths.class_means.matching_loss
   (inference) nearest prototype -> models.methods.fedproto.nearest_logits
 """

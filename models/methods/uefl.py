@@ -6,7 +6,7 @@ straight-through -> classifier.
 Equations (arXiv:2402.18888):
   (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
   (2) local training -> client_app.training.loop.train_locally
-  (3) mean weighted by samples -> strategies.loop.averaging.weighted_mean
+  (3) mean weighted by samples -> strategies.loop.replies.weighted_mean
   (4) nearest codewords -> models.methods.uefl.nearest_codewords
   (4, gradient) straight-through estimator -> models.methods.uefl.straight_through
   (5) task loss -> models.networks.classifier.TokenClassifier.loss
@@ -16,7 +16,7 @@ Equations (arXiv:2402.18888):
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
   (11) perplexity of code use -> models.methods.uefl.perplexity
   (section 3.2, start) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
-  (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.combine
+  (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.round
 """
 
 from __future__ import annotations
