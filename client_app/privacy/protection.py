@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedsilo.client_app.privacy.noise_source import noise_source
-from fedsilo.client_app.site.request import OwnCap, Request
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import (
     CheckpointError,
@@ -24,7 +24,7 @@ from fedsilo.models.contract.errors import (
     RefusedError,
     SiteError,
 )
-from fedsilo.models.contract.messages import DP_RELEASES
+from fedsilo.models.contract.messages import DP_RELEASES, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.accountant import SPENT, combined_multiplier, epsilon
 from fedsilo.models.privacy.gaussian_mechanism import clip_and_noise
@@ -32,16 +32,34 @@ from fedsilo.models.privacy.gaussian_mechanism import clip_and_noise
 LEDGER = "privacy-ledger.json"
 
 
+@dataclass(frozen=True)
+class OwnCap:
+    """A hospital's own cap: what all its runs together may reveal, whatever servers ask.
+
+    Attributes:
+        ledger: counts the noisy messages of all runs, by their noise multiplier.
+        most: the cap on epsilon.
+        delta: at which it holds.
+    """
+
+    ledger: Path
+    most: float
+    delta: float
+
+
 def protect(
     arrays: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
     settings: CommonSettings,
-    request: Request,
-    site: str,
     ledger: Path,
+    *,
+    site: str,
+    instruction: Instruction,
+    simulated: bool,
+    cap: OwnCap | None = None,
     share: float = 1.0,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return the arrays of a reply as they may leave the site, and what the server is told.
+    """Return the arrays of a reply as they may leave the site, and what the server is told of it.
 
     Without 'clip-norm' they leave as they are, but not from a hospital that has a cap of its own;
     with it but without noise (secure aggregation) clipped.
@@ -50,9 +68,11 @@ def protect(
         arrays: what the method would send, by name.
         reference: what clipping measures them from, by name.
         settings: of the run, with the hospital's own limits over them.
-        request: the message that is answered, with the hospital's own cap over all its runs.
-        site: the site's name.
         ledger: counts the noisy messages of this run.
+        site: the site's name.
+        instruction: the message that is answered.
+        simulated: whether noise comes from the run's seed.
+        cap: the hospital's own over all its runs.
         share: of the noise that this site adds, where it is spread over several.
 
     Raises:
@@ -73,11 +93,12 @@ def protect(
     if not arrays:
         return {}, {DP_RELEASES: read_ledger(ledger, settings)}
     refuse_diverged(arrays)
-    releases = spend(ledger, settings, request.own_cap)
-    instruction, noise = request.instruction, settings.noise_multiplier * share
-    rng = noise_source(request, settings.seed, "privacy", instruction.round, instruction.step, site)
-    noised = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng, summed)
-    return noised, {DP_RELEASES: releases}
+    releases = spend(ledger, settings, cap)
+    noise = settings.noise_multiplier * share
+    key = ("privacy", instruction.round, instruction.step, site)
+    rng = noise_source(simulated, settings.seed, *key)
+    noisy = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng, summed)
+    return noisy, {DP_RELEASES: releases}
 
 
 def spend(path: Path, common: CommonSettings, own: OwnCap | None) -> int:

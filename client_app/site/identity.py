@@ -117,14 +117,6 @@ def _weights_by_name(settings: CommonSettings) -> str:
     return str((cache / BACKBONES / name).absolute())
 
 
-def who_is(context: Context) -> str:
-    """Return the site's name as well as it is known, for errors."""
-    try:
-        return site_name(context, site_settings(context))
-    except FedsiloError:
-        return f"partition {context.node_config.get('partition-id', 'unknown')}"
-
-
 def site_name(context: Context, settings: CommonSettings) -> str:
     """Return the node config's ``site``, else the silo of its ``partition-id``.
 
@@ -152,7 +144,10 @@ def own_name(context: Context) -> str:
     """Return the site's name as well as it is known, for errors and the audit log."""
     if "site" in context.node_config:
         return str(context.node_config["site"])
-    return who_is(context)
+    try:
+        return site_name(context, site_settings(context))
+    except FedsiloError:
+        return f"partition {context.node_config.get('partition-id', 'unknown')}"
 
 
 @contextmanager

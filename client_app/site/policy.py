@@ -230,7 +230,7 @@ def answer_under(
     with refusing_as(own_name(context)):
         rules = read_site_file(context)
         rules.refuse_request(build(CommonSettings, context.run_config), _round_of(message))
-        check_log(audit_log(context))  # before an hour of training, not after
+        check_log(log_path(context))  # before an hour of training, not after
         limited = rules.over(context)
     content = answer(message, limited)
     with refusing_as(own_name(context)):
@@ -245,7 +245,7 @@ def _round_of(message: Message) -> int:
         return 0  # whoever reads it as a round fails too
 
 
-def audit_log(context: Context) -> Path:
+def log_path(context: Context) -> Path:
     """Return where the audit log is: what the site file names, else in the ``state-dir``.
 
     Of a site file that cannot be used the refusals are logged in the ``state-dir``.

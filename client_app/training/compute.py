@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.training.held import Held, OnDevice, Streamed
+from fedsilo.client_app.training.streamed import Streamed
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
 
@@ -49,11 +50,14 @@ class Compute:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor.to(self.device)
 
-    def hold(self, tensor: Tensor) -> Held:
-        """Bring a data set's tensor to the device if it is small beside a GPU's memory."""
+    def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a function from row numbers (n,) to those rows of ``tensor``, on the device.
+
+        A tensor that is small beside a GPU's memory is there as a whole, a larger one is streamed.
+        """
         if self.device.type != "cuda" or tensor.nbytes <= _HELD:
-            return OnDevice(self.bring(tensor))
-        return Streamed(tensor, self.device)
+            return self.bring(tensor).__getitem__
+        return Streamed(tensor, self.device).pick
 
     def begin(self) -> None:
         """Count the device's peak memory from here."""

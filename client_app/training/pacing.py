@@ -9,13 +9,12 @@ get to when the next epoch begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from fedsilo.client_app.training.loop import LocalTraining, open_optimiser, train_locally
+from fedsilo.client_app.training.loop import open_optimiser
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import SiteError
@@ -53,41 +52,41 @@ class Pacing:
         places = torch.arange(self.steps * self.size) + self.position * self.size
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
-    def stored(self, optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    def stored(self) -> dict[str, Tensor]:
         """Return what the next round needs, once this round's steps are taken."""
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
             f"{PREFIX}{_ORDER}": self.order,
-            **stored_optimiser(optimiser, module),
         }
 
 
-def train_paced(
-    training: LocalTraining, stored: Mapping[str, Tensor], round_: int, site: str
+def train_continued(
+    train: Callable[..., float],
+    network: nn.Module,
+    stored: Mapping[str, Tensor],
+    settings: CommonSettings,
+    pacing: Pacing | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Take a round's steps of an epoch that spans rounds.
+    """Train with the optimiser as the site's state has it, and return what is to be stored of it.
+
+    A parameter that is new, or of another shape than it was, begins afresh.
 
     Args:
-        training: its ``optimiser`` and ``plan`` are those of the site's state instead.
-        stored: the site's state, maybe empty.
-        round_: the round, from 1.
-        site: the site's name; any order of samples is keyed on it.
+        train: ``train_locally`` of all but ``optimiser`` and ``plan``.
+        network: what it trains.
+        stored: the site's state, which may be empty.
+        settings: of the optimiser.
+        pacing: where the site is in an epoch that spans rounds, or None where none does.
 
     Returns:
-        The mean loss over the round's steps, and pacing's part of the site's new state.
+        The mean loss over the last pass, and the training's part of the site's new state.
     """
-
-    def any_order(epoch: int) -> Tensor:
-        return shuffled(len(training.split), training.settings, epoch, site)
-
-    module = training.network
-    order = training.epoch_order or any_order
-    pacing = open_pacing(stored, round_, len(training.split), training.settings, order)
-    optimiser = open_optimiser(module, training.settings)
-    restore_optimiser(optimiser, module, stored)
-    loss = train_locally(replace(training, optimiser=optimiser, plan=[pacing.batches()]))
-    return loss, pacing.stored(optimiser, module)
+    optimiser = open_optimiser(network, settings)
+    restore_moments(optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
+    loss = train(optimiser=optimiser, plan=[pacing.batches()] if pacing else None)
+    moments = {f"{PREFIX}{_OPTIMISER}{n}": v for n, v in moments_of(optimiser, network).items()}
+    return loss, (pacing.stored() if pacing else {}) | moments
 
 
 def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
@@ -133,16 +132,3 @@ def refuse_other_data(before: int, now: int) -> None:
             f"the training data changed during the run: {before} samples before, {now} now; bring "
             "them back, or choose another 'run-name'"
         )
-
-
-def restore_optimiser(
-    optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]
-) -> None:
-    """Let ``optimiser`` go on where the site's state has it."""
-    restore_moments(optimiser, module, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
-
-
-def stored_optimiser(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
-    """Return the optimiser's part of the site's state."""
-    moments = moments_of(optimiser, module)
-    return {f"{PREFIX}{_OPTIMISER}{name}": value for name, value in moments.items()}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import LocalTraining, Objective, open_optimiser, train_locally
+from fedsilo.client_app.training.loop import Objective, open_optimiser, train_locally
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -44,14 +44,12 @@ def cosine_epochs(
     )
     for epoch in range(epochs):
         yield train_locally(
-            LocalTraining(
-                cast(SiteNetwork, network),  # beside the objective only its parameters are used
-                split,
-                settings,
-                compute,
-                (purpose, epoch),
-                objective=objective,
-                optimiser=optimiser,
-            )
+            cast(SiteNetwork, network),  # beside the objective only its parameters are used
+            split,
+            settings,
+            compute,
+            (purpose, epoch),
+            objective=objective,
+            optimiser=optimiser,
         )
         cosine.step()

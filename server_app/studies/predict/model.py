@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.datasets.io.state_files import state_digest
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -27,15 +27,20 @@ class SiteModel:
 
     Attributes:
         run: the run.
-        method: the run's method at the site, after the last round.
-        network: what the run's final figures were measured of, in eval mode, on the device.
+        lab: what the run's method has at hand at the site, after the last round.
+        measured: what the run's final figures were measured of, in eval mode, on the device.
         own: whether it is this site's alone; else every site has the same.
     """
 
     run: FinishedRun
-    method: SiteMethod
-    network: SiteNetwork
+    lab: Lab
+    measured: Measured
     own: bool
+
+    @property
+    def network(self) -> SiteNetwork:
+        """The network, in eval mode, on the device."""
+        return self.measured.network
 
     @property
     def site(self) -> str:
@@ -45,12 +50,12 @@ class SiteModel:
     @property
     def silo(self) -> Silo:
         """The site's data, a table's features standardised."""
-        return self.method.silo
+        return self.lab.silo
 
     @property
     def common(self) -> CommonSettings:
         """The run's settings, the data where they lie now."""
-        return self.method.common
+        return self.lab.common
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -60,7 +65,7 @@ class SiteModel:
     @property
     def round(self) -> int:
         """The round that the run's final evaluation counts as: dropout draws are keyed on it."""
-        return self.method.request.instruction.round
+        return self.lab.instruction.round
 
     def inputs(self, split: str = "test") -> Tensor:
         """Return a split's samples as the network takes them: (n, *input_shape) float32.
@@ -92,7 +97,7 @@ class SiteModel:
         It shares the network's weights and is on their device.
         """
         module = ProbabilityModel(self.network, self.silo.figures, self.pixel_figures())
-        return module.to(self.method.compute.device)
+        return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
         """Return a SHA-256 of all that decides its answers: weights, priors, a table's figures."""
@@ -163,15 +168,15 @@ def _no_shared_model(run: FinishedRun) -> SettingError:
 def _opened(
     run: FinishedRun, site: str, data_dir: Path | None, state_dir: Path | None
 ) -> SiteModel:
-    method = finished_site(run.path, site, data_dir, state_dir)
-    network = next(iter(method.measured(method.open_network()))).network
-    network.eval()
+    lab = finished_site(run.path, site, data_dir, state_dir)
+    measured = next(iter(lab.session.method.measured(lab, lab.open())))
+    measured.network.eval()
     own = (
-        method.context.has_read_state()
-        or bool(evidences(network))  # whose prior is the site's
-        or (method.silo.figures is not None and method.common.standardise == "site")
+        lab.has_read_state()
+        or bool(evidences(measured.network))  # whose prior is the site's
+        or (lab.silo.figures is not None and lab.common.standardise == "site")
     )
-    return SiteModel(run, method, network, own)
+    return SiteModel(run, lab, measured, own)
 
 
 def refuse_other_rows(model: SiteModel, split: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import SiteMethod
 from fedsilo.client_app.training.evaluation import figures_of, predict_batches
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.messages import INCOMING
@@ -25,7 +24,6 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.maths.mc_dropout import predictive_entropy
-from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.studies.predict.calibration import Calibration, open_calibration
 from fedsilo.server_app.studies.predict.inputs import Inputs, Watch, counted, open_inputs
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
@@ -141,13 +139,13 @@ class Predictions:
 class _Figures:
     """What a method says of each sample beside its probabilities, over all batches."""
 
-    def __init__(self, method: SiteMethod, network: SiteNetwork) -> None:
-        self._method, self._network = method, network
+    def __init__(self, of_samples: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self._of_samples = of_samples
         self._parts: list[dict[str, Tensor]] = []
 
     def see(self, tokens: Tensor) -> None:
         """Take note of a batch."""
-        self._parts.append(self._method.sample_figures(self._network, tokens))
+        self._parts.append(self._of_samples(tokens))
 
     def values(self) -> dict[str, float]:
         """Return nothing: what is said is of samples."""
@@ -197,11 +195,11 @@ def predicted(
     """
     if calibration and coverage is not None:
         calibration.threshold(coverage)  # refused before the work
-    method, split = model.method, str(inputs.source.get("split", "test"))
+    lab, split = model.lab, str(inputs.source.get("split", "test"))
     key = (model.round, model.site, INCOMING, split)
-    figures = _Figures(method, model.network)
+    figures = _Figures(model.measured.of_samples or (lambda tokens: {}))
     batches = inputs.batches(counted(watch, len(inputs.names)))
-    own = predict_batches(model.network, batches, method.drawing, method.compute, key, figures)
+    own = predict_batches(model.network, batches, lab.sampling, lab.compute, key, figures)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     return Predictions(
         inputs,
@@ -250,7 +248,7 @@ def _document(
 
 def _settings(model: SiteModel) -> dict[str, Value]:
     """Return the run's settings, but for those that say where and when it ran."""
-    values = as_mapping(model.common) | as_mapping(model.method.settings)
+    values = as_mapping(model.common) | as_mapping(model.lab.session.method.settings)
     idle = {*keys_with(CommonSettings, "circumstance")}
     return {key: value for key, value in values.items() if key not in idle}
 

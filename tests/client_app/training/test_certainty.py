@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.methods.base import SiteMethod
 from fedsilo.client_app.site_round import SiteRound
-from fedsilo.client_app.training.certainty import BINS, EvidenceProbe
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import measure
+from fedsilo.client_app.training.evidence_probe import BINS, EvidenceProbe
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.messages import METRICS
 from fedsilo.models.contract.settings import CommonSettings

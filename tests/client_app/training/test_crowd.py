@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.training.crowd import Crowd
+from fedsilo.client_app.training.unit_guard import Crowd
 
 
 def step(network: nn.Module, inputs: torch.Tensor, weights: torch.Tensor, crowd: Crowd) -> None:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedsilo.models.contract.errors import RefusedError
+
 _NUMBERS = 2**24  # held at once
 _TINY = torch.finfo(torch.float64).tiny
 Layer = nn.Linear | nn.Conv2d
@@ -56,7 +58,7 @@ class _Channels:
     peak: Tensor
 
 
-class Crowd:
+class UnitGuard:
     """Watches a network's linear layers and convolutions while it is trained.
 
     Attributes:
@@ -100,8 +102,21 @@ class Crowd:
         self._tell_shares()
         self._put_back()
 
+    def refuse_few(self, indices: Tensor) -> None:
+        """Refuse a step behind which too few different samples are.
+
+        Raises:
+            RefusedError: says how many must be.
+        """
+        if (there := len(set(indices.tolist()))) < self.minimum:
+            raise RefusedError(
+                f"{there} samples would stand behind an optimiser step, and at least "
+                f"{self.minimum} must ('minimum-batch'): ask for larger batches, or leave the "
+                "site out"
+            )
+
     def next_pass(self) -> None:
-        """Take note that the samples come again."""
+        """Note that the samples are seen again."""
         watched: list[_Units | _Channels] = [*self._layers.values(), *self._norms.values()]
         for each in watched:
             each.peaks += each.peak

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from fedsilo.client_app.site.limits import Limits
-from fedsilo.client_app.survey.floors import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, suppressed
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.partition.cuts import is_cut
 from fedsilo.datasets.registry import data_set

@@ -1,0 +1,514 @@
+"""One message at one site, the same for every method: what came, training, measuring, the reply.
+
+A method (``client_app/methods``) says in what order these happen. Whatever leaves a site leaves by
+``Lab.reply``, which clips, noises, counts epsilon, masks and packs it.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedsilo.client_app.privacy.blur import blurred
+from fedsilo.client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
+from fedsilo.client_app.privacy.protection import LEDGER, protect, spend_measurements
+from fedsilo.client_app.privacy.secure_aggregation import SecureSite, drop_secrets
+from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import Probe, measure
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.loop import (
+    AfterStep,
+    Objective,
+    Penalty,
+    passes_of,
+    steps_of,
+    train_locally,
+)
+from fedsilo.client_app.training.pacing import PREFIX, open_pacing, shuffled, train_continued
+from fedsilo.client_app.training.repeatability import noted_operations
+from fedsilo.client_app.training.unit_guard import UnitGuard
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import FedsiloError, SiteError
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    EVALUATE,
+    INCOMING,
+    KEPT_STATE,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    SECURING,
+    TRAINED,
+    TRAINING,
+    UNREPEATABLE,
+    Instruction,
+    measurement,
+)
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import annealing, evidences
+from fedsilo.models.maths.pacing import epoch_of
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.strategies.wire.records import NDArray, unpack
+from fedsilo.strategies.wire.secure_keys import SECURE
+
+Arrays = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network that is measured, what else is measured of it, and how its measurements are named.
+
+    Attributes:
+        network: placed on the compute device.
+        names: metric -> the name in the reply, other metrics are left out; None keeps them all.
+        probe: returns what sees the tokens of a split and adds metrics of its own.
+        of_samples: returns, for tokens (batch, l, c), what a prediction says of each sample beside
+            its class probabilities: (batch,) on the CPU, by name.
+    """
+
+    network: SiteNetwork
+    names: Mapping[str, str] | None = None
+    probe: Callable[[str], Probe] | None = None
+    of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
+
+
+class Lab:
+    """What a method has at hand while it answers one message.
+
+    Attributes:
+        session: what is the same for all messages of a run.
+        instruction: what the server asks for.
+        content: the message's records.
+        site: the site's name.
+        silo: its data, a table's features standardised.
+        common: the run's settings, with the site's own folders and limits over them.
+        sampling: the same with the seed by which this site orders, chooses and leaves out samples;
+            what all sites must have alike, such as initial weights, is drawn by ``common``.
+        compute: device and precision.
+        metrics: what the reply will say, by MetricRecord key.
+    """
+
+    def __init__(
+        self,
+        session: SiteSession,
+        content: RecordDict,
+        instruction: Instruction,
+        state_files: SiteState | None = None,
+    ) -> None:
+        self.session = session
+        self.instruction = instruction
+        self.content = content
+        self.site = session.silo.name
+        self.silo = session.silo_for(content) if session.silo.features else session.silo
+        self.common = session.settings
+        self.sampling = session.sampling
+        self.compute = session.compute
+        self.metrics: dict[str, float] = {}
+        self.state_files = state_files or SiteState(
+            session.state_folder(instruction), session.digest
+        )
+        self._arrays: dict[str, Tensor] | None = None
+        self._trained: SiteNetwork | None = None
+        self._continued: Arrays | None = None  # what training continues from in the next round
+        self._shares: dict[str, Tensor] = {}
+        self._packed: RecordDict | None = None
+        self._unrepeatable: Collection[str] = ()
+        self._started = time.perf_counter()
+        # They belong to the result: other numbers of threads add up in another order
+        torch.set_num_threads(self.common.threads)
+        if self.compute.device.type == "cuda":
+            self.compute.begin()
+
+    def arrays(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the arrays that came whose names begin with ``prefix``, without it."""
+        if self._arrays is None:
+            packed = self.content.array_records.get(ARRAYS) or {}
+            self._arrays = {name: torch.from_numpy(unpack(array)) for name, array in packed.items()}
+        return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
+
+    def state(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the arrays that this site kept in an earlier phase, as ``arrays`` does.
+
+        What training continues from by itself (optimiser, order of samples) is not among them.
+        """
+        return {
+            name.removeprefix(prefix): array
+            for name, array in self.stored.items()
+            if name.startswith(prefix) and not name.startswith(PREFIX)
+        }
+
+    @cached_property
+    def stored(self) -> dict[str, Tensor]:
+        """The site's whole state before this message, read and checked once."""
+        return self.state_files.before(self.instruction) or {}
+
+    def has_read_state(self) -> bool:
+        """Tell whether the site's own state was read: the network is then this site's alone."""
+        return "stored" in vars(self)
+
+    def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
+        """Return the run's network with ``arrays``, or with the seed's initial weights, placed."""
+        network = initial_classifier(self.common, self.silo)
+        if arrays is not None:
+            load_exchanged(network, arrays)
+        return self.compute.place(network)
+
+    def open(self) -> SiteNetwork:
+        """Return the method's network for this message, in training and in evaluation alike."""
+        network: SiteNetwork = self.session.method.open(self)
+        return network
+
+    def measure(self, network: SiteNetwork) -> None:
+        """Measure the model that came, if the server wants that."""
+        if self.instruction.evaluate:
+            self.metrics |= measured_on(self, network, INCOMING, ("val", "test"))
+
+    def fit(
+        self,
+        network: SiteNetwork,
+        *,
+        objective: Objective | None = None,
+        penalty: Penalty | None = None,
+        after_step: AfterStep | None = None,
+        beside: Optimizer | None = None,
+        order: Callable[[int], Tensor | None] | None = None,
+        settings: CommonSettings | None = None,
+        split: Split | None = None,
+        steps: int = 0,
+        plan: Iterator[list[Tensor]] | None = None,
+        aside: tuple[str, ...] = (),
+    ) -> None:
+        """Train ``network`` in place; the reply will say its loss and measure it again.
+
+        Args:
+            network: on the compute device.
+            objective: the loss of a batch's inputs and labels, or None for the network's own.
+            penalty: a term that is added to each batch's loss.
+            after_step: called with each batch's inputs and the optimiser after its step.
+            beside: an optimiser of what is trained beside the network, by the gradients of the same
+                batches.
+            order: returns the order (n,) of an epoch's samples, where epochs span rounds and before
+                the network is trained, or None for any order.
+            settings: how long and by which optimiser, or None for the run's.
+            split: the samples, or None for the site's training samples.
+            steps: optimiser steps, or 0 for those of ``settings``.
+            plan: the passes, each a list of batches of sample numbers.
+            aside: names a training of something else than the site's own model, such as one of
+                another site: no loss is reported of it and nothing is kept.
+        """
+        settings, split = settings or self.sampling, self.silo.train if split is None else split
+        limits = self.session.limits
+        guard = None
+        if limits.minimum_batch > 1:
+            guard = UnitGuard(network, limits.minimum_batch, self._shares)
+        train = partial(
+            train_locally,
+            network,
+            split,
+            replace(settings, local_steps=steps) if steps else settings,
+            self.compute,
+            (self.instruction.round, self.site, *aside),
+            objective=objective,
+            penalty=penalty,
+            after_step=after_step,
+            beside=beside,
+            before_pass=self._annealed(network, split, settings) if evidences(network) else None,
+            steps_before=self._steps_before(split, settings)
+            if settings.rate_decay != "none"
+            else 0,
+            minimum_steps=limits.minimum_steps_per_reply,
+            guard=guard,
+        )
+        if aside:
+            train(plan=plan)
+            return
+        self._continued, self._trained = {}, network
+        if settings.epoch_steps or settings.optimiser_state == "run":
+            loss, self._continued = self._continue(train, network, split, settings, order)
+        else:
+            loss = train(plan=plan)
+        self.metrics[measurement(TRAINED, "train", "loss")] = loss
+        if guard:
+            self.metrics[measurement(TRAINED, "train", "put-back")] = guard.put_back
+
+    def _continue(
+        self,
+        train: Callable[..., float],
+        network: SiteNetwork,
+        split: Split,
+        settings: CommonSettings,
+        order: Callable[[int], Tensor | None] | None,
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Train from where the round before stopped: by its optimiser, and in its epoch."""
+        pacing = None
+        if settings.epoch_steps:
+
+            def new_order(epoch: int) -> Tensor:
+                chosen = order(epoch) if order else None
+                if chosen is not None:
+                    return chosen
+                return shuffled(len(split), settings, epoch, self.site)
+
+            round_ = self.instruction.round
+            pacing = open_pacing(self.stored, round_, len(split), settings, new_order)
+        return train_continued(train, network, self.stored, settings, pacing)
+
+    def _annealed(
+        self, network: SiteNetwork, split: Split, settings: CommonSettings
+    ) -> Callable[[int], None]:
+        """Return what weighs evidential learning's KL term by the epochs of all rounds so far."""
+        round_, floor = self.instruction.round, self.session.limits.minimum_batch
+        if settings.epoch_steps:
+            before = epoch_of(round_, settings)
+        else:
+            before = (round_ - 1) * passes_of(len(split), settings, floor)
+
+        def anneal(number: int) -> None:
+            for evidence in evidences(network):
+                evidence.kl_weight = annealing(before + number)
+
+        return anneal
+
+    def _steps_before(self, split: Split, settings: CommonSettings) -> int:
+        """Return the steps of the rounds before this one, each as long as this one is."""
+        floor = self.session.limits.minimum_batch
+        steps = settings.pace if settings.epoch_steps else steps_of(len(split), settings, floor)
+        return (self.instruction.round - 1) * steps
+
+    def reply(
+        self,
+        network: SiteNetwork | None = None,
+        *,
+        send: Arrays | None = None,
+        keep: Arrays | None = None,
+        reference: Arrays | None = None,
+        after_noise: Callable[[Arrays], Arrays] | None = None,
+    ) -> RecordDict:
+        """Store what stays here and pack what leaves; the one way out of a site.
+
+        Args:
+            network: what was trained; it is measured again, and sent unless ``send`` says what is.
+            send: the arrays that leave, by name.
+            keep: the arrays that this site keeps for itself.
+            reference: what an update is measured from when it is clipped or masked, by name; None
+                for all that came.
+            after_noise: returns noised arrays in the form that the server checks; it may use
+                nothing but them.
+
+        Raises:
+            FedsiloError: it cannot be stored, or must not leave.
+        """
+        if network is not None and network is self._trained and self.instruction.evaluate:
+            self.metrics |= measured_on(self, network, TRAINED, ("val",))
+        kept = self._keep(keep or {})
+        if not self.instruction.returns:
+            send = {}
+        elif send is None:
+            send = {} if network is None else exchanged_arrays(network)
+        leaving, counted = self._protected(send, reference)
+        if after_noise and send and self.common.clip_norm:
+            leaving = after_noise(leaving)
+        record = MetricRecord(
+            {
+                **self._leaving_metrics(),
+                **counted,
+                NUM_EXAMPLES: len(self.silo.train),
+                SECONDS: time.perf_counter() - self._started,
+                PEAK_MEMORY: peak_memory_bytes(self.compute),
+                KEPT_STATE: int(kept),
+                **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self._unrepeatable)},
+            }
+        )
+        self._packed = RecordDict({METRICS: record})
+        if leaving:
+            sent = sorted(self._as_sent(leaving, reference).items())
+            self._packed[ARRAYS] = ArrayRecord({name: Array(array) for name, array in sent})
+        return self._packed
+
+    def _keep(self, arrays: Arrays) -> bool:
+        """Store private state for this phase, if there is any, and tell whether there was.
+
+        Raises:
+            SiteError: the last step of training left values that are not finite.
+        """
+        continued = self._continued
+        if continued is None and arrays:
+            continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
+        kept = {**arrays, **(continued or {})}
+        for name, array in kept.items():
+            if not array.isfinite().all():
+                raise SiteError(
+                    f"training diverged, '{name}' holds values that are not finite: lower "
+                    "'learning-rate'; nothing of it was kept"
+                )
+        if kept:
+            self.state_files.store(self.instruction, kept)
+        return bool(kept)
+
+    def _protected(
+        self, arrays: Arrays, reference: Arrays | None
+    ) -> tuple[Arrays, dict[str, float]]:
+        """Return the arrays as they may leave, clipped and noised, and what the server is told."""
+        common, blur = self.common, self.session.limits.blur
+        clipped = bool(arrays and common.clip_norm)
+        if reference is None:
+            reference = self.arrays() if clipped or (arrays and blur) else {}
+        if arrays and blur and not common.noise_multiplier:  # before: a clip bounds what leaves
+            arrays = blurred(arrays, reference, self._shares, blur)
+        return protect(
+            arrays,
+            reference if clipped else {},
+            common,
+            self.state_files.folder / LEDGER,
+            site=self.site,
+            instruction=self.instruction,
+            simulated=self.session.simulated,
+            cap=self.session.cap,
+            share=self._noise_share() if clipped and common.secure_aggregation != "none" else 1.0,
+        )
+
+    def _noise_share(self) -> float:
+        """Return the part of the noise that this site adds to an update of weight 1.
+
+        The update is weighted after it is noised: the noise of a light one must be larger before.
+        """
+        if self.common.secure_noise == "own":
+            return 1.0
+        with _naming_round(self):
+            secure = _secure_site(self)
+            return 1 / (math.sqrt(secure.threshold()) * secure.weight())
+
+    def _as_sent(self, leaving: Arrays, reference: Arrays | None) -> dict[str, NDArray]:
+        """Return arrays as they travel: float32, or masked for a sum that reveals no summand."""
+        if self.common.secure_aggregation == "none":
+            return {
+                name: tensor.detach().float().cpu().contiguous().numpy()
+                for name, tensor in leaving.items()
+            }
+        with _naming_round(self):
+            origin = self.arrays() if reference is None else reference
+            return dict(_secure_site(self).masked(leaving, origin))
+
+    def _leaving_metrics(self) -> Mapping[str, float]:
+        """Return the metrics that leave; under a cap of the hospital's own they cost epsilon."""
+        limits, cap, metrics = self.session.limits, self.session.cap, self.metrics
+        if cap is None and limits.minimum_measured <= 1 and not limits.metric_digits:
+            return metrics
+        sizes = {name: len(split) for name, split in self.silo.splits().items()}
+        metrics = of_enough(metrics, sizes, limits.minimum_measured)
+        if cap is None:
+            return rounded(metrics, limits.metric_digits)
+        noise = self.common.noise_multiplier
+        leaving, measured = noised(metrics, sizes, self.silo.task.classes, noise)
+        if measured:
+            spend_measurements(cap, noise)
+        return leaving
+
+
+def answer(lab: Lab) -> RecordDict:
+    """Answer a phase of a round: one of secure aggregation, or the method's own of that name.
+
+    Raises:
+        SiteError: the method has no such phase, 'deterministic' refuses an operation, or the run
+            has no secure aggregation.
+    """
+    phase = lab.instruction.phase
+    with noted_operations() as lab._unrepeatable:
+        if phase in SECURING:
+            return _secured(lab)
+        if phase in TRAINING and lab.common.secure_aggregation != "none":
+            with _naming_round(lab):
+                _secure_site(lab).ready()  # an hour's training would be for nothing
+        handler = lab.session.phase(phase)
+        if handler(lab) is not lab._packed or lab._packed is None:
+            raise SiteError(f"phase '{phase}' of '{lab.common.method}' must return lab.reply(...)")
+        return lab._packed
+
+
+def evaluate(lab: Lab) -> RecordDict:
+    """Measure the model that came on validation and test data, and reply."""
+    if lab.common.secure_aggregation != "none":
+        drop_secrets(lab.state_files.folder)
+    with noted_operations() as lab._unrepeatable:
+        lab.metrics |= measured_on(lab, lab.open(), INCOMING, ("val", "test"))
+        return lab.reply()
+
+
+def measured_on(
+    lab: Lab, network: SiteNetwork, model: str, splits: tuple[str, ...]
+) -> dict[str, float]:
+    """Return the measurements on ``splits`` of what the method measures, by MetricRecord key."""
+    values: dict[str, float] = {}
+    for measured in lab.session.method.measured(lab, network):
+        for split in splits:
+            samples: Split = getattr(lab.silo, split)
+            if not len(samples):
+                continue  # the server knows from the site's label counts
+            final = lab.instruction.phase == EVALUATE and split == "test"
+            found = measure(
+                measured.network,
+                samples,
+                lab.sampling,
+                lab.compute,
+                (lab.instruction.round, lab.site, model, split),
+                measured.probe(split) if measured.probe else None,
+                LOSS_BOUND if lab.session.cap else math.inf,
+                lab.common.sums_min_count if final and measured.names is None else None,
+            )
+            for metric, value in found.items():
+                name = metric if measured.names is None else measured.names.get(metric)
+                if name:
+                    values[measurement(model, split, name)] = value
+    return values
+
+
+def _secured(lab: Lab) -> RecordDict:
+    """Answer a phase of secure aggregation; errors name the site and the round."""
+    with _naming_round(lab):
+        if lab.common.secure_aggregation == "none":
+            raise SiteError("the run has no secure aggregation, and keys for it are asked for")
+        record = _secure_site(lab).answer(lab.instruction.phase)
+    reply = lab.reply()
+    reply[SECURE] = record
+    return reply
+
+
+def _secure_site(lab: Lab) -> SecureSite:
+    record = lab.content.config_records.get(SECURE)
+    if record is None:
+        raise SiteError(f"the message has no record '{SECURE}'")
+    folder = lab.state_files.folder
+    return SecureSite(lab.site, lab.instruction.round, lab.common, folder, record)
+
+
+@contextmanager
+def _naming_round(lab: Lab) -> Iterator[None]:
+    try:
+        yield
+    except FedsiloError as error:
+        place = f"site {lab.site}, round {lab.instruction.round}"
+        raise type(error)(f"{place}: secure aggregation: {error}") from None
+
+
+def peak_memory_bytes(compute: Compute) -> int:
+    """Return the most memory held: on the GPU since the message began, else this process' RSS."""
+    if on_device := compute.peak_memory():
+        return on_device
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
