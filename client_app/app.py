@@ -42,20 +42,21 @@ def survey(message: Message, context: Context) -> Message:
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
+def training(message: Message, context: Context) -> Message:
     """Answer a phase of a round."""
     return _reply(message, context, _train)
 
 
 @app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
+def final_evaluation(message: Message, context: Context) -> Message:
     """Measure the final model."""
     return _reply(message, context, _evaluate)
 
 
 def _train(message: Message, context: Context) -> RecordDict:
     # Here and below: PyTorch is imported by the first message, not by whoever only names the app
-    from fedsilo.client_app.lab import Lab, answer
+    from fedsilo.client_app.answer import answer
+    from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
 
     instruction = Instruction.from_config(message.content[CONFIG])
@@ -63,11 +64,12 @@ def _train(message: Message, context: Context) -> RecordDict:
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    from fedsilo.client_app import lab
+    from fedsilo.client_app.answer import evaluate
+    from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
 
     instruction = Instruction.from_config(message.content[CONFIG])
-    return lab.evaluate(lab.Lab(session_of(context), message.content, instruction))
+    return evaluate(Lab(session_of(context), message.content, instruction))
 
 
 def _hello(message: Message, context: Context) -> RecordDict:

@@ -7,26 +7,20 @@ A method (``client_app/methods``) says in what order these happen. Whatever leav
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsilo.client_app.privacy.blur import blurred
-from fedsilo.client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
-from fedsilo.client_app.privacy.protection import LEDGER, protect, spend_measurements
-from fedsilo.client_app.privacy.secure_aggregation import SecureSite, drop_secrets
+from fedsilo.client_app.outbound import Arrays, Outbound
+from fedsilo.client_app.privacy.measurements import LOSS_BOUND
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import Probe, measure
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import (
@@ -34,14 +28,14 @@ from fedsilo.client_app.training.loop import (
     Objective,
     Penalty,
     passes_of,
+    step_beside,
     steps_of,
     train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, open_pacing, shuffled, train_continued
-from fedsilo.client_app.training.repeatability import noted_operations
 from fedsilo.client_app.training.unit_guard import UnitGuard
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import FedsiloError, SiteError
+from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
     EVALUATE,
@@ -51,9 +45,7 @@ from fedsilo.models.contract.messages import (
     NUM_EXAMPLES,
     PEAK_MEMORY,
     SECONDS,
-    SECURING,
     TRAINED,
-    TRAINING,
     UNREPEATABLE,
     Instruction,
     measurement,
@@ -64,10 +56,7 @@ from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.strategies.wire.records import NDArray, unpack
-from fedsilo.strategies.wire.secure_keys import SECURE
-
-Arrays = Mapping[str, Tensor]
+from fedsilo.strategies.wire.records import unpack
 
 
 @dataclass(frozen=True)
@@ -102,6 +91,10 @@ class Lab:
             what all sites must have alike, such as initial weights, is drawn by ``common``.
         compute: device and precision.
         metrics: what the reply will say, by MetricRecord key.
+        state_files: where the site's own state is.
+        outbound: the way out, which ``reply`` takes.
+        packed: what ``reply`` has packed.
+        unrepeatable: names of the operations that were not deterministic.
     """
 
     def __init__(
@@ -127,8 +120,9 @@ class Lab:
         self._trained: SiteNetwork | None = None
         self._continued: Arrays | None = None  # what training continues from in the next round
         self._shares: dict[str, Tensor] = {}
-        self._packed: RecordDict | None = None
-        self._unrepeatable: Collection[str] = ()
+        self.outbound = Outbound(session, instruction, content, self.state_files.folder)
+        self.packed: RecordDict | None = None
+        self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
         # They belong to the result: other numbers of threads add up in another order
         torch.set_num_threads(self.common.threads)
@@ -177,7 +171,7 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the model that came, if the server wants that."""
         if self.instruction.evaluate:
-            self.metrics |= measured_on(self, network, INCOMING, ("val", "test"))
+            self.metrics |= self.measured(network, INCOMING, ("val", "test"))
 
     def fit(
         self,
@@ -217,6 +211,9 @@ class Lab:
         guard = None
         if limits.minimum_batch > 1:
             guard = UnitGuard(network, limits.minimum_batch, self._shares)
+        before = 0 if settings.rate_decay == "none" else self._before(split, settings)
+        if beside:
+            after_step = step_beside(beside, settings, before)
         train = partial(
             train_locally,
             network,
@@ -227,11 +224,8 @@ class Lab:
             objective=objective,
             penalty=penalty,
             after_step=after_step,
-            beside=beside,
             before_pass=self._annealed(network, split, settings) if evidences(network) else None,
-            steps_before=self._steps_before(split, settings)
-            if settings.rate_decay != "none"
-            else 0,
+            steps_before=before,
             minimum_steps=limits.minimum_steps_per_reply,
             guard=guard,
         )
@@ -285,7 +279,7 @@ class Lab:
 
         return anneal
 
-    def _steps_before(self, split: Split, settings: CommonSettings) -> int:
+    def _before(self, split: Split, settings: CommonSettings) -> int:
         """Return the steps of the rounds before this one, each as long as this one is."""
         floor = self.session.limits.minimum_batch
         steps = settings.pace if settings.epoch_steps else steps_of(len(split), settings, floor)
@@ -315,31 +309,58 @@ class Lab:
             FedsiloError: it cannot be stored, or must not leave.
         """
         if network is not None and network is self._trained and self.instruction.evaluate:
-            self.metrics |= measured_on(self, network, TRAINED, ("val",))
+            self.metrics |= self.measured(network, TRAINED, ("val",))
         kept = self._keep(keep or {})
         if not self.instruction.returns:
             send = {}
         elif send is None:
             send = {} if network is None else exchanged_arrays(network)
-        leaving, counted = self._protected(send, reference)
-        if after_noise and send and self.common.clip_norm:
+        if reference is None:
+            reference = self.arrays() if send else {}
+        leaving, counted = self.outbound.protected(send, reference, self._shares)
+        if after_noise and leaving and self.common.clip_norm:
             leaving = after_noise(leaving)
         record = MetricRecord(
             {
-                **self._leaving_metrics(),
+                **self.outbound.metrics(self.metrics),
                 **counted,
                 NUM_EXAMPLES: len(self.silo.train),
                 SECONDS: time.perf_counter() - self._started,
-                PEAK_MEMORY: peak_memory_bytes(self.compute),
+                PEAK_MEMORY: self.compute.peak_memory(),
                 KEPT_STATE: int(kept),
-                **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self._unrepeatable)},
+                **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)},
             }
         )
-        self._packed = RecordDict({METRICS: record})
+        self.packed = RecordDict({METRICS: record})
         if leaving:
-            sent = sorted(self._as_sent(leaving, reference).items())
-            self._packed[ARRAYS] = ArrayRecord({name: Array(array) for name, array in sent})
-        return self._packed
+            self.packed[ARRAYS] = self.outbound.record(leaving, reference)
+        return self.packed
+
+    def measured(
+        self, network: SiteNetwork, model: str, splits: tuple[str, ...]
+    ) -> dict[str, float]:
+        """Return the measurements of what the method measures, by MetricRecord key."""
+        values: dict[str, float] = {}
+        for one in self.session.method.measured(self, network):
+            for split in splits:
+                samples: Split = getattr(self.silo, split)
+                if not len(samples):
+                    continue  # the server knows from the site's label counts
+                final = self.instruction.phase == EVALUATE and split == "test"
+                found = measure(
+                    one.network,
+                    samples,
+                    self.sampling,
+                    self.compute,
+                    (self.instruction.round, self.site, model, split),
+                    one.probe(split) if one.probe else None,
+                    LOSS_BOUND if self.session.cap else math.inf,
+                    self.common.sums_min_count if final and one.names is None else None,
+                )
+                for metric, value in found.items():
+                    if name := metric if one.names is None else one.names.get(metric):
+                        values[measurement(model, split, name)] = value
+        return values
 
     def _keep(self, arrays: Arrays) -> bool:
         """Store private state for this phase, if there is any, and tell whether there was.
@@ -360,155 +381,3 @@ class Lab:
         if kept:
             self.state_files.store(self.instruction, kept)
         return bool(kept)
-
-    def _protected(
-        self, arrays: Arrays, reference: Arrays | None
-    ) -> tuple[Arrays, dict[str, float]]:
-        """Return the arrays as they may leave, clipped and noised, and what the server is told."""
-        common, blur = self.common, self.session.limits.blur
-        clipped = bool(arrays and common.clip_norm)
-        if reference is None:
-            reference = self.arrays() if clipped or (arrays and blur) else {}
-        if arrays and blur and not common.noise_multiplier:  # before: a clip bounds what leaves
-            arrays = blurred(arrays, reference, self._shares, blur)
-        return protect(
-            arrays,
-            reference if clipped else {},
-            common,
-            self.state_files.folder / LEDGER,
-            site=self.site,
-            instruction=self.instruction,
-            simulated=self.session.simulated,
-            cap=self.session.cap,
-            share=self._noise_share() if clipped and common.secure_aggregation != "none" else 1.0,
-        )
-
-    def _noise_share(self) -> float:
-        """Return the part of the noise that this site adds to an update of weight 1.
-
-        The update is weighted after it is noised: the noise of a light one must be larger before.
-        """
-        if self.common.secure_noise == "own":
-            return 1.0
-        with _naming_round(self):
-            secure = _secure_site(self)
-            return 1 / (math.sqrt(secure.threshold()) * secure.weight())
-
-    def _as_sent(self, leaving: Arrays, reference: Arrays | None) -> dict[str, NDArray]:
-        """Return arrays as they travel: float32, or masked for a sum that reveals no summand."""
-        if self.common.secure_aggregation == "none":
-            return {
-                name: tensor.detach().float().cpu().contiguous().numpy()
-                for name, tensor in leaving.items()
-            }
-        with _naming_round(self):
-            origin = self.arrays() if reference is None else reference
-            return dict(_secure_site(self).masked(leaving, origin))
-
-    def _leaving_metrics(self) -> Mapping[str, float]:
-        """Return the metrics that leave; under a cap of the hospital's own they cost epsilon."""
-        limits, cap, metrics = self.session.limits, self.session.cap, self.metrics
-        if cap is None and limits.minimum_measured <= 1 and not limits.metric_digits:
-            return metrics
-        sizes = {name: len(split) for name, split in self.silo.splits().items()}
-        metrics = of_enough(metrics, sizes, limits.minimum_measured)
-        if cap is None:
-            return rounded(metrics, limits.metric_digits)
-        noise = self.common.noise_multiplier
-        leaving, measured = noised(metrics, sizes, self.silo.task.classes, noise)
-        if measured:
-            spend_measurements(cap, noise)
-        return leaving
-
-
-def answer(lab: Lab) -> RecordDict:
-    """Answer a phase of a round: one of secure aggregation, or the method's own of that name.
-
-    Raises:
-        SiteError: the method has no such phase, 'deterministic' refuses an operation, or the run
-            has no secure aggregation.
-    """
-    phase = lab.instruction.phase
-    with noted_operations() as lab._unrepeatable:
-        if phase in SECURING:
-            return _secured(lab)
-        if phase in TRAINING and lab.common.secure_aggregation != "none":
-            with _naming_round(lab):
-                _secure_site(lab).ready()  # an hour's training would be for nothing
-        handler = lab.session.phase(phase)
-        if handler(lab) is not lab._packed or lab._packed is None:
-            raise SiteError(f"phase '{phase}' of '{lab.common.method}' must return lab.reply(...)")
-        return lab._packed
-
-
-def evaluate(lab: Lab) -> RecordDict:
-    """Measure the model that came on validation and test data, and reply."""
-    if lab.common.secure_aggregation != "none":
-        drop_secrets(lab.state_files.folder)
-    with noted_operations() as lab._unrepeatable:
-        lab.metrics |= measured_on(lab, lab.open(), INCOMING, ("val", "test"))
-        return lab.reply()
-
-
-def measured_on(
-    lab: Lab, network: SiteNetwork, model: str, splits: tuple[str, ...]
-) -> dict[str, float]:
-    """Return the measurements on ``splits`` of what the method measures, by MetricRecord key."""
-    values: dict[str, float] = {}
-    for measured in lab.session.method.measured(lab, network):
-        for split in splits:
-            samples: Split = getattr(lab.silo, split)
-            if not len(samples):
-                continue  # the server knows from the site's label counts
-            final = lab.instruction.phase == EVALUATE and split == "test"
-            found = measure(
-                measured.network,
-                samples,
-                lab.sampling,
-                lab.compute,
-                (lab.instruction.round, lab.site, model, split),
-                measured.probe(split) if measured.probe else None,
-                LOSS_BOUND if lab.session.cap else math.inf,
-                lab.common.sums_min_count if final and measured.names is None else None,
-            )
-            for metric, value in found.items():
-                name = metric if measured.names is None else measured.names.get(metric)
-                if name:
-                    values[measurement(model, split, name)] = value
-    return values
-
-
-def _secured(lab: Lab) -> RecordDict:
-    """Answer a phase of secure aggregation; errors name the site and the round."""
-    with _naming_round(lab):
-        if lab.common.secure_aggregation == "none":
-            raise SiteError("the run has no secure aggregation, and keys for it are asked for")
-        record = _secure_site(lab).answer(lab.instruction.phase)
-    reply = lab.reply()
-    reply[SECURE] = record
-    return reply
-
-
-def _secure_site(lab: Lab) -> SecureSite:
-    record = lab.content.config_records.get(SECURE)
-    if record is None:
-        raise SiteError(f"the message has no record '{SECURE}'")
-    folder = lab.state_files.folder
-    return SecureSite(lab.site, lab.instruction.round, lab.common, folder, record)
-
-
-@contextmanager
-def _naming_round(lab: Lab) -> Iterator[None]:
-    try:
-        yield
-    except FedsiloError as error:
-        place = f"site {lab.site}, round {lab.instruction.round}"
-        raise type(error)(f"{place}: secure aggregation: {error}") from None
-
-
-def peak_memory_bytes(compute: Compute) -> int:
-    """Return the most memory held: on the GPU since the message began, else this process' RSS."""
-    if on_device := compute.peak_memory():
-        return on_device
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -216,7 +216,7 @@ def open_session(context: Context) -> SiteSession:
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
-    """Return the session of a run that has ended, of a method's ``own`` settings: nothing leaves it."""
+    """Return the session of a run that has ended, with the method's ``own`` settings."""
     session = SiteSession(settings, silo, True, NO_LIMITS, {}, {}, None)
     session.method = method_part("client_app", settings.method, "Site")(own)
     session.compute, session.sampling = compute_of(settings), settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -65,10 +67,11 @@ class Compute:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_memory(self) -> int:
-        """Return the device's peak memory since ``begin`` in bytes; 0 on the CPU."""
-        if self.device.type != "cuda":
-            return 0
-        return int(torch.cuda.max_memory_allocated(self.device))
+        """Return the most bytes held: on the GPU since ``begin``, else by this process ever."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def choose_compute(

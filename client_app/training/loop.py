@@ -165,7 +165,6 @@ def train_locally(
     plan: Iterable[list[Tensor]] | None = None,
     before_pass: Callable[[int], None] | None = None,
     after_step: AfterStep | None = None,
-    beside: Optimizer | None = None,
     steps_before: int = 0,
     minimum_steps: int = 1,
     guard: UnitGuard | None = None,
@@ -184,8 +183,6 @@ def train_locally(
         plan: the passes, each a list of batches of sample numbers, or None for ``schedule``.
         before_pass: called with the number of each pass, from 0.
         after_step: called with each batch's inputs and the optimiser after its step.
-        beside: an optimiser of what is trained beside the network: after each step it takes one of
-            its own by the gradients of the same batch.
         steps_before: steps that the site has taken before, for 'rate-decay'.
         minimum_steps: steps that must be taken.
         guard: a hospital's floor on the samples behind a step and a unit's change, if it has one.
@@ -201,7 +198,6 @@ def train_locally(
     total, steps = torch.zeros((), device=compute.device), 0
     decays = settings.rate_decay != "none"
     set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
-    set_beside = decayed_rates(beside, settings, steps_before) if decays and beside else None
     # One block for all draws of the training: dropout's follow one another over the batches
     with (
         guard.watching() if guard else nullcontext(),
@@ -213,11 +209,9 @@ def train_locally(
             if before_pass:
                 before_pass(number)
             if guard:
-                guard.next_pass()
+                guard.next_pass(batches_of_pass)
             total.zero_()
             for indices in batches_of_pass:
-                if guard:
-                    guard.refuse_few(indices)
                 batch, truth = pick(indices), labels[indices]
                 if set_rates:
                     set_rates()
@@ -226,25 +220,39 @@ def train_locally(
                 if guard:
                     guard.add_step()
                 optimiser.step()
-                if beside:
-                    if set_beside:
-                        set_beside()
-                    beside.step()
-                    beside.zero_grad(set_to_none=True)
                 if after_step:
                     after_step(batch, optimiser)
                 total += loss * len(indices)
             steps += len(batches_of_pass)
         mean = total.item() / sum(map(len, batches_of_pass))
-        if not math.isfinite(mean):
-            raise SiteError(f"training diverged, its loss is {mean}: lower 'learning-rate'")
-        if steps < minimum_steps:
-            raise RefusedError(
-                f"{steps} optimiser step(s) would stand behind what leaves, and at least "
-                f"{minimum_steps} must ('minimum-steps-per-reply'): raise 'local-epochs' or "
-                "'local-steps', or leave the site out"
-            )
+        _refuse_unusable(mean, steps, minimum_steps)
     return mean
+
+
+def _refuse_unusable(loss: float, steps: int, minimum: int) -> None:
+    if not math.isfinite(loss):
+        raise SiteError(f"training diverged, its loss is {loss}: lower 'learning-rate'")
+    if steps < minimum:
+        raise RefusedError(
+            f"{steps} optimiser step(s) would stand behind what leaves, and at least {minimum} "
+            "must ('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', or leave the "
+            "site out"
+        )
+
+
+def step_beside(optimiser: Optimizer, settings: CommonSettings, before: int) -> AfterStep:
+    """Return the step of an optimiser of what is trained beside a network.
+
+    It follows each of the network's and uses the gradients of the same batch.
+    """
+    set_rates = decayed_rates(optimiser, settings, before)
+
+    def step(inputs: Tensor, _: Optimizer) -> None:
+        set_rates()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return step
 
 
 def _passes(

@@ -10,7 +10,7 @@ norm the same holds of how far each sample's mean lies from its batch's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,26 +102,24 @@ class UnitGuard:
         self._tell_shares()
         self._put_back()
 
-    def refuse_few(self, indices: Tensor) -> None:
-        """Refuse a step behind which too few different samples are.
+    def next_pass(self, batches: Sequence[Tensor] = ()) -> None:
+        """Note that the samples are seen again, in these batches of sample numbers.
 
         Raises:
-            RefusedError: says how many must be.
+            RefusedError: too few different samples would be behind a step.
         """
-        if (there := len(set(indices.tolist()))) < self.minimum:
-            raise RefusedError(
-                f"{there} samples would stand behind an optimiser step, and at least "
-                f"{self.minimum} must ('minimum-batch'): ask for larger batches, or leave the "
-                "site out"
-            )
-
-    def next_pass(self) -> None:
-        """Note that the samples are seen again."""
         watched: list[_Units | _Channels] = [*self._layers.values(), *self._norms.values()]
         for each in watched:
             each.peaks += each.peak
             each.peak.zero_()
         self._passes += 1
+        there = min((len(set(batch.tolist())) for batch in batches), default=self.minimum)
+        if there < self.minimum:
+            raise RefusedError(
+                f"{there} samples would stand behind an optimiser step, and at least "
+                f"{self.minimum} must ('minimum-batch'): ask for larger batches, or leave the "
+                "site out"
+            )
 
     def add_step(self) -> None:
         """Take note of the gradients by which a step is taken."""

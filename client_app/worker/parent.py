@@ -50,7 +50,7 @@ _MODULES = (
     "torch",
     "torch._dynamo",
     "torchmetrics",
-    "fedsilo.client_app.lab",
+    "fedsilo.client_app.answer",
     "fedsilo.client_app.hello",
     "fedsilo.datasets.registry",
 )

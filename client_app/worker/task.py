@@ -75,7 +75,7 @@ def _answered(message: Message, context: Context, bundle: bytes, answer: Answer)
         return answer(message, context, bundle)
     except Exception as error:
         logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
-        reason = f"{type(error).__name__} (its text stands in the site's own log)"
+        reason = f"{type(error).__name__} (its text is in the site's own log)"
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 

@@ -93,7 +93,7 @@ def test_a_directory_that_may_not_be_read_is_one_line_without_a_files_name(
         node.node_config = {"partition-id": 0}
     told = reason_of(app(hello(), node))
     why = "va: the data cannot be opened (Permission denied): the site's own log names the file"
-    hidden = "PermissionError: Permission denied (its text stands in the site's own log)"
+    hidden = "PermissionError: Permission denied (its text is in the site's own log)"
     assert told == (why if real else hidden)
     assert "mueller" in own_log.getvalue()
 

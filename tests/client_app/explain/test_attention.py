@@ -14,7 +14,7 @@ from fedsilo.client_app.explain.attention import (
     most_certain_explanations,
 )
 from fedsilo.client_app.explain.image_explanation import ImageExplanation
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import DataError
@@ -24,13 +24,13 @@ from tests.support.tiny import VIT_FIELDS
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 NAMES = ["zero", "one"]
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 
 
 @pytest.fixture
 def network(opened: Opened) -> PromptedViT:
     """Return a prompted ViT of 16 patches for grey images of 16 pixels a side and ten classes."""
-    return cast(PromptedViT, opened("fedevprompt").open_network())
+    return cast(PromptedViT, opened("fedevprompt").open())
 
 
 def bytes_split(count: int, labels: list[int], channels: int = 1) -> Split:

@@ -513,7 +513,7 @@ def test_an_unforeseen_fault_of_the_log_keeps_the_answer_too(
 
     monkeypatch.setattr("fedsilo.client_app.site.audit_log.entry", fail)
     reply = app(hello(), hospital())
-    assert reason_of(reply) == "site s1a: ValueError (its text stands in the site's own log)"
+    assert reason_of(reply) == "site s1a: ValueError (its text is in the site's own log)"
 
 
 InlineRun = Callable[..., RunDirectory]

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.methods.base import SiteMethod
-from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
 from fedsilo.client_app.training.pacing import open_pacing, shuffled
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.lab import answer
 
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 SETTINGS = CommonSettings(epoch_steps=6, pace=2)
 # 36 training digits: batches of 9, two rounds an epoch
 PACED = {"epoch_steps": 4, "pace": 2, "local_epochs": 2, "batch_size": 32}
@@ -87,7 +87,7 @@ def _rounds(opened: Opened, weights: dict[str, Any], pace: int, count: int) -> d
     for round_ in range(1, count + 1):
         own = PACED | {"pace": pace, "dropout": 0.0}
         site = opened("fedavg", arrays, own=own, round=round_, evaluate=False, run_dir="x")
-        reply = SiteRound(site).answer()
+        reply = answer(site)
         arrays = {name: array.numpy() for name, array in reply[ARRAYS].items()}
     return arrays
 
@@ -105,12 +105,12 @@ def test_two_rounds_of_half_an_epoch_are_one_of_a_whole(
 
 def test_the_loss_told_is_of_the_rounds_steps(opened: Opened, weights: dict[str, Any]) -> None:
     site = opened("fedavg", weights, own=PACED, evaluate=False)
-    loss = SiteRound(site).answer()["metrics"]["trained.train.loss"]
+    loss = answer(site)["metrics"]["trained.train.loss"]
     assert 1.5 < cast(float, loss) < 4
-    assert site.context.stored == {}
+    assert site.stored == {}
     after = opened("fedavg", weights, own=PACED, round=2)
-    assert int(after.context.stored["pace/position"]) == 2
-    assert after.own_state() == {}
+    assert int(after.stored["pace/position"]) == 2
+    assert after.state() == {}
 
 
 def test_an_order_of_another_epoch_is_another_one(opened: Opened, weights: dict[str, Any]) -> None:

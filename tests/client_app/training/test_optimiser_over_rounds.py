@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.methods.base import SiteMethod
-from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training import going_on
 from fedsilo.client_app.training.loop import open_optimiser
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
@@ -17,8 +16,9 @@ from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.server_app.records.run_directory import RunDirectory
+from tests.support.lab import answer, fitted
 
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
 RUN = {"optimiser_state": "run"}
@@ -79,8 +79,8 @@ def test_two_rounds_are_as_many_steps_of_one_optimiser(
     stored = []
     for round_ in (1, 2):
         site = opened("local", {}, evaluate=False, own=own, round=round_)
-        SiteRound(site).answer()
-        path = site.context.state.folder / f"round-{round_:06d}-00.safetensors"
+        answer(site)
+        path = site.state_files.folder / f"round-{round_:06d}-00.safetensors"
         stored.append(load_state(path)[0])
     both = [
         opened("local", {}, evaluate=False, own=own, round=r, expects_state=False) for r in (1, 2)
@@ -90,7 +90,7 @@ def test_two_rounds_are_as_many_steps_of_one_optimiser(
     monkeypatch.setattr(going_on, "open_optimiser", lambda *_: optimiser)
     monkeypatch.setattr(going_on, "restore_optimiser", lambda *_: None)
     for site in both:
-        SiteRound(site).fit(site.local_training(network))
+        fitted(site, network)
     for name, tensor in exchanged_arrays(network).items():
         assert torch.equal(tensor, torch.as_tensor(stored[1][name])), name
 
