@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -132,7 +132,7 @@ class Lab:
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the arrays that came whose names begin with ``prefix``, without it."""
         if self._arrays is None:
-            packed = self.content.array_records.get(ARRAYS) or {}
+            packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             self._arrays = {name: torch.from_numpy(unpack(array)) for name, array in packed.items()}
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Context, RecordDict
 
@@ -130,7 +130,7 @@ class SiteSession:
                 f"site {self.silo.name}: method '{self.settings.method}' has no phase '{phase}'; "
                 "server and site run different versions of fedsilo"
             )
-        return handler
+        return cast(Callable[[Any], RecordDict], handler)
 
     def state_folder(self, instruction: Instruction) -> Path:
         """Return the folder of this site's private state in the run that a message belongs to.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from flwr.app import ArrayRecord
 from torch import Tensor, from_numpy
 
 from fedsilo.client_app.lab import Lab, Measured
@@ -47,7 +48,7 @@ class CrossSite(LocalSite):
 
 def _models(lab: Lab) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the models that came, sorted by site; only one is unpacked at a time."""
-    packed = lab.content.array_records.get(ARRAYS) or {}
+    packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
     names: dict[str, dict[str, str]] = {}
     for key in packed:
         # A site's name may hold a '/', a network's arrays do not

@@ -120,7 +120,7 @@ def add_gradients(
         loss = loss * share if share < 1 else loss
         if penalty and part.start == 0:
             loss = loss + penalty()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         total += loss.detach()
     return total
 

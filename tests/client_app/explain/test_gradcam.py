@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.explain.gradcam import explain_by_grad_cam, grad_cam, last_maps
 from fedsilo.client_app.explain.image_explanation import ImageExplanation
+from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import train_locally
@@ -157,7 +158,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("fedavg", weights)
-    found = cast(ImageExplanation, method.explain("test", 3))
+    found = cast(ImageExplanation, explain_sample(method, "test", 3))
     label = int(method.silo.test.labels[3])
     assert found.title == f"s1a, test row 3: truth {label}"
     network = cast(TokenClassifier, method.open()).eval()
@@ -169,7 +170,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
     torch.testing.assert_close(found.saliency.values, by_hand)
     assert (found.beliefs, found.vacuity) == ([], None)
     with pytest.raises(DataError, match="there is no row 10"):
-        method.explain("test", 10)
+        explain_sample(method, "test", 10)
 
 
 def test_an_evidential_network_tells_beliefs_and_another_class_is_drawn_when_asked() -> None:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.cdl import CDLSite
+from fedsilo.client_app.methods import cdl
 from fedsilo.client_app.methods.moon import twin
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.methods.cdl import contrastive_divergence
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from tests.support.lab import answer, evaluate, steps_of
+from tests.support.lab import answer, evaluate, fitted, steps_of
 from tests.support.tiny import VIT_FIELDS
 
 Opened = Callable[..., Lab]
@@ -40,19 +40,18 @@ def neighbour(weights: Mapping[str, Any], scale: float = 0.05) -> dict[str, Any]
     }
 
 
-def second(opened: Opened, weights: Mapping[str, Any], scale: float = 0.05, **own: Any) -> CDLSite:
+def second(opened: Opened, weights: Mapping[str, Any], scale: float = 0.05, **own: Any) -> Lab:
     """Return the site in round 2, after it took part in round 1."""
     answer(opened("cdl", theta(weights), own=own))
     came = neighbour(weights, scale)
     return opened("cdl", came, own=own, round=2, notes=MIXING, evaluate=False)
 
 
-def fitted(site: CDLSite) -> tuple[TokenClassifier, dict[str, Tensor]]:
+def moved(site: Lab) -> tuple[TokenClassifier, dict[str, Tensor]]:
     """Train, and return the main model and how the support model's arrays moved."""
     network = cast(TokenClassifier, site.open())
     before = site.state("support/")
-    fitted(site, network)
-    kept = steps_of(site, network).kept
+    kept = fitted(site, network).kept
     return network, {name: kept[f"support/{name}"] - array for name, array in before.items()}
 
 
@@ -89,7 +88,7 @@ def test_the_loss_is_the_main_models_plus_the_divergence_of_both(
 ) -> None:
     site = second(opened, weights, divergence_beta=beta, dropout=0.0)
     main = cast(TokenClassifier, site.open())
-    load_exchanged(main, site.start())
+    load_exchanged(main, site.session.method._start(site))
     support = twin(main).train()
     load_exchanged(support, site.state("support/"))
     inputs, labels = site.silo.train.inputs[:9], site.silo.train.labels[:9]
@@ -107,7 +106,7 @@ def test_the_main_model_starts_from_the_mixed_one_and_alone_leaves_the_site(
 ) -> None:
     site = second(opened, weights)
     own, other = site.state("own/"), neighbour(weights)
-    for name, array in site.start().items():
+    for name, array in site.session.method._start(site).items():
         mean = (own[name].double().numpy() + other[f"neighbour/s2a/{name}"]) / 2
         np.testing.assert_allclose(array.numpy(), mean, rtol=1e-5, atol=1e-6)
     reply = answer(site)
@@ -116,15 +115,15 @@ def test_the_main_model_starts_from_the_mixed_one_and_alone_leaves_the_site(
     for name, array in reply[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), kept.state("own/")[name].numpy())
     before, after = site.state("support/"), kept.state("support/")
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert {"encoder.stages.0.weight", "head.4.weight"} < moved
-    assert {name for name in before if "running_mean" in name} < moved
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {"encoder.stages.0.weight", "head.4.weight"} < changed
+    assert {name for name in before if "running_mean" in name} < changed
 
 
 def test_with_beta_1_the_support_models_weights_stay(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    network, moves = fitted(second(opened, weights, divergence_beta=1.0))
+    network, moves = moved(second(opened, weights, divergence_beta=1.0))
     for name, _ in network.named_parameters():
         assert not moves[name].any()
 
@@ -135,7 +134,7 @@ def test_the_divergence_pulls_the_main_model_to_the_support_model(
     def apart(beta: float) -> float:
         own = {"divergence_beta": beta, "local_epochs": 8, "learning_rate": 0.005, "dropout": 0.0}
         site = second(opened, weights, **own)
-        network, _ = fitted(site)
+        network, _ = moved(site)
         support = twin(network)
         load_exchanged(support, site.state("support/"))
         inputs = site.silo.train.inputs
@@ -156,8 +155,8 @@ def test_the_support_models_rate_decays_as_the_main_models(
     def move(rate_decay: str) -> Tensor:
         came = neighbour(vit_weights, 1.0)
         site = opened("cdl", came, own=own | {"rate_decay": rate_decay}, round=2, notes=MIXING)
-        site.context.__dict__["stored"] = stored
-        return fitted(site)[1]["head.1.weight"]
+        site.__dict__["stored"] = stored
+        return moved(site)[1]["head.1.weight"]
 
     usual, found = move("none"), move(decay)
     assert usual.abs().max() > 1e-3
@@ -170,18 +169,19 @@ def test_micro_batches_give_the_support_model_one_step_a_batch(
     found = []
     for size in (0, 4):
         own = VIT | {"optimiser": "sgd", "learning_rate": 0.1, "micro_batch": size}
-        found.append(fitted(second(opened, vit_weights, **own))[1])
+        found.append(moved(second(opened, vit_weights, **own))[1])
     for name, move in found[0].items():
         torch.testing.assert_close(found[1][name], move, rtol=1e-3, atol=1e-6)
     assert found[0]["head.1.weight"].any()
 
 
 def test_a_vits_frozen_backbone_is_held_once_and_no_gradient_is_left_over(
-    opened: Opened, vit_weights: dict[str, Any]
+    opened: Opened, vit_weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = second(opened, vit_weights, **VIT)
-    network, moves = fitted(site)
-    support = cast(TokenClassifier, site._support)
+    site, twins = second(opened, vit_weights, **VIT), []
+    monkeypatch.setattr(cdl, "twin", lambda network: twins.append(twin(network)) or twins[-1])
+    network, moves = moved(site)
+    (support,) = twins
     assert support is not network
     assert all(p.grad is None for p in support.parameters()), "of each batch anew"
     assert support.encoder is network.encoder

@@ -153,7 +153,7 @@ def test_one_foreign_model_is_open_at_a_time_and_nothing_is_stored(
 ) -> None:
     built: list[TokenClassifier] = []
     monkeypatch.setattr(
-        "fedsilo.client_app.methods.base.initial_classifier",
+        "fedsilo.client_app.lab.initial_classifier",
         lambda *site: built.append(initial_classifier(*site)) or built[-1],
     )
     came = sent(dict.fromkeys(("s1a", "s2a", "s3a"), weights))

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.distrans import DisTransSite
 from fedsilo.client_app.privacy.blur import blurred
@@ -150,11 +150,11 @@ def test_the_offset_is_put_back_and_blurred_as_other_units_are(
     found = {}
     for minimum in (1, 2, 36):
         site = opened("distrans", sent, own=own)
-        site.context = replace(site.context, limits=_floors(minimum))
+        site.session.limits = _floors(minimum)
         network = cast(DoubleChannelClassifier, site.open())
         fitted(site, network)
         found[minimum] = network.offset.weight.detach().numpy()
-        shares = site.context.shares
+        shares = site._shares
         assert (OFFSET in shares) == (minimum > 1)
     assert (found[36] == sent[OFFSET]).all()
     same = found[2] == found[1]
@@ -185,9 +185,9 @@ def test_a_site_explains_an_image_by_the_map_of_both_channels(
     site = opened("distrans", arrays, own=own, phase="evaluate")
     if network == "resnet22":
         with pytest.raises(SettingError, match="single cell"):
-            site.explain("test", 0)
+            explain_sample(site, "test", 0)
         return
-    assert site.explain("test", 0).lines()
+    assert explain_sample(site, "test", 0).lines()
 
 
 def test_monte_carlo_dropout_has_an_entropy(opened: Opened, came: Weights) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
+from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.picsr import PICSRSite, RoutingProbe
 from fedsilo.client_app.session import open_session
@@ -159,7 +159,7 @@ def noisy(opened: Opened, site: str = "s1a", sd: float = 0.5, **fields: Any) -> 
     """Return what noise was added to the prototype of a site."""
     method = opened("picsr", site=site, own={"prototype_noise": sd}, **stage("experts", **fields))
     mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-    return method._prototype().numpy() - mean
+    return method.session.method._prototype(method).numpy() - mean
 
 
 def test_noise_in_a_simulation_is_keyed_on_seed_and_site(opened: Opened, tmp_path: Any) -> None:
@@ -190,9 +190,9 @@ def test_a_servers_run_directory_does_not_make_a_real_sites_noise_foreseeable(
     drawn = []
     for _ in range(2):
         method = opened("picsr", own={"prototype_noise": 0.5}, **fields)
-        method.request = dataclasses.replace(method.request, simulated=False)
+        method.session.simulated = False
         mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-        drawn.append(method._prototype().numpy() - mean)
+        drawn.append(method.session.method._prototype(method).numpy() - mean)
     seeded = noisy(opened, run_dir=str(tmp_path))
     for one, other in ((drawn[0], drawn[1]), (drawn[0], seeded), (drawn[1], seeded)):
         assert not np.allclose(one, other, atol=0.1)
@@ -243,11 +243,14 @@ def test_router_training_leaves_frozen_experts_as_they_came(
     assert torch.equal(network.prototypes[1], torch.from_numpy(routed["prototype/s2a"]))
 
 
-def test_the_router_has_a_step_size_and_a_penalty_of_its_own(opened: Opened) -> None:
+def test_the_router_has_a_step_size_and_a_penalty_of_its_own(
+    opened: Opened, routed: dict[str, Any]
+) -> None:
     own = {"router_learning_rate": 0.25, "router_weight_decay": 0.125, "learning_rate": 0.5}
     for name in STAGES:
-        method = opened("picsr", own=own, **stage(name))
-        found = steps_of(method, method.classifier(None)).settings
+        came = routed if name == "router" else None
+        method = opened("picsr", came, own=own, **stage(name))
+        found = steps_of(method).fit.get("settings", method.sampling)
         expected = (0.25, 0.125) if name == "router" else (0.5, 0.0)
         assert (found.learning_rate, found.weight_decay) == expected
 
@@ -292,10 +295,10 @@ def test_a_patient_is_explained_by_weights_answers_and_distances(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
     method = opened("picsr", routed, **stage("router"))
-    found = method.explain("test", 3)
+    found = explain_sample(method, "test", 3)
     truth = int(method.silo.test.labels[3])
     assert found.title.startswith(f"s1a, test row 3: truth {truth}; probabilities are of '9'")
-    network, sample = method._router_network().eval(), method.silo.test.inputs[3:4]
+    network, sample = method.open().eval(), method.silo.test.inputs[3:4]
     with torch.no_grad():
         assert found.weights == network.log_weights(sample)[0].exp().tolist()
         answer = network(sample)[0, 9].exp().item()
@@ -319,4 +322,4 @@ def test_a_row_that_is_not_there_cannot_be_explained(
 ) -> None:
     method = opened("picsr", routed, **stage("router"))
     with pytest.raises(DataError, match=rf"s1a has {size} {split} rows, .*: there is no row {row}"):
-        method.explain(split, row)
+        explain_sample(method, split, row)

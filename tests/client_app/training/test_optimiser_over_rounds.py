@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.training import going_on
+from fedsilo.client_app.training import pacing
 from fedsilo.client_app.training.loop import open_optimiser
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
 from fedsilo.datasets.io.state_files import load_state
@@ -87,8 +87,8 @@ def test_two_rounds_are_as_many_steps_of_one_optimiser(
     ]
     network = both[0].classifier(None)
     optimiser = open_optimiser(network, both[0].common)
-    monkeypatch.setattr(going_on, "open_optimiser", lambda *_: optimiser)
-    monkeypatch.setattr(going_on, "restore_optimiser", lambda *_: None)
+    monkeypatch.setattr(pacing, "open_optimiser", lambda *_: optimiser)
+    monkeypatch.setattr(pacing, "restore_moments", lambda *_: None)
     for site in both:
         fitted(site, network)
     for name, tensor in exchanged_arrays(network).items():

@@ -27,30 +27,27 @@ def _counting(count: int) -> Callable[[int], Tensor]:
 def test_an_epochs_rounds_go_through_its_order_in_turn() -> None:
     stored: dict[str, Tensor] = {}
     seen = []
-    parameter = nn.Linear(1, 1)
     for round_ in (1, 2, 3, 4):
         pacing = open_pacing(stored, round_, 13, SETTINGS, _counting(13))
         seen.append([batch.tolist() for batch in pacing.batches()])
-        stored = pacing.stored(torch.optim.SGD(parameter.parameters()), parameter)
+        stored = pacing.stored()
     assert seen[:3] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
     assert seen[3] == [[12, 0], [1, 2]]  # the next epoch's order begins with another
 
 
 def test_a_small_site_begins_again_within_its_epoch() -> None:
     stored: dict[str, Tensor] = {}
-    parameter = nn.Linear(1, 1)
     seen = []
     for round_ in (1, 2):
         pacing = open_pacing(stored, round_, 3, SETTINGS, _counting(3))
         seen += [batch.tolist() for batch in pacing.batches()]
-        stored = pacing.stored(torch.optim.SGD(parameter.parameters()), parameter)
+        stored = pacing.stored()
     assert seen == [[0, 1], [2, 0], [1, 2], [0, 1]]
 
 
 def test_a_site_that_missed_a_round_goes_on_where_it_was_until_the_epoch_ends() -> None:
-    parameter = nn.Linear(1, 1)
     first = open_pacing({}, 1, 13, SETTINGS, _counting(13))
-    stored = first.stored(torch.optim.SGD(parameter.parameters()), parameter)
+    stored = first.stored()
     third = open_pacing(stored, 3, 13, SETTINGS, _counting(13))
     assert third.batches()[0].tolist() == [4, 5]
     fourth = open_pacing(stored, 4, 13, SETTINGS, _counting(13))
