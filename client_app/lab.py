@@ -310,7 +310,7 @@ class Lab:
         """
         if network is not None and network is self._trained and self.instruction.evaluate:
             self.metrics |= self.measured(network, TRAINED, ("val",))
-        kept = self._keep(keep or {})
+        kept = bool(keep or self._continued) and self._keep(keep or {})
         if not self.instruction.returns:
             send = {}
         elif send is None:
@@ -324,7 +324,7 @@ class Lab:
             {
                 **self.outbound.metrics(self.metrics),
                 **counted,
-                NUM_EXAMPLES: len(self.silo.train),
+                NUM_EXAMPLES: len(self.silo.train.labels),
                 SECONDS: time.perf_counter() - self._started,
                 PEAK_MEMORY: self.compute.peak_memory(),
                 KEPT_STATE: int(kept),
@@ -344,7 +344,7 @@ class Lab:
         for one in self.session.method.measured(self, network):
             for split in splits:
                 samples: Split = getattr(self.silo, split)
-                if not len(samples):
+                if not len(samples.labels):
                     continue  # the server knows from the site's label counts
                 final = self.instruction.phase == EVALUATE and split == "test"
                 found = measure(

@@ -20,9 +20,9 @@ from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import defaults, keys_with, without_groups
+from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 
-_DIGEST = "promise"  # its name on disk, from before it had this one: old states must open
+_DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
 
 
@@ -118,16 +118,12 @@ class SiteState:
 _FREE = frozenset(
     keys_with(CommonSettings, "circumstance", "machine", "own", "course", "combining", "floor")
 )
-# They came after the first states: with their defaults they are what was before them
-_LATER = ("concentration", "labels-per-silo")
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide what a state means and what of it is shared."""
-    values = without_groups(common) | without_groups(own)  # as states of before have it
-    later = {key: defaults(CommonSettings)[key] for key in _LATER}
+    values = as_mapping(common) | as_mapping(own)
     chosen = {key: value for key, value in values.items() if key not in _FREE}
-    chosen = {key: value for key, value in chosen.items() if later.get(key) != value}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 

@@ -198,14 +198,15 @@ def train_locally(
     total, steps = torch.zeros((), device=compute.device), 0
     decays = settings.rate_decay != "none"
     set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
+    if plan is None:
+        rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
+        plan = schedule(len(split.labels), settings, rng, guard.minimum if guard else 1)
     # One block for all draws of the training: dropout's follow one another over the batches
     with (
         guard.watching() if guard else nullcontext(),
         seeded(settings.seed, "training", *key, device=compute.device),
     ):
-        for number, batches_of_pass in enumerate(
-            _passes(split, settings, key, guard) if plan is None else plan
-        ):
+        for number, batches_of_pass in enumerate(plan):
             if before_pass:
                 before_pass(number)
             if guard:
@@ -253,10 +254,3 @@ def step_beside(optimiser: Optimizer, settings: CommonSettings, before: int) -> 
         optimiser.zero_grad(set_to_none=True)
 
     return step
-
-
-def _passes(
-    split: Split, settings: CommonSettings, key: tuple[int | str, ...], guard: UnitGuard | None
-) -> Iterator[list[Tensor]]:
-    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-    return schedule(len(split.labels), settings, rng, guard.minimum if guard else 1)

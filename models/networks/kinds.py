@@ -35,7 +35,9 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
         SettingError: it is an image network and the data are a table, or the other way round.
     """
     of_task = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
-    kind = meant_network(settings, of_task[0])
+    kind = settings.network
+    if kind == "auto":
+        kind = _AUTO.get(settings.dataset, of_task[0])
     if kind not in of_task:
         data = "a table" if of_task is _ROW_NETWORKS else "images"
         raise SettingError(

@@ -18,7 +18,7 @@ from fedsilo.client_app.app import app
 from fedsilo.client_app.hello import feature_sums
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedevprompt import as_maps
-from fedsilo.client_app.privacy.protection import LEDGER, OwnCap, locked, read_own_ledger, spend
+from fedsilo.client_app.privacy.protection import LEDGER, OwnCap, read_own_ledger, spend
 from fedsilo.client_app.session import open_session
 from fedsilo.client_app.site.identity import site_settings
 from fedsilo.datasets.registry import load_silo
@@ -309,5 +309,3 @@ def test_messages_side_by_side_are_all_counted(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         counts = list(pool.map(lambda _: spend(path, settings, None), range(40)))
     assert sorted(counts) == list(range(1, 41))
-    with locked(tmp_path / "free"):
-        pass

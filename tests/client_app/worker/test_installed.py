@@ -66,7 +66,7 @@ def test_the_bundle_that_flower_makes_of_this_checkout_is_the_installed_app(
         (lambda f: f.update({"strategies/data.json": b"{}"}), "strategies/data.json"),
         (
             lambda f: f.update(
-                {"pyproject.toml": f["pyproject.toml"].replace(b'"client_app:app"', b'"theft:app"')}
+                {"pyproject.toml": f["pyproject.toml"].replace(b'client_app:app"', b'theft:app"')}
             ),
             "pyproject.toml",
         ),
