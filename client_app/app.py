@@ -42,13 +42,13 @@ def survey(message: Message, context: Context) -> Message:
 
 
 @app.train()
-def training(message: Message, context: Context) -> Message:
+def train(message: Message, context: Context) -> Message:
     """Answer a phase of a round."""
     return _reply(message, context, _train)
 
 
 @app.evaluate()
-def final_evaluation(message: Message, context: Context) -> Message:
+def evaluate(message: Message, context: Context) -> Message:
     """Measure the final model."""
     return _reply(message, context, _evaluate)
 
