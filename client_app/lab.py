@@ -27,12 +27,12 @@ from fedsilo.client_app.training.loop import (
     AfterStep,
     Objective,
     Penalty,
-    passes_of,
+    annealed,
     step_beside,
-    steps_of,
+    steps_before,
     train_locally,
 )
-from fedsilo.client_app.training.pacing import PREFIX, open_pacing, shuffled, train_continued
+from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.client_app.training.unit_guard import UnitGuard
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
@@ -51,8 +51,7 @@ from fedsilo.models.contract.messages import (
     measurement,
 )
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.dirichlet import annealing, evidences
-from fedsilo.models.maths.pacing import epoch_of
+from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -207,13 +206,17 @@ class Lab:
                 another site: no loss is reported of it and nothing is kept.
         """
         settings, split = settings or self.sampling, self.silo.train if split is None else split
-        limits = self.session.limits
-        guard = None
+        limits, guard = self.session.limits, None
+        decays = settings.rate_decay != "none"
         if limits.minimum_batch > 1:
             guard = UnitGuard(network, limits.minimum_batch, self._shares)
-        before = 0 if settings.rate_decay == "none" else self._before(split, settings)
+        rounds, floor = self.instruction.round - 1, limits.minimum_batch
+        before = steps_before(rounds, len(split.labels), settings, floor) if decays else 0
         if beside:
             after_step = step_beside(beside, settings, before)
+        anneal = None
+        if evidences(network):
+            anneal = annealed(network, rounds, len(split.labels), settings, floor)
         train = partial(
             train_locally,
             network,
@@ -224,7 +227,7 @@ class Lab:
             objective=objective,
             penalty=penalty,
             after_step=after_step,
-            before_pass=self._annealed(network, split, settings) if evidences(network) else None,
+            before_pass=anneal,
             steps_before=before,
             minimum_steps=limits.minimum_steps_per_reply,
             guard=guard,
@@ -234,56 +237,15 @@ class Lab:
             return
         self._continued, self._trained = {}, network
         if settings.epoch_steps or settings.optimiser_state == "run":
-            loss, self._continued = self._continue(train, network, split, settings, order)
+            samples = len(split.labels)
+            loss, self._continued = train_continued(
+                train, network, self.stored, settings, samples, rounds + 1, self.site, order
+            )
         else:
             loss = train(plan=plan)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
         if guard:
             self.metrics[measurement(TRAINED, "train", "put-back")] = guard.put_back
-
-    def _continue(
-        self,
-        train: Callable[..., float],
-        network: SiteNetwork,
-        split: Split,
-        settings: CommonSettings,
-        order: Callable[[int], Tensor | None] | None,
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Train from where the round before stopped: by its optimiser, and in its epoch."""
-        pacing = None
-        if settings.epoch_steps:
-
-            def new_order(epoch: int) -> Tensor:
-                chosen = order(epoch) if order else None
-                if chosen is not None:
-                    return chosen
-                return shuffled(len(split), settings, epoch, self.site)
-
-            round_ = self.instruction.round
-            pacing = open_pacing(self.stored, round_, len(split), settings, new_order)
-        return train_continued(train, network, self.stored, settings, pacing)
-
-    def _annealed(
-        self, network: SiteNetwork, split: Split, settings: CommonSettings
-    ) -> Callable[[int], None]:
-        """Return what weighs evidential learning's KL term by the epochs of all rounds so far."""
-        round_, floor = self.instruction.round, self.session.limits.minimum_batch
-        if settings.epoch_steps:
-            before = epoch_of(round_, settings)
-        else:
-            before = (round_ - 1) * passes_of(len(split), settings, floor)
-
-        def anneal(number: int) -> None:
-            for evidence in evidences(network):
-                evidence.kl_weight = annealing(before + number)
-
-        return anneal
-
-    def _before(self, split: Split, settings: CommonSettings) -> int:
-        """Return the steps of the rounds before this one, each as long as this one is."""
-        floor = self.session.limits.minimum_batch
-        steps = settings.pace if settings.epoch_steps else steps_of(len(split), settings, floor)
-        return (self.instruction.round - 1) * steps
 
     def reply(
         self,

@@ -18,6 +18,8 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.seeding import derive_seed, seeded
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import annealing, evidences
+from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 
@@ -254,3 +256,24 @@ def step_beside(optimiser: Optimizer, settings: CommonSettings, before: int) -> 
         optimiser.zero_grad(set_to_none=True)
 
     return step
+
+
+def steps_before(rounds: int, count: int, settings: CommonSettings, smallest: int) -> int:
+    """Return the steps of so many rounds over ``count`` samples, each as long as this one is."""
+    return rounds * (settings.pace if settings.epoch_steps else steps_of(count, settings, smallest))
+
+
+def annealed(
+    network: SiteNetwork, rounds: int, count: int, settings: CommonSettings, smallest: int
+) -> Callable[[int], None]:
+    """Return what weighs evidential learning's KL term by the epochs of all rounds so far."""
+    if settings.epoch_steps:
+        before = epoch_of(rounds + 1, settings)
+    else:
+        before = rounds * passes_of(count, settings, smallest)
+
+    def anneal(number: int) -> None:
+        for evidence in evidences(network):
+            evidence.kl_weight = annealing(before + number)
+
+    return anneal

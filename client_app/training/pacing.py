@@ -66,22 +66,36 @@ def train_continued(
     network: nn.Module,
     stored: Mapping[str, Tensor],
     settings: CommonSettings,
-    pacing: Pacing | None = None,
+    samples: int,
+    round_: int,
+    site: str,
+    order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Train with the optimiser as the site's state has it, and return what is to be stored of it.
+    """Train from where the site's last round stopped, and return what the next one needs.
 
-    A parameter that is new, or of another shape than it was, begins afresh.
+    A parameter that is new, or of another shape than it was, begins with fresh moments.
 
     Args:
         train: ``train_locally`` of all but ``optimiser`` and ``plan``.
         network: what it trains.
         stored: the site's state, which may be empty.
-        settings: of the optimiser.
-        pacing: where the site is in an epoch that spans rounds, or None where none does.
+        settings: of the optimiser, and of epochs that span rounds.
+        samples: how many there are.
+        round_: the round, from 1.
+        site: the site's name.
+        order: returns the order of an epoch's samples, or None for any.
 
     Returns:
         The mean loss over the last pass, and the training's part of the site's new state.
     """
+
+    def new_order(epoch: int) -> Tensor:
+        chosen = order(epoch) if order else None
+        return shuffled(samples, settings, epoch, site) if chosen is None else chosen
+
+    pacing = None
+    if settings.epoch_steps:
+        pacing = open_pacing(stored, round_, samples, settings, new_order)
     optimiser = open_optimiser(network, settings)
     restore_moments(optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
     loss = train(optimiser=optimiser, plan=[pacing.batches()] if pacing else None)
