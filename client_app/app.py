@@ -174,7 +174,7 @@ def _logged(message: Message, context: Context, reply: Message, error: Exception
 
 
 def _reason(error: Exception, context: Context) -> str:
-    """Return what the server is told of an error; a real site's paths are left out."""
+    """Return what an error says to the server; a real site's paths are left out."""
     if isinstance(error, FedsiloError):
         from fedsilo.client_app.site.bounds import without_paths
 

@@ -43,7 +43,7 @@ from fedsilo.models.privacy.gaussian_noise import normals
 
 
 class RoutingProbe:
-    """The router's weights of a split's samples; only their summary is told."""
+    """The router's weights of a split's samples; only their summary leaves."""
 
     def __init__(self, sites: list[str], min_samples: int) -> None:
         self.sites = sites

@@ -4,7 +4,7 @@ Before it trains, a site makes keys (phase ``secure-keys``), agrees on masks wit
 and gives each a share of its secrets, sealed (``secure-shares``). After, it gives for each site one
 share of one secret (``secure-unmask``): of those whose weights came that of the site's own mask, of
 those that dropped out that of its masks with others. It never gives both, never masks twice by the
-same keys, and of a round that is begun anew helps to open no other sum than before: the difference
+same keys, and of a round that is begun again helps to open no other sum than before: the difference
 would be a site's own. The secrets of a round lie beside the site's state and are gone with the next
 round, and with the evaluation that ends a run; whose sums were opened stays known.
 
@@ -150,7 +150,7 @@ class SecureSite:
         if secrets.partners:
             raise RefusedError(
                 "weights masked by the keys of this round have left already, and what leaves "
-                "twice by the same masks can be told apart: begin the round anew"
+                "twice by the same masks can be distinguished: begin the round again"
             )
         partners = texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
@@ -204,7 +204,7 @@ class SecureSite:
         seal_keys = tokens(self.asked, "seal-keys", LONGEST_KEY)
         threshold = whole(self.asked, "threshold")
         if secrets.sites:
-            raise RefusedError("keys of this round are shared already: begin the round anew")
+            raise RefusedError("keys of this round are shared already: begin the round again")
         if sites != sorted(set(sites)) or self.site not in sites:
             raise SiteError("record 'secure' names no sorted list of sites with this one in it")
         if not len(sites) == len(mask_keys) == len(seal_keys):
@@ -300,11 +300,11 @@ class SecureSite:
     def _read(self) -> RoundSecrets:
         secrets = self._secrets().read(_secrets, None)
         if secrets is None:
-            raise SiteError("it has no keys for secure aggregation: begin the round anew")
+            raise SiteError("it has no keys for secure aggregation: begin the round again")
         if secrets.round != self.round:
             raise SiteError(
                 f"its keys for secure aggregation are of round {secrets.round}, and round "
-                f"{self.round} is asked for: begin the round anew"
+                f"{self.round} is asked for: begin the round again"
             )
         return secrets
 
@@ -321,7 +321,7 @@ class SecureSite:
         self._secrets().write(asdict(secrets))
 
     def _secrets(self) -> OwnFile:
-        return OwnFile(self.folder / SECRETS, SECRETS, "remove it and begin the round anew")
+        return OwnFile(self.folder / SECRETS, SECRETS, "remove it and begin the round again")
 
     def _opened_sums(self) -> OwnFile:
         lost = (

@@ -33,7 +33,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
     """Answer a message as far as the hospital's floors and quotas allow.
 
     Raises:
-        RefusedError: they do not; names the key, and the mend.
+        RefusedError: they do not; names the key, and what to do.
         FedsiloError: as ``answer`` does.
     """
     site = own_name(context)
@@ -66,7 +66,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
 def without_paths(text: str, context: Context) -> str:
     """Return an error's text as a server may read it: where a hospital's files lie stays there.
 
-    Of a path below a folder of the node config the server is told the folder's key and the rest.
+    A path below a folder of the node config becomes the folder's key and the rest.
     """
     for key in _PLACES:
         if folder := str(context.node_config.get(key, "")).rstrip("/"):

@@ -1,7 +1,7 @@
 """Who this site is: its name, and the run's settings under its own words about its own disk.
 
 Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``device``
-and ``backbone-weights``. Where a real site's files lie stands in its node config alone, and what it
+and ``backbone-weights``. Only its node config says where a real site's files are, and what it
 gives away it can only bound more tightly than the run: ``sums-min-count``, and ``max-epsilon`` at
 ``delta``.
 """

@@ -29,7 +29,7 @@ def own_folder(context: Context, site: str) -> Path | None:
 def own_cache(context: Context) -> str:
     """Return a real site's cache: its node config's, else its environment's, else its own.
 
-    Empty stands for the environment's, or what is usual, where it has named no folder at all.
+    An empty text means the environment's, or the usual one, where no folder is named at all.
     """
     if "cache-dir" in context.node_config:
         return str(context.node_config["cache-dir"])

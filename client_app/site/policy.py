@@ -1,6 +1,6 @@
 """A hospital's own word on what may be asked of it: a YAML file on its disk, named by node config.
 
-``site-file`` in the node config is its absolute path. It is read anew at each message, never named
+``site-file`` in the node config is its absolute path. It is read again at each message, never named
 by a run or a message, and a file that cannot be used refuses everything. A request beyond it is
 refused before data are opened where that can be known, and always before anything leaves.
 """
@@ -36,7 +36,7 @@ def _lower_cap(one: float, other: float) -> float:
     return min(one, other) if one and other else one or other  # 0 is no cap
 
 
-_fewer_digits = _lower_cap  # 0 stands for all
+_fewer_digits = _lower_cap  # 0 means all
 
 
 # Where the node config has the key too, the stricter of both holds
@@ -68,8 +68,8 @@ NODE_LIMITS = tuple(_STRICTER)  # what of a site file may stand in the node conf
 class SiteFile(Limits):
     """What a hospital allows, beside floors and quotas; docs/site-file.md says each key in words.
 
-    Texts of the lists may hold ``*``, which stands for any characters. ``given`` holds the file's
-    single values as they stand in it: those that it does not name leave the node config's alone.
+    Texts of the lists may hold ``*``, which means any characters. ``given`` holds the file's
+    single values as they are in it: those that it does not name leave the node config's alone.
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
@@ -101,7 +101,7 @@ class SiteFile(Limits):
     given: Mapping[str, Value] = field(default_factory=dict)
 
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
-        """Refuse what can be told from the run's settings and the round alone.
+        """Refuse what can be seen from the run's settings and the round alone.
 
         Raises:
             RefusedError: names the key, what it allows and what was asked.

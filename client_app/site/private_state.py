@@ -96,7 +96,7 @@ class SiteState:
         except OSError as error:
             raise CheckpointError(
                 f"private state of site {self.folder.name} cannot be written to {self.folder}: "
-                f"{error.strerror}; make room or mend the disk, then resume the run"
+                f"{error.strerror}; make room or repair the disk, then resume the run"
             ) from error
         now = (instruction.round, instruction.step)
         kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
@@ -140,7 +140,7 @@ def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
     """Remove the states of the runs that were asked for longest ago, until ``most`` bytes are left.
 
     Args:
-        home: the 'state-dir', in which a run's states lie in ``<run>/<site>``.
+        home: the 'state-dir', with a run's states in ``<run>/<site>``.
         site: whose they are; another site's in the same folder are left alone.
         current: the run that is asked for now: its states stay.
         most: bytes of all runs together.

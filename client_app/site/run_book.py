@@ -1,7 +1,7 @@
 """What a hospital has answered so far: of each run the messages, the rounds and the seconds.
 
-A run is known by its name, which a server chooses: a name that has gone further is not begun anew,
-so that no run can wipe another's state, and the same round is answered a few times only.
+A run is known by its name, which a server chooses: a name that has gone further does not begin
+again, so that no run can wipe another's state, and the same round is answered a few times only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The first answer to a survey, kept for good: whoever asks again, however, gets it again.
 
-Of two answers the difference would be told too: of a set of bins moved a little, or of data that
+Two answers would reveal their difference too: of a set of bins moved a little, or of data that
 have one patient more, it is that patient. So a data set's first answer stays until the hospital
 itself removes it, ``<state-dir>/.own/<site>/survey.json``.
 """

@@ -1,9 +1,9 @@
 """Epochs that span rounds: a round is ``pace`` steps of an epoch of ``epoch-steps``.
 
 The optimiser, the epoch's order of samples and the position in it are the site's own state, under
-names that begin with ``pace/``. Epochs are counted by the rounds of the run, so that all sites
-begin one together: a site that missed a round goes on where it was, and leaves out what it did not
-get to when the next epoch begins.
+names that begin with ``pace/``; where only the optimiser spans rounds it has the same names. Epochs
+are counted by the rounds of the run, so that all sites begin one together: a site that missed a
+round continues where it was, and leaves out what it did not get to when the next epoch begins.
 """
 
 from __future__ import annotations
