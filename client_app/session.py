@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 from fedsilo.client_app.privacy.protection import LEDGER, OwnCap, affordable
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
-from fedsilo.client_app.site.node import is_simulated, own_folder
+from fedsilo.client_app.site.node import built, is_simulated, own_folder
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed
@@ -31,7 +31,7 @@ from fedsilo.models.contract.errors import DataError, RefusedError, SettingError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import method_part, settings_class
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, as_mapping, build, defaults, keys_with
+from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
@@ -84,13 +84,13 @@ class SiteSession:
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"
             )
-        own: Any = build(settings_class(self.settings.method), self.run_config)
+        own: Any = built(settings_class(self.settings.method), self.run_config)
         method = method_part("client_app", self.settings.method, "Site")(own)
         method.admit(self)
         if self.cap:
             affordable(self.cap, self.settings.noise_multiplier)  # before work that cannot leave
         # A hospital may change its own cap during a run: the digest is of the run's settings
-        self.digest = settings_digest_of(build(CommonSettings, self.run_config), own)
+        self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
         self.compute, self.sampling = compute_of(self.settings), self.settings
         self.method = method
         return self

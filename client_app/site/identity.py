@@ -16,13 +16,13 @@ from pathlib import Path
 from flwr.app import Context
 
 from fedsilo.client_app.site.limits import limits_of
-from fedsilo.client_app.site.node import is_simulated, own_cache
+from fedsilo.client_app.site.node import built, is_simulated, own_cache
 from fedsilo.datasets.io.locations import BACKBONES, find_places
 from fedsilo.datasets.partition.silo_sets import GAIA
 from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build, keys_with
+from fedsilo.models.contract.settings_schema import keys_with
 
 _NODE_KEYS = keys_with(CommonSettings, "own")
 _CAP, _DELTA = "max-epsilon", "delta"
@@ -35,7 +35,7 @@ def site_settings(context: Context) -> CommonSettings:
         SettingError: a value is of the wrong type or out of range.
         RefusedError: the run names a file of a real site.
     """
-    settings = build(CommonSettings, context.run_config)
+    settings = built(CommonSettings, context.run_config)
     own = {
         key.replace("-", "_"): str(context.node_config[key])
         for key in _NODE_KEYS
@@ -94,7 +94,7 @@ def node_cap(context: Context) -> CommonSettings:
         SettingError: one of them is of the wrong type or out of range.
     """
     own = {key: context.node_config[key] for key in (_CAP, _DELTA) if key in context.node_config}
-    return build(CommonSettings, own)
+    return built(CommonSettings, own)
 
 
 def _weights_by_name(settings: CommonSettings) -> str:

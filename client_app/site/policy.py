@@ -20,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits
-from fedsilo.client_app.site.node import own_folder
+from fedsilo.client_app.site.node import built, own_folder
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
 from fedsilo.models.contract.settings import CommonSettings
@@ -229,7 +229,7 @@ def answer_under(
     """
     with refusing_as(own_name(context)):
         rules = read_site_file(context)
-        rules.refuse_request(build(CommonSettings, context.run_config), _round_of(message))
+        rules.refuse_request(built(CommonSettings, context.run_config), _round_of(message))
         check_log(log_path(context))  # before an hour of training, not after
         limited = rules.over(context)
     content = answer(message, limited)
@@ -276,7 +276,10 @@ def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
         RefusedError: names the limit, not the count: that would tell what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
-    limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
+    own = {key: node_config[key] for key in keys if key in node_config}
+    if not own:
+        return
+    limits = build(SiteFile, own)
     if len(silo.train) < limits.minimum_train_samples:
         raise RefusedError(
             f"site {silo.name} has fewer than {limits.minimum_train_samples} training samples "
