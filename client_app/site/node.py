@@ -53,7 +53,8 @@ def built(cls: type[S], values: Mapping[str, Value]) -> S:
     """
     # Types are part of the key: true equals 1, and only one of them is a count
     key = tuple((name, type(value), value) for name, value in values.items())
-    return cast(S, _built(cls, key))
+    plain: type = cls  # mypy takes type[S] for nothing that can be a key
+    return cast(S, _built(plain, key))
 
 
 @lru_cache(maxsize=64)
