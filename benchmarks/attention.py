@@ -228,7 +228,7 @@ def _influence(run_dir: Path) -> Iterator[tuple[str, float, float, float, float,
     buffer, _ = load_state(run_dir / "model.safetensors")
     for site in sites:
         method = finished_site(run_dir, site, None, None)
-        network, scale = method.open_network(), method.settings.map_scale
+        network, scale = method.open(), method.session.method.settings.map_scale
         assert isinstance(network, PromptedViT)
         network.train()
         for evidence in evidences(network):  # as at the end of training, when annealing is over

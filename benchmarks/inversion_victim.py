@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.site.standardised import with_figures
 from fedsilo.client_app.training.compute import choose_compute
-from fedsilo.client_app.training.loop import LocalTraining, train_locally
+from fedsilo.client_app.training.loop import train_locally
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.seeding import generator
@@ -89,7 +89,7 @@ def trained_network(
         for name, split in hospitals.splits.items():
             local = copy.deepcopy(network)
             part = Split(split.inputs[:most], split.labels[:most])
-            train_locally(LocalTraining(local, part, honest, compute, (round_, name)))
+            train_locally(local, part, honest, compute, (round_, name))
             for key, array in exchanged_arrays(local).items():
                 total[key] = total.get(key, 0) + array.double() / len(hospitals.splits)
         load_exchanged(network, {key: array.float() for key, array in total.items()})
@@ -150,7 +150,7 @@ def answer(network: SiteNetwork, split: Split, settings: CommonSettings) -> Answ
     local, seen = copy.deepcopy(network), {}
     with _watched(local, seen):
         compute = choose_compute("cpu", "fp32", 1)
-        train_locally(LocalTraining(local, split, settings, compute, (1, "site")))
+        train_locally(local, split, settings, compute, (1, "site"))
     changes, pulls, energies = {}, {}, {}
     before = dict(network.named_modules())
     for name, steps in seen.items():

@@ -362,12 +362,12 @@ def test_weights_whose_masks_do_not_fit_are_not_taken_for_a_mean(
 def test_a_hospitals_own_noise_stays_where_a_run_clips_without(
     values: dict[str, Value], inline_run: InlineRun, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsilo.client_app import opening
+    from fedsilo.client_app import session
 
-    blurred = dataclasses.replace(opening.NO_LIMITS, blur=0.5)
+    blurred = dataclasses.replace(session.NO_LIMITS, blur=0.5)
     inline_run(values, SILOS)
     plain = seen.updates["s1a"]
-    monkeypatch.setattr(opening, "limits_of", lambda context: blurred)
+    monkeypatch.setattr(session, "limits_of", lambda context: blurred)
     inline_run(values | {"run-name": "blurred"}, SILOS)
     assert all((seen.updates["s1a"][n] != plain[n]).any() for n in plain if "running" not in n)
     norm = np.sqrt(sum(np.square(a).sum() for a in seen.updates["s1a"].values()))

@@ -1,4 +1,4 @@
 """One method, one file: what a hospital does with its messages.
 
-Stands on all folders beside it; opening and app stand on it.
+It uses the lab and all below it, and is found by the table in models/contract/methods.py.
 """

@@ -3,24 +3,24 @@
 In the silo's first round there is the main model alone, trained by the task; the support model
 starts as what that round made of it (``support/<array>``). From then on the task's loss and the
 divergence from the support model train the mixed main model, and its divergence from the main model
-trains the support model, by the same optimiser and rates, afresh each round.
+trains the support model, by an optimiser of the same settings, new in each round.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 from torch import Tensor
-from torch.optim import Optimizer
 
-from fedsilo.client_app.methods.decentralised import DecentralisedSite
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.decentralised import DecentralisedSite, reply
 from fedsilo.client_app.methods.moon import twin
-from fedsilo.client_app.training.loop import LocalTraining, decayed_rates, open_optimiser
+from fedsilo.client_app.training.loop import Objective, open_optimiser
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork
 
 _SUPPORT = "support/"
 
@@ -29,41 +29,28 @@ class CDLSite(DecentralisedSite):
     """Mixes, trains two models, sends the main one."""
 
     settings: CDLSettings
-    _support: TokenClassifier | None = None
 
-    def local_training(self, network: SiteNetwork) -> LocalTraining:
-        """Train by the main model's loss plus the contrastive divergence, if there is a support.
+    def train(self, lab: Lab) -> Answer:
+        """Train the main model near the support model and the other way round."""
+        network = cast(TokenClassifier, lab.open())
+        lab.measure(network)
+        load_exchanged(network, self._start(lab))
+        stored = lab.state(_SUPPORT)
+        if not stored:
+            lab.fit(network)
+            return reply(lab, network, with_prefix(_SUPPORT, exchanged_arrays(network)))
+        support = twin(network).train()
+        load_exchanged(support, stored)
+        beside = open_optimiser(support, lab.sampling)
+        lab.fit(network, objective=self._apart(network, support), beside=beside)
+        return reply(lab, network, with_prefix(_SUPPORT, exchanged_arrays(support)))
 
-        The support model's step is by the gradients of the same batch.
-        """
-        training = super().local_training(network)
-        main, support = cast(TokenClassifier, network), self._opened(network)
-        if support is None:
-            return training
-        support_optimiser = open_optimiser(support, training.settings)
-        set_rates = decayed_rates(support_optimiser, training.settings, training.steps_before)
+    def _apart(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
+        """Return the main model's loss plus the divergence, whose gradients train both."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             logits = main(inputs)
             apart = contrastive_divergence(logits, support(inputs), self.settings.divergence_beta)
             return main.criterion(logits, labels) + apart
 
-        def step(inputs: Tensor, optimiser: Optimizer) -> None:
-            set_rates()
-            support_optimiser.step()
-            support_optimiser.zero_grad(set_to_none=True)
-
-        return replace(training, objective=loss, after_step=step)
-
-    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the main model and the support model."""
-        support = exchanged_arrays(self._support or network)
-        return super().kept(network) | {f"{_SUPPORT}{n}": array for n, array in support.items()}
-
-    def _opened(self, network: SiteNetwork) -> TokenClassifier | None:
-        """Return the support model as it was left, in training mode; None in the first round."""
-        stored = self.own_state(_SUPPORT)
-        if self._support is None and stored:
-            self._support = twin(cast(TokenClassifier, network)).train()
-            load_exchanged(self._support, stored)
-        return self._support
+        return loss

@@ -1,4 +1,4 @@
-"""Train here, test there, at a site: a model of its own, and figures of every other site's."""
+"""Train here, test there, at a site: a model of its own, and metrics of every other site's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from flwr.app import ArrayRecord
 from torch import Tensor, from_numpy
 
-from fedsilo.client_app.methods.base import MeasuredModel
-from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.client_app.lab import Lab, Measured
+from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -20,38 +21,38 @@ from fedsilo.strategies.wire.records import unpack
 class CrossSite(LocalSite):
     """Trains alone as ``local`` does; at the end measures all sites' models on its own samples."""
 
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the site's own model, when it is asked for."""
-        return exchanged_arrays(network)
+    def train(self, lab: Lab) -> Answer:
+        """Train the site's own model, keep it, and send it when it is asked for."""
+        network = lab.open()
+        lab.measure(network)
+        lab.fit(network)
+        return lab.reply(network, keep=exchanged_arrays(network), reference=from_others(lab))
 
-    def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
+    def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the model that the site keeps, then, at the end, every model that came.
 
         The same samples and dropout draws measure all of them, so that what came of this site has
-        its own figures again, unless it was clipped and noised. An evidential model is measured
+        its own metrics again, unless it was clipped and noised. An evidential model is measured
         with this site's prior, as a shared model would be.
 
         Raises:
             SettingError: a model that came does not fit the network.
         """
-        yield MeasuredModel(network)
-        if self.request.instruction.phase != EVALUATE:
+        yield from super().measured(lab, network)
+        if lab.instruction.phase != EVALUATE:
             return
-        for site, arrays in self._models():
+        for site, arrays in _models(lab):
             load_exchanged(network, arrays)
-            names = {metric: metric_from(metric, site) for metric in CROSSED}
-            yield MeasuredModel(network, names)
+            yield Measured(network, {metric: metric_from(metric, site) for metric in CROSSED})
 
-    def _models(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield the models that came, sorted by site; only one is unpacked at a time."""
-        packed = self.request.content.array_records.get(ARRAYS, ArrayRecord())
-        names: dict[str, dict[str, str]] = {}
-        for key in packed:
-            # A site's name may hold a '/', a network's arrays do not
-            site, _, name = key.removeprefix(EXPERT).rpartition("/")
-            names.setdefault(site, {})[name] = key
-        for site, keys in sorted(names.items()):
-            yield (
-                site,
-                {name: from_numpy(unpack(packed[key])) for name, key in keys.items()},
-            )
+
+def _models(lab: Lab) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield the models that came, sorted by site; only one is unpacked at a time."""
+    packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
+    names: dict[str, dict[str, str]] = {}
+    for key in packed:
+        # A site's name may hold a '/', a network's arrays do not
+        site, _, name = key.removeprefix(EXPERT).rpartition("/")
+        names.setdefault(site, {})[name] = key
+    for site, keys in sorted(names.items()):
+        yield site, {name: from_numpy(unpack(packed[key])) for name, key in keys.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import Mixture, open_experts
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -13,13 +13,16 @@ from fedsilo.models.networks.site_network import SiteNetwork
 class EnsembleSite(LocalSite):
     """Trains alone as ``local`` does; once all experts are known, measures their mean."""
 
-    def open_network(self) -> SiteNetwork:
+    def open(self, lab: Lab) -> SiteNetwork:
         """Return the mean of the experts that came, else this site's own model."""
-        if arrays := self.came():
-            experts = open_experts(self.common, self.silo.task, arrays)
-            return self.compute.place(Mixture(experts))
-        return super().open_network()
+        if arrays := from_others(lab):
+            experts = open_experts(lab.common, lab.silo.task, arrays)
+            return lab.compute.place(Mixture(experts))
+        return super().open(lab)
 
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the expert, when it is asked for."""
-        return exchanged_arrays(network)
+    def train(self, lab: Lab) -> Answer:
+        """Train the site's expert, keep it, and send it when it is asked for."""
+        network = lab.open()
+        lab.measure(network)
+        lab.fit(network)
+        return lab.reply(network, keep=exchanged_arrays(network), reference=from_others(lab))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from fedsilo.client_app.methods.base import SiteMethod
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
 
 
 class FedAvgSite(SiteMethod):
     """Receives and returns every parameter and float buffer of the network."""
 
-    def open_network(self) -> SiteNetwork:
-        """Build the network and load the global weights."""
-        return self.classifier(self.request.arrays())
-
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return all trained weights."""
-        return exchanged_arrays(network)
+    def train(self, lab: Lab) -> Answer:
+        """Train the global model on this silo."""
+        network = lab.open()
+        lab.measure(network)
+        lab.fit(network)
+        return lab.reply(network)

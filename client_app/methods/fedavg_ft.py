@@ -4,35 +4,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
-from fedsilo.client_app.methods.fedavg import FedAvgSite
-from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.site_network import SiteNetwork
 
 
-class FedAvgFTSite(FedAvgSite):
+class FedAvgFTSite(SiteMethod):
     """In a round that returns nothing it fine-tunes, from the global weights or its own."""
 
     settings: FedAvgFTSettings
 
-    def open_network(self) -> SiteNetwork:
-        """Load the weights that came, else the site's own."""
-        return self.classifier(self.request.arrays() or self.own_arrays())
+    def open(self, lab: Lab) -> SiteNetwork:
+        """Load the weights that came, else the site's own.
 
-    def local_training(self, network: SiteNetwork) -> LocalTraining:
-        """Fine-tune with a step size of its own."""
-        training = super().local_training(network)
-        if not self._finetunes():
-            return training
+        Raises:
+            SiteError: there are neither.
+        """
+        arrays = lab.arrays() or lab.state()
+        if not arrays:
+            raise SiteError(
+                f"site {lab.site} has no model of its own yet, and none came: it missed the round "
+                "in which it was to train one; resume from before it, or leave the site out"
+            )
+        return lab.classifier(arrays)
+
+    def train(self, lab: Lab) -> Answer:
+        """Train as FedAvg does, or fine-tune with a step size of its own and keep the weights."""
+        network = lab.open()
+        lab.measure(network)
+        if lab.instruction.returns:
+            lab.fit(network)
+            return lab.reply(network)
         rate = self.settings.finetune_learning_rate
-        return replace(training, settings=replace(training.settings, learning_rate=rate))
-
-    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the fine-tuned weights."""
-        return exchanged_arrays(network) if self._finetunes() else {}
-
-    def _finetunes(self) -> bool:
-        return not self.request.instruction.returns
+        lab.fit(network, settings=replace(lab.sampling, learning_rate=rate))
+        return lab.reply(network, keep=exchanged_arrays(network))

@@ -1,23 +1,25 @@
 """FedDistill at a site: train near the others' mean logits, then send the mean logits of its own.
 
-Of an evidential network the logits are log alpha, as everywhere here: their softmax are the
+The logits of an evidential network are log alpha, as everywhere here: their softmax are the
 expected probabilities.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.client_app.training.class_means import class_means
-from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.client_app.training.loop import Objective
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import class_targets, matching_loss
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.networks.classifier import TokenClassifier
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.exchanged import exchanged_arrays
 
 
 class FedDistillSite(LocalSite):
@@ -25,29 +27,36 @@ class FedDistillSite(LocalSite):
 
     settings: FedDistillSettings
 
-    def local_training(self, network: SiteNetwork) -> LocalTraining:
-        """Add to the network's loss the distance to the others' mean logits of the label."""
-        training = super().local_training(network)
-        classifier, classes = cast(TokenClassifier, network), self.silo.task.classes
-        mean_logits = class_targets(self.came(), LOGITS, classes, classes)
-        if mean_logits is None:
-            return training
-        weight, targets = self.settings.logit_weight, mean_logits.to(self.compute.device)
-
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = classifier.classify(classifier.features(classifier.encode(inputs)))
-            apart = matching_loss(logits, labels, targets)
-            return classifier.criterion(logits, labels) + weight * apart
-
-        return replace(training, objective=loss)
-
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the mean logits (classes,) of each class that has enough training samples."""
+    def train(self, lab: Lab) -> Answer:
+        """Train near the others' logits, and send the mean logits of each class."""
+        network = cast(TokenClassifier, lab.open())
+        lab.measure(network)
+        lab.fit(network, objective=self._near_others(lab, network))
         means = class_means(
             network,
-            self.silo,
-            self.compute,
+            lab.silo,
+            lab.compute,
             lambda inputs: network.classify(network.features(network.encode(inputs))),
-            max(self.settings.class_min_count, self.common.sums_min_count),
+            max(self.settings.class_min_count, lab.common.sums_min_count),
         )
-        return {f"{LOGITS}{label}": mean for label, mean in means.items()}
+        return lab.reply(
+            network,
+            send=with_prefix(LOGITS, {str(label): mean for label, mean in means.items()}),
+            keep=exchanged_arrays(network),
+            reference=from_others(lab),
+        )
+
+    def _near_others(self, lab: Lab, network: TokenClassifier) -> Objective | None:
+        """Return the network's loss plus the distance to the others' mean logits of the label."""
+        classes = lab.silo.task.classes
+        mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)
+        if mean_logits is None:
+            return None
+        weight, targets = self.settings.logit_weight, mean_logits.to(lab.compute.device)
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            logits = network.classify(network.features(network.encode(inputs)))
+            apart = matching_loss(logits, labels, targets)
+            return network.criterion(logits, labels) + weight * apart
+
+        return loss

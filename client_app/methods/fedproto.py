@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import MeasuredModel
-from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.client_app.lab import Lab, Measured
+from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.client_app.training.class_means import class_means
-from fedsilo.client_app.training.evaluation import Probe
-from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.client_app.training.loop import Objective
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
 from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.site_network import SiteNetwork
 
 
@@ -28,56 +29,52 @@ class FedProtoSite(LocalSite):
 
     settings: FedProtoSettings
 
-    def local_training(self, network: SiteNetwork) -> LocalTraining:
-        """Add to the network's loss the distance to the labels' prototypes (eq. 7)."""
-        training = super().local_training(network)
-        classifier = cast(TokenClassifier, network)
-        prototypes = self._prototypes(classifier)
-        if prototypes is None:
-            return training
-        weight = self.settings.prototype_weight
-
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            tokens = classifier.encode(inputs)
-            task = classifier.criterion(classifier.classify(classifier.features(tokens)), labels)
-            return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
-
-        return replace(training, objective=loss)
-
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the prototype (l * c,) of each class that has enough training samples."""
+    def train(self, lab: Lab) -> Answer:
+        """Train near the global prototypes, and send the prototype (l * c,) of each class."""
+        network = cast(TokenClassifier, lab.open())
+        lab.measure(network)
+        lab.fit(network, objective=self._near_prototypes(lab, network))
         means = class_means(
             network,
-            self.silo,
-            self.compute,
+            lab.silo,
+            lab.compute,
             lambda inputs: network.encode(inputs).flatten(1),
-            max(self.settings.class_min_count, self.common.sums_min_count),
+            max(self.settings.class_min_count, lab.common.sums_min_count),
         )
-        return {f"{PROTOTYPE}{label}": mean for label, mean in means.items()}
-
-    def measured(self, network: SiteNetwork) -> Iterator[MeasuredModel]:
-        """Yield the nearest prototype's answers where they are wanted and there is one."""
-        classifier = cast(TokenClassifier, network)
-        by_prototype = self.settings.inference == "prototype"
-        prototypes = self._prototypes(classifier) if by_prototype else None
-        yield MeasuredModel(
-            network if prototypes is None else NearestPrototype(classifier, prototypes)
+        return lab.reply(
+            network,
+            send=with_prefix(PROTOTYPE, {str(label): mean for label, mean in means.items()}),
+            keep=exchanged_arrays(network),
+            reference=from_others(lab),
         )
 
-    def probe(self, network: SiteNetwork, split: str) -> Probe | None:
-        """Probe nothing where prototypes answer: distances are no evidence, whatever the head."""
-        if isinstance(network, NearestPrototype):
+    def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
+        """Yield the nearest prototype's answers where they are wanted and there is one.
+
+        Distances are no evidence, whatever the head is.
+        """
+        if self.settings.inference == "prototype":
+            classifier = cast(TokenClassifier, network)
+            if (prototypes := _prototypes(lab, classifier)) is not None:
+                return [Measured(NearestPrototype(classifier, prototypes))]
+        return super().measured(lab, network)
+
+    def _near_prototypes(self, lab: Lab, network: TokenClassifier) -> Objective | None:
+        """Return the network's loss plus the distance to the label's prototype (eq. 7)."""
+        prototypes, weight = _prototypes(lab, network), self.settings.prototype_weight
+        if prototypes is None:
             return None
-        return super().probe(network, split)
 
-    def sample_figures(self, network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
-        """Return nothing where prototypes answer."""
-        if isinstance(network, NearestPrototype):
-            return {}
-        return super().sample_figures(network, tokens)
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            tokens = network.encode(inputs)
+            task = network.criterion(network.classify(network.features(tokens)), labels)
+            return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
 
-    def _prototypes(self, network: TokenClassifier) -> ClassTargets | None:
-        """Return the global prototypes that came, None if none did."""
-        size, classes = network.tokens * network.channels, self.silo.task.classes
-        prototypes = class_targets(self.came(), PROTOTYPE, classes, size)
-        return prototypes and prototypes.to(self.compute.device)
+        return loss
+
+
+def _prototypes(lab: Lab, network: TokenClassifier) -> ClassTargets | None:
+    """Return the global prototypes that came, or None."""
+    size, classes = network.tokens * network.channels, lab.silo.task.classes
+    prototypes = class_targets(from_others(lab), PROTOTYPE, classes, size)
+    return prototypes and prototypes.to(lab.compute.device)

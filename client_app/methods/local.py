@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
 from fedsilo.models.contract.messages import START
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class LocalSite(SiteMethod):
-    """Goes on from its own weights of the round before; the first are the seed's, or what came."""
+    """Continues from its own weights of the round before; the first are the seed's, or sent."""
 
-    def open_network(self) -> SiteNetwork:
+    def open(self, lab: Lab) -> SiteNetwork:
         """Build the network from this site's own state, else from what it is to start from."""
-        return self.classifier(self.own_state() or self.request.arrays(START) or None)
+        return lab.classifier(lab.state() or lab.arrays(START) or None)
 
-    def came(self) -> dict[str, Tensor]:
-        """Return the arrays that came, but for what the site starts from."""
-        arrays = self.request.arrays()
-        return {name: array for name, array in arrays.items() if not name.startswith(START)}
+    def train(self, lab: Lab) -> Answer:
+        """Train the site's own model and keep it."""
+        network = lab.open()
+        lab.measure(network)
+        lab.fit(network)
+        return lab.reply(network, send={}, keep=exchanged_arrays(network))
 
-    def clip_reference(self) -> dict[str, Tensor]:
-        """Return what came of others: nobody else has seen what the site starts from change."""
-        return self.came()
 
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return nothing: no weights leave the site."""
-        return {}
+def from_others(lab: Lab) -> dict[str, Tensor]:
+    """Return the arrays that came, but for what the site starts from.
 
-    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the trained weights, kept at the site."""
-        return exchanged_arrays(network)
+    They are what clipping measures from: nobody else has seen what the site starts from change.
+    """
+    return {name: array for name, array in lab.arrays().items() if not name.startswith(START)}

@@ -8,15 +8,16 @@ place the term would be a constant, log 2, without a gradient.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.client_app.training.loop import Objective
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.methods.moon import (
     PROJECTION,
@@ -31,52 +32,48 @@ from fedsilo.models.networks.site_network import SiteNetwork
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 
 
-class MoonSite(FedAvgSite):
+class MoonSite(SiteMethod):
     """Receives and returns the network and, to train, the projection head."""
 
     settings: MoonSettings
 
-    def open_network(self) -> SiteNetwork:
+    def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the global weights, the head a part of it except to evaluate."""
-        network = initial_classifier(self.common, self.silo)
-        if self.request.instruction.phase != EVALUATE:
-            head = build_projection(self.common.seed, network.channels, self.settings)
+        network = initial_classifier(lab.common, lab.silo)
+        if lab.instruction.phase != EVALUATE:
+            head = build_projection(lab.common.seed, network.channels, self.settings)
             network.add_module("projection", head)
-        load_exchanged(network, _from_wire(self.request.arrays()))
-        return self.compute.place(network)
+        load_exchanged(network, _from_wire(lab.arrays()))
+        return lab.compute.place(network)
 
-    def local_training(self, network: SiteNetwork) -> LocalTraining:
-        """Add to the network's loss mu times the model-contrastive loss (eq. 4).
+    def train(self, lab: Lab) -> Answer:
+        """Train near the global model and away from the site's last one, which it keeps."""
+        network = cast(TokenClassifier, lab.open())
+        lab.measure(network)
+        lab.fit(network, objective=self._contrast(network, lab.state(_PREVIOUS)))
+        arrays = exchanged_arrays(network)
+        return lab.reply(network, send=_to_wire(arrays), keep=with_prefix(_PREVIOUS, arrays))
 
-        The global model is what ``network`` is now.
+    def _contrast(self, network: TokenClassifier, stored: dict[str, Tensor]) -> Objective | None:
+        """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
+
+        The global model is what ``network`` is now; ``stored`` is the site's previous model.
         """
-        training = super().local_training(network)
-        classifier = cast(TokenClassifier, network)
-        stored = self.own_state(_PREVIOUS)
         if not stored:
-            return training
-        incoming, previous = (twin(classifier).eval().requires_grad_(False) for _ in range(2))
+            return None
+        incoming, previous = (twin(network).eval().requires_grad_(False) for _ in range(2))
         load_exchanged(previous, stored)
         mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            tokens = classifier.encode(inputs)
-            task = classifier.criterion(classifier.classify(classifier.features(tokens)), labels)
+            tokens = network.encode(inputs)
+            task = network.criterion(network.classify(network.features(tokens)), labels)
             with torch.no_grad():
                 near, far = (_represented(net, net.encode(inputs)) for net in (incoming, previous))
-            representations = _represented(classifier, tokens)
+            representations = _represented(network, tokens)
             return task + mu * contrastive_loss(representations, near, far, temperature)
 
-        return replace(training, objective=loss)
-
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return all trained weights, the head's among them."""
-        return _to_wire(exchanged_arrays(network))
-
-    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the trained model, from which the next round keeps away."""
-        arrays = exchanged_arrays(network)
-        return {f"{_PREVIOUS}{name}": array for name, array in arrays.items()}
+        return loss
 
 
 def twin(network: TokenClassifier) -> TokenClassifier:

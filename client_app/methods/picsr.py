@@ -6,23 +6,22 @@ or ``router`` (all experts and prototypes came, the router is trained).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.explain.routing import PatientExplanation, explain_routing
-from fedsilo.client_app.methods.base import SiteMethod, refuse_row
+from fedsilo.client_app.lab import Lab, Measured
+from fedsilo.client_app.methods.base import Answer, SiteMethod
 from fedsilo.client_app.privacy.noise_source import noise_source
-from fedsilo.client_app.training.loop import LocalTraining
-from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.array_names import arrays_below
+from fedsilo.client_app.session import SiteSession
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import START
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.picsr import (
-    EXPERTS,
     OWN_EXPERT,
     OWN_PROTOTYPE,
     PROTOTYPE,
@@ -44,7 +43,7 @@ from fedsilo.models.privacy.gaussian_noise import normals
 
 
 class RoutingProbe:
-    """The router's weights of a split's samples; only their summary is told."""
+    """The router's weights of a split's samples; only their summary leaves."""
 
     def __init__(self, sites: list[str], min_samples: int) -> None:
         self.sites = sites
@@ -65,101 +64,68 @@ class PICSRSite(SiteMethod):
 
     settings: PICSRSettings
 
-    @classmethod
-    def admit(cls, silo: Silo, common: CommonSettings, settings: PICSRSettings) -> None:
+    def admit(self, session: SiteSession) -> None:
         """Refuse to take part with too few samples for a prototype."""
         bounds = {
-            "picsr.prototype-min-count": settings.prototype_min_count,
-            "sums-min-count": common.sums_min_count,  # a hospital's own floor may be behind it
+            "picsr.prototype-min-count": self.settings.prototype_min_count,
+            "sums-min-count": session.settings.sums_min_count,  # a hospital's floor may be in it
         }
-        count, key = len(silo.train), max(bounds, key=lambda name: bounds[name])
-        if count < bounds[key]:
+        silo, key = session.silo, max(bounds, key=lambda name: bounds[name])
+        if len(silo.train) < bounds[key]:
             raise SiteError(
-                f"site {silo.name} sends no prototype: it has {count} training samples and "
-                f"at least {bounds[key]} are needed ('{key}'); leave the site out"
+                f"site {silo.name} sends no prototype: it has {len(silo.train)} training samples "
+                f"and at least {bounds[key]} are needed ('{key}'); leave the site out"
             )
 
-    def open_network(self) -> SiteNetwork:
+    def open(self, lab: Lab) -> SiteNetwork:
         """Build the router with its experts, or this site's expert."""
-        if self.stage() == ROUTING_STAGE:
-            return self.compute.place(self._router_network())
-        came = self.request.arrays(START) or self.request.arrays()
-        return self.classifier(came or self.own_state() or None)
+        if _stage(lab) == ROUTING_STAGE:
+            return lab.compute.place(self._router_network(lab))
+        return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the stage's weights; with an expert also the prototype."""
-        arrays = exchanged_arrays(network)
-        if self.stage() == WARMUP:
-            return arrays
-        if self.stage() == EXPERTS:
-            return {f"{OWN_EXPERT}{name}": array for name, array in arrays.items()} | {
-                OWN_PROTOTYPE: self._prototype()
-            }
-        return self._trained(cast(PICSRNetwork, network))
+    def train(self, lab: Lab) -> Answer:
+        """Train what the stage is about: the shared network, this site's expert, or the router."""
+        network, stage = lab.open(), _stage(lab)
+        lab.measure(network)
+        if stage == ROUTING_STAGE:
+            lab.fit(network, settings=self._router_settings(lab))
+            return lab.reply(network, send=self._trained(cast(PICSRNetwork, network)))
+        lab.fit(network)
+        if stage == WARMUP:
+            return lab.reply(network)
+        expert = exchanged_arrays(network)
+        send = with_prefix(OWN_EXPERT, expert) | {OWN_PROTOTYPE: self._prototype(lab)}
+        return lab.reply(network, send=send, keep=expert)
 
-    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the expert while it trains."""
-        return exchanged_arrays(network) if self.stage() == EXPERTS else {}
-
-    def local_training(self, network: SiteNetwork) -> LocalTraining:
-        """Train the router with a step size of its own."""
-        training = super().local_training(network)
-        if self.stage() != ROUTING_STAGE:
-            return training
-        settings = replace(
-            training.settings,
-            learning_rate=self.settings.router_learning_rate,
-            weight_decay=self.settings.router_weight_decay,
-        )
-        return replace(training, settings=settings)
-
-    def probe(self, network: SiteNetwork, split: str) -> RoutingProbe | None:
-        """Return a probe of the routing, once there is a router."""
-        if self.stage() != ROUTING_STAGE:
-            return None
-        least = max(self.settings.prototype_min_count, self.context.limits.sums_min_count)
-        return RoutingProbe(cast(PICSRNetwork, network).sites, least)
-
-    def sample_figures(self, network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
-        """Return the router's weight of each expert, once there is a router."""
-        if self.stage() != ROUTING_STAGE:
-            return {}
-        columns = _routing_weights(tokens).unbind(dim=1)
+    def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
+        """Yield the network; once there is a router, with the router's weights of each expert."""
+        if _stage(lab) != ROUTING_STAGE:
+            return [Measured(network)]
         sites = cast(PICSRNetwork, network).sites
-        return {f"weight.{site}": weights for site, weights in zip(sites, columns, strict=True)}
+        least = max(self.settings.prototype_min_count, lab.session.limits.sums_min_count)
 
-    def explain(self, split: str, row: int) -> PatientExplanation:
-        """Say which experts spoke for a patient, and which features made the patient close to whom.
+        def weights_of(tokens: Tensor) -> dict[str, Tensor]:
+            columns = _routing_weights(tokens).unbind(dim=1)
+            return {f"weight.{site}": weight for site, weight in zip(sites, columns, strict=True)}
 
-        Raises:
-            DataError: the split has no such row.
-        """
-        chosen = self.silo.splits()[split]
-        refuse_row(self.silo, split, row)
-        names = self.silo.class_names()
-        title = (
-            f"{self.silo.name}, {split} row {row}: truth {names[int(chosen.labels[row])]}; "
-            f"probabilities are of '{names[-1]}'"
-        )
-        network = self._router_network()
-        sample = float_inputs(chosen.inputs[row])
-        return explain_routing(network, sample, title, list(self.silo.features))
+        return [Measured(network, None, lambda split: RoutingProbe(sites, least), weights_of)]
 
-    def stage(self) -> str:
-        """Return what the server says that this round is about."""
-        return StageNotes.from_values(self.request.instruction.notes).stage
+    def _router_settings(self, lab: Lab) -> CommonSettings:
+        """Return the run's settings with the router's own step size."""
+        own = self.settings
+        rate, decay = own.router_learning_rate, own.router_weight_decay
+        return replace(lab.sampling, learning_rate=rate, weight_decay=decay)
 
-    def _router_network(self) -> PICSRNetwork:
-        arrays = self.request.arrays()
-        experts = open_experts(self.common, self.silo.task, arrays)
-        shape = self.silo.task.input_shape
-        router = build_router(self.settings, shape, len(experts), self.common.seed)
+    def _router_network(self, lab: Lab) -> PICSRNetwork:
+        arrays, shape = lab.arrays(), lab.silo.task.input_shape
+        experts = open_experts(lab.common, lab.silo.task, arrays)
+        router = build_router(self.settings, shape, len(experts), lab.common.seed)
         load_exchanged(router, arrays_below(ROUTER, arrays))
         prototypes = arrays_below(PROTOTYPE, arrays)
         return PICSRNetwork(experts, prototypes, router, self.settings.train_experts)
 
     def _trained(self, network: PICSRNetwork) -> dict[str, Tensor]:
-        arrays = {f"{ROUTER}{n}": array for n, array in exchanged_arrays(network.router).items()}
+        arrays = with_prefix(ROUTER, exchanged_arrays(network.router))
         if self.settings.train_experts:
             for site, expert in zip(network.sites, network.experts, strict=True):
                 arrays |= {
@@ -168,12 +134,18 @@ class PICSRSite(SiteMethod):
                 }
         return arrays
 
-    def _prototype(self) -> Tensor:
-        mean = prototype(float_inputs(self.silo.train.inputs))
+    def _prototype(self, lab: Lab) -> Tensor:
+        mean = prototype(float_inputs(lab.silo.train.inputs))
         if not self.settings.prototype_noise:
             return mean
-        rng = noise_source(self.request, self.common.seed, "prototype-noise", self.silo.name)
+        key = ("prototype-noise", lab.site)
+        rng = noise_source(lab.session.simulated, lab.common.seed, *key)
         return mean + self.settings.prototype_noise * normals(mean.shape, rng, torch.float32)
+
+
+def _stage(lab: Lab) -> str:
+    """Return what the server says that this round is about."""
+    return StageNotes.from_values(lab.instruction.notes).stage
 
 
 def _routing_weights(tokens: Tensor) -> Tensor:

@@ -1,15 +1,16 @@
-"""Star at a silo: go on from the mean of all, train, send."""
+"""Star at a silo: start from the mean of all, train, send."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.decentralised import DecentralisedSite
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.decentralised import DecentralisedSite, own_model
+from fedsilo.models.methods.decentralised import MODEL
 
 
 class StarSite(DecentralisedSite):
     """Starts each round from what the server sent."""
 
-    def start(self) -> dict[str, Tensor]:
-        """Return the mean of all silos' models."""
-        return self.theta() or self.own_model()
+    def _start(self, lab: Lab) -> dict[str, Tensor]:
+        return lab.arrays(MODEL) or own_model(lab)

@@ -1,19 +1,22 @@
 """UEFL at a site: train through the codebooks it was given, cluster its features when asked.
 
 Phases: ``train``; ``uncertainty`` measures the aggregated model on validation data; ``centroids``
-runs K-means on the training features and sends centroids with counts (shared codebooks), or lays
-the site's own books by them (personal codebooks, which are never sent): a new one where the site is
-uncertain, the first one anew where it is certain.
+runs K-means on the training features and sends centroids with counts (shared codebooks), or makes
+the site's own books of them (personal codebooks, which are never sent): a new one where the site is
+uncertain, the first one again where it is certain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.client_app.methods.base import Answer, SiteMethod
 from fedsilo.client_app.training.evaluation import measure, tokens_of
 from fedsilo.client_app.training.initial_network import initial_classifier
@@ -66,77 +69,71 @@ class UEFLSite(SiteMethod):
 
     settings: UEFLSettings
 
-    def open_network(self) -> UEFLNetwork:
+    def open(self, lab: Lab) -> UEFLNetwork:
         """Build the network from the message and, if they are personal, the site's own books."""
-        arrays = self.request.arrays()
-        classifier = initial_classifier(self.common, self.silo)
+        arrays = lab.arrays()
+        classifier = initial_classifier(lab.common, lab.silo)
         books = {
             name.removeprefix(CODEBOOK): arrays.pop(name)
             for name in sorted(arrays)
             if name.startswith(CODEBOOK)
         }
         if self._personal():
-            books = self._own_books(segment_dimension(classifier.channels, self.settings.segments))
+            dimension = segment_dimension(classifier.channels, self.settings.segments)
+            books = self._own_books(lab, dimension)
         load_exchanged(classifier, arrays)
-        network = UEFLNetwork(classifier, books, self.settings)
-        return self.compute.place(network)
+        return lab.compute.place(UEFLNetwork(classifier, books, self.settings))
 
-    def outgoing(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the classifier's weights and, unless personal, the books."""
-        uefl = cast(UEFLNetwork, network)
-        books = {} if self._personal() else self._books(uefl)
-        return exchanged_arrays(uefl.classifier) | books
+    def train(self, lab: Lab) -> Answer:
+        """Train classifier and books; personal books stay."""
+        network = cast(UEFLNetwork, lab.open())
+        lab.measure(network)
+        lab.fit(network)
+        weights, books = exchanged_arrays(network.classifier), _books(network)
+        if self._personal():
+            return lab.reply(network, send=weights, keep=books)
+        return lab.reply(network, send=weights | books)
 
-    def kept(self, network: SiteNetwork) -> dict[str, Tensor]:
-        """Return the personal books."""
-        return self._books(cast(UEFLNetwork, network)) if self._personal() else {}
-
-    def probe(self, network: SiteNetwork, split: str) -> CodeUse:
-        """Return a probe of code use."""
-        return CodeUse(cast(UEFLNetwork, network))
-
-    def phase_uncertainty(self) -> Answer:
+    def uncertainty(self, lab: Lab) -> Answer:
         """Answer with the entropy of the incoming model on validation data (eq. 8)."""
-        network = self.open_network()
-        instruction = self.request.instruction
-        values = measure(
-            network,
-            self.silo.val,
-            self.drawing,
-            self.compute,
-            (instruction.round, self.silo.name, "uncertainty"),
-        )
-        return Answer({measurement(INCOMING, "val", "entropy"): values["entropy"]})
+        key = (lab.instruction.round, lab.site, "uncertainty")
+        values = measure(lab.open(), lab.silo.val, lab.sampling, lab.compute, key)
+        lab.metrics[measurement(INCOMING, "val", "entropy")] = values["entropy"]
+        return lab.reply()
 
-    def phase_centroids(self) -> Answer:
-        """Answer with centroids and counts, or lay personal codewords by them."""
-        network = self.open_network()
-        refreshes = CentroidNotes.from_values(self.request.instruction.notes).refreshes
+    def centroids(self, lab: Lab) -> Answer:
+        """Answer with centroids and counts, or make personal codewords of them."""
+        network = cast(UEFLNetwork, lab.open())
+        refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
         gaussian = self.settings.codeword_start == "gaussian" and not refreshes
         if gaussian and not self._personal():  # the server draws it: nothing need leave the site
-            return Answer({NEW_CODEWORDS: self.settings.codes})
-        laid = self._drawn(network) if gaussian else self._centroids(network)
-        metrics = {NEW_CODEWORDS: float(len(laid.counts))}
+            lab.metrics[NEW_CODEWORDS] = self.settings.codes
+            return lab.reply()
+        found = self._sampled(lab, network) if gaussian else self._clustered(lab, network)
+        centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
+        lab.metrics[NEW_CODEWORDS] = float(len(counts))
         if not self._personal():
-            centres, counts = torch.from_numpy(laid.centres), torch.from_numpy(laid.counts)
-            return Answer(metrics, {"centroids": centres, "counts": counts})
-        books = self._books(network)
-        if len(laid.counts):
-            name = f"{CODEBOOK}{0 if refreshes else len(books)}"
-            books[name] = torch.from_numpy(laid.centres)
-        return Answer(metrics, kept=books)
+            return lab.reply(send={"centroids": centres, "counts": counts})
+        books = _books(network)
+        if len(counts):
+            books[f"{CODEBOOK}{0 if refreshes else len(books)}"] = centres
+        return lab.reply(keep=books)
 
-    def _drawn(self, network: UEFLNetwork) -> Centroids:
+    def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
+        """Yield the network, and measure its use of codes."""
+        uefl = cast(UEFLNetwork, network)
+        plain = super().measured(lab, network)
+        return [replace(one, probe=lambda split: CodeUse(uefl)) for one in plain]
+
+    def _sampled(self, lab: Lab, network: UEFLNetwork) -> Centroids:
         dimension, book = network.codebook().shape[1], len(network.codebooks)
-        codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
+        codewords = gaussian_codebook(self.settings.codes, dimension, lab.common.seed, book)
         return Centroids(codewords.numpy(), np.ones(len(codewords), np.int64))
 
-    def _centroids(self, network: UEFLNetwork) -> Centroids:
+    def _clustered(self, lab: Lab, network: UEFLNetwork) -> Centroids:
         dimension = network.codebook().shape[1]
-        seed = derive_seed(
-            self.drawing.seed, "kmeans", self.request.instruction.round, self.silo.name
-        )
-        tokens = tokens_of(network, self.silo.train, self.compute)
+        seed = derive_seed(lab.sampling.seed, "kmeans", lab.instruction.round, lab.site)
+        tokens = tokens_of(network, lab.silo.train, lab.compute)
         features = tokens.reshape(-1, dimension)
         return local_centroids(
             features.numpy(),
@@ -144,18 +141,18 @@ class UEFLSite(SiteMethod):
             seed,
             self.settings.centroid_min_count,
             each=len(features) // len(tokens),
-            min_samples=self.context.limits.sums_min_count,
+            min_samples=lab.session.limits.sums_min_count,
         )
 
     def _personal(self) -> bool:
         return self.settings.codebooks == "personal"
 
-    def _own_books(self, dimension: int) -> dict[str, Tensor]:
-        own = self.own_state()
+    def _own_books(self, lab: Lab, dimension: int) -> dict[str, Tensor]:
+        own = lab.state()
         if not own:
-            return {"0": gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)}
+            return {"0": gaussian_codebook(self.settings.codes, dimension, lab.common.seed, 0)}
         return {name.removeprefix(CODEBOOK): book for name, book in own.items()}
 
-    @staticmethod
-    def _books(network: UEFLNetwork) -> dict[str, Tensor]:
-        return {f"{CODEBOOK}{name}": book.detach() for name, book in network.codebooks.items()}
+
+def _books(network: UEFLNetwork) -> dict[str, Tensor]:
+    return {f"{CODEBOOK}{name}": book.detach() for name, book in network.codebooks.items()}

@@ -39,7 +39,7 @@ def rounded(metrics: Mapping[str, float], digits: int) -> dict[str, float]:
 def noised(
     metrics: Mapping[str, float], sizes: Mapping[str, int], classes: int, noise_multiplier: float
 ) -> tuple[dict[str, float], bool]:
-    """Return what may be told under a cap, and whether any of it is a measurement.
+    """Return what may leave under a cap, and whether any of it is a measurement.
 
     Of the model that came: ``accuracy``, ``loss`` (each sample's at most ``LOSS_BOUND``) and
     ``entropy`` of validation and test data. One patient's change moves the mean over n samples of a
@@ -47,15 +47,15 @@ def noised(
     at most 1. Each gets noise of ``noise_multiplier`` in that unit. Other measurements stay.
     """
     ranges = {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(classes)}
-    told = {
+    leaving = {
         f"{model}.{split}.{metric}": (value, ranges[metric], sizes[split])
         for model, split, metric, value in measurements(metrics)
         if model == INCOMING and split in ("val", "test") and metric in ranges
     }
     kinds = {f"{m}.{s}.{k}" for m, s, k, _ in measurements(metrics)}
     others = {key: value for key, value in metrics.items() if key not in kinds}
-    noise = normals(torch.Size([len(told)]), None).tolist()
-    for (key, (value, range_, samples)), draw in zip(told.items(), noise, strict=True):
-        unit = range_ * math.sqrt(len(told)) / samples
+    noise = normals(torch.Size([len(leaving)]), None).tolist()
+    for (key, (value, range_, samples)), draw in zip(leaving.items(), noise, strict=True):
+        unit = range_ * math.sqrt(len(leaving)) / samples
         others[key] = min(max(value + noise_multiplier * unit * draw, 0.0), range_)
-    return others, bool(told)
+    return others, bool(leaving)

@@ -7,24 +7,22 @@ with a cap of its own has another one, of all its runs: a server chooses a run's
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedsilo.client_app.privacy.noise_source import noise_source
-from fedsilo.client_app.site.request import OwnCap, Request
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import (
     CheckpointError,
     EpsilonSpentError,
     RefusedError,
     SiteError,
 )
-from fedsilo.models.contract.messages import DP_RELEASES
+from fedsilo.models.contract.messages import DP_RELEASES, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.accountant import SPENT, combined_multiplier, epsilon
 from fedsilo.models.privacy.gaussian_mechanism import clip_and_noise
@@ -32,16 +30,34 @@ from fedsilo.models.privacy.gaussian_mechanism import clip_and_noise
 LEDGER = "privacy-ledger.json"
 
 
+@dataclass(frozen=True)
+class OwnCap:
+    """A hospital's own cap: what all its runs together may reveal, whatever servers ask.
+
+    Attributes:
+        ledger: counts the noisy messages of all runs, by their noise multiplier.
+        most: the cap on epsilon.
+        delta: at which it holds.
+    """
+
+    ledger: Path
+    most: float
+    delta: float
+
+
 def protect(
     arrays: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
     settings: CommonSettings,
-    request: Request,
-    site: str,
     ledger: Path,
+    *,
+    site: str,
+    instruction: Instruction,
+    simulated: bool,
+    cap: OwnCap | None = None,
     share: float = 1.0,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return the arrays of a reply as they may leave the site, and what the server is told.
+    """Return the arrays of a reply as they may leave the site, and what the server is told of it.
 
     Without 'clip-norm' they leave as they are, but not from a hospital that has a cap of its own;
     with it but without noise (secure aggregation) clipped.
@@ -50,9 +66,11 @@ def protect(
         arrays: what the method would send, by name.
         reference: what clipping measures them from, by name.
         settings: of the run, with the hospital's own limits over them.
-        request: the message that is answered, with the hospital's own cap over all its runs.
-        site: the site's name.
         ledger: counts the noisy messages of this run.
+        site: the site's name.
+        instruction: the message that is answered.
+        simulated: whether noise comes from the run's seed.
+        cap: the hospital's own over all its runs.
         share: of the noise that this site adds, where it is spread over several.
 
     Raises:
@@ -73,11 +91,12 @@ def protect(
     if not arrays:
         return {}, {DP_RELEASES: read_ledger(ledger, settings)}
     refuse_diverged(arrays)
-    releases = spend(ledger, settings, request.own_cap)
-    instruction, noise = request.instruction, settings.noise_multiplier * share
-    rng = noise_source(request, settings.seed, "privacy", instruction.round, instruction.step, site)
-    noised = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng, summed)
-    return noised, {DP_RELEASES: releases}
+    releases = spend(ledger, settings, cap)
+    noise = settings.noise_multiplier * share
+    key = ("privacy", instruction.round, instruction.step, site)
+    rng = noise_source(simulated, settings.seed, *key)
+    noisy = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng, summed)
+    return noisy, {DP_RELEASES: releases}
 
 
 def spend(path: Path, common: CommonSettings, own: OwnCap | None) -> int:
@@ -89,13 +108,13 @@ def spend(path: Path, common: CommonSettings, own: OwnCap | None) -> int:
         SiteError: it would bring epsilon above a cap; nothing is entered.
         CheckpointError: a ledger is damaged, or of other noise.
     """
-    lock = own.ledger if own else path
-    with locked(lock.with_name(f".{lock.name}.lock")):
+    with (own_ledger(own.ledger) if own else run_ledger(path)).locked():
         releases = read_ledger(path, common)
         refuse_spent(releases, common)
         if own:
-            spend_own(own, common.noise_multiplier)
-        write_ledger(path, releases + 1, common)
+            _enter(own, common.noise_multiplier)
+        content = {"releases": releases + 1, **_kind(common), "delta": common.delta}
+        run_ledger(path).write(content)
     return releases + 1
 
 
@@ -106,20 +125,13 @@ def spend_measurements(own: OwnCap, noise_multiplier: float) -> None:
         SiteError: it would bring the hospital's epsilon above its cap; nothing is entered.
         CheckpointError: the ledger is damaged.
     """
-    with locked(own.ledger.with_name(f".{own.ledger.name}.lock")):
-        spend_own(own, noise_multiplier)
+    with own_ledger(own.ledger).locked():
+        _enter(own, noise_multiplier)
 
 
-def spend_own(own: OwnCap, noise_multiplier: float) -> None:
-    """Enter a message in the hospital's ledger of all runs.
-
-    Raises:
-        SiteError: it would bring the hospital's epsilon above its cap.
-        CheckpointError: the ledger is damaged.
-    """
-    releases_after = affordable(own, noise_multiplier)
-    content = {"releases": {repr(z): count for z, count in sorted(releases_after.items())}}
-    write_atomically(own.ledger, json.dumps(content, indent=2) + "\n", mode=0o600)
+def _enter(own: OwnCap, noise_multiplier: float) -> None:
+    after = affordable(own, noise_multiplier)
+    own_ledger(own.ledger).write({"releases": {repr(z): n for z, n in sorted(after.items())}})
 
 
 def affordable(own: OwnCap, noise_multiplier: float) -> dict[float, int]:
@@ -143,36 +155,62 @@ def affordable(own: OwnCap, noise_multiplier: float) -> dict[float, int]:
     return releases_after
 
 
+def own_ledger(path: Path) -> OwnFile:
+    """Return the hospital's ledger of all runs."""
+    lost = "bring it back; what was spent in all runs is known by nothing else"
+    return OwnFile(path, f"the hospital's privacy ledger {path.name}", lost)
+
+
+def run_ledger(path: Path) -> OwnFile:
+    """Return the ledger of one run."""
+    lost = (
+        "bring it back, or choose another 'run-name'; what was spent in this run is known by "
+        "nothing else"
+    )
+    return OwnFile(path, f"the privacy ledger {path}", lost)
+
+
 def read_own_ledger(path: Path) -> dict[float, int]:
     """Return the noisy messages of all runs by noise multiplier; empty if there is no ledger yet.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    if not path.exists():
-        return {}
-    try:
-        counts = json.loads(path.read_text())["releases"]
-        releases = {float(z): int(count) for z, count in counts.items()}
+
+    def parse(content: Any) -> dict[float, int]:
+        releases = {float(z): int(count) for z, count in content["releases"].items()}
         if any(z <= 0 or count < 0 for z, count in releases.items()):
             raise ValueError("releases")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return releases
+
+    return own_ledger(path).read(parse, {})
+
+
+def read_ledger(path: Path, common: CommonSettings) -> int:
+    """Return how many noisy messages the ledger counts; 0 if there is none yet.
+
+    Raises:
+        CheckpointError: it is damaged, or counts messages of other noise.
+    """
+    wanted = _kind(common)
+
+    def parse(content: Any) -> tuple[int, dict[str, float]]:
+        releases = content["releases"]
+        if type(releases) is not int or releases < 0:
+            raise ValueError(f"releases {releases!r}")
+        return releases, {key: float(content[key]) for key in wanted}
+
+    releases, kinds = run_ledger(path).read(parse, (0, wanted))
+    if kinds != wanted:
         raise CheckpointError(
-            f"the hospital's privacy ledger {path.name} is damaged ({type(error).__name__}): bring "
-            "it back; what was spent in all runs is known by nothing else"
-        ) from None
+            f"the privacy ledger {path} counts messages of {kinds}, and the run asks for "
+            f"{wanted}: choose another 'run-name'"
+        )
     return releases
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is not there."""
-    import fcntl  # of Linux and macOS, where hospitals' containers run
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _kind(common: CommonSettings) -> dict[str, float]:
+    return {"clip-norm": common.clip_norm, "noise-multiplier": common.noise_multiplier}
 
 
 def refuse_diverged(arrays: Mapping[str, Tensor]) -> None:
@@ -203,39 +241,3 @@ def refuse_spent(releases: int, common: CommonSettings) -> None:
         f"delta {delta:g}, one more would make it {after:.4g}, above the site's 'max-epsilon' "
         f"{cap:g}; nothing left the site"
     )
-
-
-def read_ledger(path: Path, common: CommonSettings) -> int:
-    """Return how many noisy messages the ledger counts; 0 if there is none yet.
-
-    Raises:
-        CheckpointError: it is damaged, or counts messages of other noise.
-    """
-    if not path.exists():
-        return 0
-    try:
-        ledger = json.loads(path.read_text())
-        releases, kinds = ledger["releases"], {key: float(ledger[key]) for key in _kind(common)}
-        if type(releases) is not int or releases < 0:
-            raise ValueError(f"releases {releases!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"the privacy ledger {path} is damaged ({type(error).__name__}): bring it back, or "
-            "choose another 'run-name'; what was spent in this run is known by nothing else"
-        ) from None
-    if kinds != _kind(common):
-        raise CheckpointError(
-            f"the privacy ledger {path} counts messages of {kinds}, and the run asks for "
-            f"{_kind(common)}: choose another 'run-name'"
-        )
-    return int(releases)
-
-
-def write_ledger(path: Path, releases: int, common: CommonSettings) -> None:
-    """Store the count, whole or not at all, for the site's own eyes."""
-    content: dict[str, Any] = {"releases": releases, **_kind(common), "delta": common.delta}
-    write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
-
-
-def _kind(common: CommonSettings) -> dict[str, float]:
-    return {"clip-norm": common.clip_norm, "noise-multiplier": common.noise_multiplier}

@@ -4,7 +4,7 @@ Before it trains, a site makes keys (phase ``secure-keys``), agrees on masks wit
 and gives each a share of its secrets, sealed (``secure-shares``). After, it gives for each site one
 share of one secret (``secure-unmask``): of those whose weights came that of the site's own mask, of
 those that dropped out that of its masks with others. It never gives both, never masks twice by the
-same keys, and of a round that is begun anew helps to open no other sum than before: the difference
+same keys, and of a round that is begun again helps to open no other sum than before: the difference
 would be a site's own. The secrets of a round lie beside the site's state and are gone with the next
 round, and with the evaluation that ends a run; whose sums were opened stays known.
 
@@ -14,7 +14,6 @@ It guards against a server that follows the protocol and reads what it gets
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,8 +23,8 @@ from typing import Any
 from flwr.app import ConfigRecord
 from torch import Tensor
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.errors import CheckpointError, RefusedError, SiteError
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import KEY, Words, masked, needed_sites, quantisation
@@ -151,7 +150,7 @@ class SecureSite:
         if secrets.partners:
             raise RefusedError(
                 "weights masked by the keys of this round have left already, and what leaves "
-                "twice by the same masks can be told apart: begin the round anew"
+                "twice by the same masks can be distinguished: begin the round again"
             )
         partners = texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
@@ -205,7 +204,7 @@ class SecureSite:
         seal_keys = tokens(self.asked, "seal-keys", LONGEST_KEY)
         threshold = whole(self.asked, "threshold")
         if secrets.sites:
-            raise RefusedError("keys of this round are shared already: begin the round anew")
+            raise RefusedError("keys of this round are shared already: begin the round again")
         if sites != sorted(set(sites)) or self.site not in sites:
             raise SiteError("record 'secure' names no sorted list of sites with this one in it")
         if not len(sites) == len(mask_keys) == len(seal_keys):
@@ -299,54 +298,47 @@ class SecureSite:
         return ConfigRecord({"round": self.round, **values})
 
     def _read(self) -> RoundSecrets:
-        path = self.folder / SECRETS
-        try:
-            secrets = RoundSecrets(**json.loads(path.read_text(encoding="utf-8")))
-            _raw(secrets.own_mask)
-        except FileNotFoundError:
-            raise SiteError("it has no keys for secure aggregation: begin the round anew") from None
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"{SECRETS} is damaged ({type(error).__name__}): remove it and begin the round anew"
-            ) from None
+        secrets = self._secrets().read(_secrets, None)
+        if secrets is None:
+            raise SiteError("it has no keys for secure aggregation: begin the round again")
         if secrets.round != self.round:
             raise SiteError(
                 f"its keys for secure aggregation are of round {secrets.round}, and round "
-                f"{self.round} is asked for: begin the round anew"
+                f"{self.round} is asked for: begin the round again"
             )
         return secrets
 
     def _sums(self) -> dict[str, list[str]]:
         """Return the sites whose sums this one has helped to open, by round."""
-        path = self.folder / SUMS
-        if not path.exists():
-            return {}
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-            return {str(int(number)): [str(s) for s in sites] for number, sites in known.items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{SUMS} is damaged ({type(error).__name__}): bring it back, or choose another "
-                "'run-name'; whose sums were opened is known by nothing else"
-            ) from None
+        return self._opened_sums().read(_opened, {})
 
     def _note_sum(self, answered: list[str]) -> None:
         known = {**self._sums(), str(self.round): answered}
         newest = sorted(known, key=int)[-_KEPT:]
-        self._store(SUMS, {number: known[number] for number in newest})
+        self._opened_sums().write({number: known[number] for number in newest})
 
     def _write(self, secrets: RoundSecrets) -> None:
-        self._store(SECRETS, asdict(secrets))
+        self._secrets().write(asdict(secrets))
 
-    def _store(self, name: str, content: Mapping[str, Any]) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / name, json.dumps(content) + "\n", mode=0o600)
-        except OSError as error:
-            raise CheckpointError(
-                f"the round's keys cannot be written ({error.strerror}): make room or mend the "
-                "disk, then resume the run"
-            ) from None
+    def _secrets(self) -> OwnFile:
+        return OwnFile(self.folder / SECRETS, SECRETS, "remove it and begin the round again")
+
+    def _opened_sums(self) -> OwnFile:
+        lost = (
+            "bring it back, or choose another 'run-name'; whose sums were opened is known by "
+            "nothing else"
+        )
+        return OwnFile(self.folder / SUMS, SUMS, lost)
+
+
+def _secrets(content: Any) -> RoundSecrets | None:
+    secrets = RoundSecrets(**content)
+    _raw(secrets.own_mask)
+    return secrets
+
+
+def _opened(content: Any) -> dict[str, list[str]]:
+    return {str(int(number)): [str(site) for site in sites] for number, sites in content.items()}
 
 
 def drop_secrets(folder: Path) -> None:

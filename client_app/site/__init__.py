@@ -1,4 +1,4 @@
-"""Who a hospital is and what it allows: identity, policy, audit log, private state, request.
+"""Who a hospital is and what it allows: identity, policy, audit log, private state.
 
 Knows no method.
 """

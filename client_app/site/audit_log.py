@@ -78,7 +78,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def check_log(path: Path) -> None:
-    """Refuse a log that cannot be opened, before the work that it would have to tell of.
+    """Refuse a log that cannot be opened, before the work that it must record.
 
     Raises:
         RefusedError: it cannot; the path stays at the site.

@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
-from fedsilo.client_app.site.node import own_cache, own_folder
+from fedsilo.client_app.site.node import built, own_cache, own_folder
 from fedsilo.client_app.site.private_state import drop_old_states
 from fedsilo.client_app.site.run_book import RunBook
 from fedsilo.client_app.site.watch import watched
@@ -21,7 +21,6 @@ from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.silo.retention import prune_cache
 from fedsilo.models.contract.messages import CONFIG, HELLO, SURVEY, Instruction
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
 
 Answer = Callable[[Message, Context], RecordDict]
 
@@ -33,13 +32,13 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
     """Answer a message as far as the hospital's floors and quotas allow.
 
     Raises:
-        RefusedError: they do not; names the key, and the mend.
+        RefusedError: they do not; names the key, and what to do.
         FedsiloError: as ``answer`` does.
     """
     site = own_name(context)
     with refusing_as(site):
         limits = limits_of(context)
-        settings = build(CommonSettings, context.run_config)
+        settings = built(CommonSettings, context.run_config)
         limits.refuse_settings(settings)
     folder = own_folder(context, site)
     if folder is None or CONFIG not in message.content.config_records:
@@ -66,7 +65,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
 def without_paths(text: str, context: Context) -> str:
     """Return an error's text as a server may read it: where a hospital's files lie stays there.
 
-    Of a path below a folder of the node config the server is told the folder's key and the rest.
+    A path below a folder of the node config becomes the folder's key and the rest.
     """
     for key in _PLACES:
         if folder := str(context.node_config.get(key, "")).rstrip("/"):

@@ -1,7 +1,7 @@
 """Who this site is: its name, and the run's settings under its own words about its own disk.
 
 Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``device``
-and ``backbone-weights``. Where a real site's files lie stands in its node config alone, and what it
+and ``backbone-weights``. Only its node config says where a real site's files are, and what it
 gives away it can only bound more tightly than the run: ``sums-min-count``, and ``max-epsilon`` at
 ``delta``.
 """
@@ -16,13 +16,13 @@ from pathlib import Path
 from flwr.app import Context
 
 from fedsilo.client_app.site.limits import limits_of
-from fedsilo.client_app.site.node import is_simulated, own_cache
+from fedsilo.client_app.site.node import built, is_simulated, own_cache
 from fedsilo.datasets.io.locations import BACKBONES, find_places
 from fedsilo.datasets.partition.silo_sets import GAIA
 from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build, keys_with
+from fedsilo.models.contract.settings_schema import keys_with
 
 _NODE_KEYS = keys_with(CommonSettings, "own")
 _CAP, _DELTA = "max-epsilon", "delta"
@@ -35,7 +35,7 @@ def site_settings(context: Context) -> CommonSettings:
         SettingError: a value is of the wrong type or out of range.
         RefusedError: the run names a file of a real site.
     """
-    settings = build(CommonSettings, context.run_config)
+    settings = built(CommonSettings, context.run_config)
     own = {
         key.replace("-", "_"): str(context.node_config[key])
         for key in _NODE_KEYS
@@ -94,7 +94,7 @@ def node_cap(context: Context) -> CommonSettings:
         SettingError: one of them is of the wrong type or out of range.
     """
     own = {key: context.node_config[key] for key in (_CAP, _DELTA) if key in context.node_config}
-    return build(CommonSettings, own)
+    return built(CommonSettings, own)
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
@@ -115,14 +115,6 @@ def _weights_by_name(settings: CommonSettings) -> str:
         )
     cache = find_places(settings.data_dir, settings.cache_dir).cache
     return str((cache / BACKBONES / name).absolute())
-
-
-def who_is(context: Context) -> str:
-    """Return the site's name as well as it is known, for errors."""
-    try:
-        return site_name(context, site_settings(context))
-    except FedsiloError:
-        return f"partition {context.node_config.get('partition-id', 'unknown')}"
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
@@ -152,7 +144,10 @@ def own_name(context: Context) -> str:
     """Return the site's name as well as it is known, for errors and the audit log."""
     if "site" in context.node_config:
         return str(context.node_config["site"])
-    return who_is(context)
+    try:
+        return site_name(context, site_settings(context))
+    except FedsiloError:
+        return f"partition {context.node_config.get('partition-id', 'unknown')}"
 
 
 @contextmanager

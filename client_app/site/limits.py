@@ -11,10 +11,10 @@ from typing import Any
 
 from flwr.app import Context
 
-from fedsilo.client_app.site.node import is_simulated
+from fedsilo.client_app.site.node import built, is_simulated
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, build, defaults, setting
+from fedsilo.models.contract.settings_schema import as_mapping, defaults, setting
 
 MEGABYTE = 10**6
 
@@ -87,4 +87,4 @@ def limits_of(context: Context) -> Limits:
         key: context.node_config[key] for key in defaults(Limits) if key in context.node_config
     }
     usual = as_mapping(NO_LIMITS) if is_simulated(context) else {}
-    return build(Limits, usual | own)
+    return built(Limits, usual | own)

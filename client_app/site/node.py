@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar, cast
 
 from flwr.app import Context
+
+from fedsilo.models.contract.settings_schema import Value, build
+
+S = TypeVar("S")
 
 OWN = ".own"  # in the 'state-dir'; no run can be called so, for its name begins with a dot
 
@@ -29,10 +36,27 @@ def own_folder(context: Context, site: str) -> Path | None:
 def own_cache(context: Context) -> str:
     """Return a real site's cache: its node config's, else its environment's, else its own.
 
-    Empty stands for the environment's, or what is usual, where it has named no folder at all.
+    An empty text means the environment's, or the usual one, where no folder is named at all.
     """
     if "cache-dir" in context.node_config:
         return str(context.node_config["cache-dir"])
     if os.environ.get("FEDSILO_CACHE") or "state-dir" not in context.node_config:
         return ""
     return str(Path(str(context.node_config["state-dir"])) / OWN / "cache")
+
+
+def built(cls: type[S], values: Mapping[str, Value]) -> S:
+    """Return ``build(cls, values)``, checked once in this process: several places ask for the same.
+
+    Raises:
+        SettingError: a value has the wrong type or lies outside its range.
+    """
+    # Types are part of the key: true equals 1, and only one of them is a count
+    key = tuple((name, type(value), value) for name, value in values.items())
+    plain: type = cls  # mypy takes type[S] for nothing that can be a key
+    return cast(S, _built(plain, key))
+
+
+@lru_cache(maxsize=64)
+def _built(cls: type, values: tuple[tuple[str, type, Value], ...]) -> object:
+    return build(cls, {name: value for name, _, value in values})

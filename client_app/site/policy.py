@@ -1,6 +1,6 @@
 """A hospital's own word on what may be asked of it: a YAML file on its disk, named by node config.
 
-``site-file`` in the node config is its absolute path. It is read anew at each message, never named
+``site-file`` in the node config is its absolute path. It is read again at each message, never named
 by a run or a message, and a file that cannot be used refuses everything. A request beyond it is
 refused before data are opened where that can be known, and always before anything leaves.
 """
@@ -20,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits
-from fedsilo.client_app.site.node import own_folder
+from fedsilo.client_app.site.node import built, own_folder
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
 from fedsilo.models.contract.settings import CommonSettings
@@ -36,7 +36,7 @@ def _lower_cap(one: float, other: float) -> float:
     return min(one, other) if one and other else one or other  # 0 is no cap
 
 
-_fewer_digits = _lower_cap  # 0 stands for all
+_fewer_digits = _lower_cap  # 0 means all
 
 
 # Where the node config has the key too, the stricter of both holds
@@ -68,8 +68,8 @@ NODE_LIMITS = tuple(_STRICTER)  # what of a site file may stand in the node conf
 class SiteFile(Limits):
     """What a hospital allows, beside floors and quotas; docs/site-file.md says each key in words.
 
-    Texts of the lists may hold ``*``, which stands for any characters. ``given`` holds the file's
-    single values as they stand in it: those that it does not name leave the node config's alone.
+    Texts of the lists may hold ``*``, which means any characters. ``given`` holds the file's
+    single values as they are in it: those that it does not name leave the node config's alone.
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
@@ -101,7 +101,7 @@ class SiteFile(Limits):
     given: Mapping[str, Value] = field(default_factory=dict)
 
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
-        """Refuse what can be told from the run's settings and the round alone.
+        """Refuse what can be seen from the run's settings and the round alone.
 
         Raises:
             RefusedError: names the key, what it allows and what was asked.
@@ -229,8 +229,8 @@ def answer_under(
     """
     with refusing_as(own_name(context)):
         rules = read_site_file(context)
-        rules.refuse_request(build(CommonSettings, context.run_config), _round_of(message))
-        check_log(audit_log(context))  # before an hour of training, not after
+        rules.refuse_request(built(CommonSettings, context.run_config), _round_of(message))
+        check_log(log_path(context))  # before an hour of training, not after
         limited = rules.over(context)
     content = answer(message, limited)
     with refusing_as(own_name(context)):
@@ -245,7 +245,7 @@ def _round_of(message: Message) -> int:
         return 0  # whoever reads it as a round fails too
 
 
-def audit_log(context: Context) -> Path:
+def log_path(context: Context) -> Path:
     """Return where the audit log is: what the site file names, else in the ``state-dir``.
 
     Of a site file that cannot be used the refusals are logged in the ``state-dir``.
@@ -276,7 +276,10 @@ def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
         RefusedError: names the limit, not the count: that would tell what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
-    limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
+    own = {key: node_config[key] for key in keys if key in node_config}
+    if not own:
+        return
+    limits = build(SiteFile, own)
     if len(silo.train) < limits.minimum_train_samples:
         raise RefusedError(
             f"site {silo.name} has fewer than {limits.minimum_train_samples} training samples "

@@ -20,9 +20,9 @@ from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import defaults, keys_with, without_groups
+from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 
-_DIGEST = "promise"  # its name on disk, from before it had this one: old states must open
+_DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
 
 
@@ -96,7 +96,7 @@ class SiteState:
         except OSError as error:
             raise CheckpointError(
                 f"private state of site {self.folder.name} cannot be written to {self.folder}: "
-                f"{error.strerror}; make room or mend the disk, then resume the run"
+                f"{error.strerror}; make room or repair the disk, then resume the run"
             ) from error
         now = (instruction.round, instruction.step)
         kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
@@ -118,16 +118,12 @@ class SiteState:
 _FREE = frozenset(
     keys_with(CommonSettings, "circumstance", "machine", "own", "course", "combining", "floor")
 )
-# They came after the first states: with their defaults they are what was before them
-_LATER = ("concentration", "labels-per-silo")
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide what a state means and what of it is shared."""
-    values = without_groups(common) | without_groups(own)  # as states of before have it
-    later = {key: defaults(CommonSettings)[key] for key in _LATER}
+    values = as_mapping(common) | as_mapping(own)
     chosen = {key: value for key, value in values.items() if key not in _FREE}
-    chosen = {key: value for key, value in chosen.items() if later.get(key) != value}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
@@ -144,7 +140,7 @@ def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
     """Remove the states of the runs that were asked for longest ago, until ``most`` bytes are left.
 
     Args:
-        home: the 'state-dir', in which a run's states lie in ``<run>/<site>``.
+        home: the 'state-dir', with a run's states in ``<run>/<site>``.
         site: whose they are; another site's in the same folder are left alone.
         current: the run that is asked for now: its states stay.
         most: bytes of all runs together.

@@ -1,12 +1,11 @@
 """What a hospital has answered so far: of each run the messages, the rounds and the seconds.
 
-A run is known by its name, which a server chooses: a name that has gone further is not begun anew,
-so that no run can wipe another's state, and the same round is answered a few times only.
+A run is known by its name, which a server chooses: a name that has gone further does not begin
+again, so that no run can wipe another's state, and the same round is answered a few times only.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.client_app.site.limits import Limits
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.errors import CheckpointError, RefusedError
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import Instruction
 
 MOST_STEPS = 16  # phases of a round; methods have up to four, secure aggregation three more
@@ -87,7 +86,11 @@ class RunBook:
     """The book of one site, in ``folder``; every change is on the disk before work begins."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "runs.json"
+        self.file = OwnFile(
+            folder / "runs.json",
+            "the hospital's run book runs.json",
+            "bring it back; what was answered in each run is known by nothing else",
+        )
 
     def enter(self, asked: Instruction, rounds: int, limits: Limits) -> float:
         """Count a message and return the seconds that its run has left.
@@ -147,44 +150,23 @@ class RunBook:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, RunRecord]]:
-        """Give the runs by name and write them back; messages side by side wait for each other."""
-        import fcntl  # of Linux and macOS, where hospitals' containers run
-
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self.path.with_name(".runs.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                runs = self._read()
-                yield runs
-                newest = sorted(runs, key=lambda name: runs[name].began)[-_KNOWN_RUNS:]
-                content = {name: asdict(runs[name]) for name in newest}
-                write_atomically(self.path, json.dumps(content) + "\n", mode=0o600)
-        except OSError as error:
-            raise CheckpointError(
-                f"the hospital's run book cannot be written ({error.strerror}): make room or mend "
-                "the disk, then resume the run"
-            ) from None
-
-    def _read(self) -> dict[str, RunRecord]:
-        if not self.path.exists():
-            return {}
-        try:
-            known: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-            return {name: _checked(RunRecord(**record)) for name, record in known.items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"the hospital's run book {self.path.name} is damaged ({type(error).__name__}): "
-                "bring it back; what was answered in each run is known by nothing else"
-            ) from None
+        """Yield the runs by name and write them back; messages side by side wait for each other."""
+        with self.file.locked():
+            runs: dict[str, RunRecord] = self.file.read(_runs, {})
+            yield runs
+            newest = sorted(runs, key=lambda name: runs[name].began)[-_KNOWN_RUNS:]
+            self.file.write({name: asdict(runs[name]) for name in newest})
 
 
-def _checked(record: RunRecord) -> RunRecord:
-    counts = [record.messages, record.round, *record.asked.values()]
-    if any(type(count) is not int or count < 0 for count in counts) or not record.seconds >= 0:
-        raise ValueError("a count")
-    if not all(key.partition("-")[0].isdecimal() for key in record.asked):
-        raise ValueError("a round")
-    return record
+def _runs(content: Any) -> dict[str, RunRecord]:
+    runs = {name: RunRecord(**record) for name, record in content.items()}
+    for run in runs.values():
+        counts = [run.messages, run.round, *run.asked.values()]
+        if any(type(count) is not int or count < 0 for count in counts) or not run.seconds >= 0:
+            raise ValueError("a count")
+        if not all(key.partition("-")[0].isdecimal() for key in run.asked):
+            raise ValueError("a round")
+    return runs
 
 
 def _key(asked: Instruction) -> str:

@@ -48,8 +48,8 @@ def explained(rules: SiteFile, has_file: bool = True) -> list[str]:
         rules: what holds at the site.
         has_file: whether the site has a site file: only then there is an audit log.
     """
-    told = [say(rules) for key, say in SENTENCES.items() if has_file or key not in _OF_A_FILE]
-    return told if has_file else [*told, "without a site file there is no audit log"]
+    said = [say(rules) for key, say in SENTENCES.items() if has_file or key not in _OF_A_FILE]
+    return said if has_file else [*said, "without a site file there is no audit log"]
 
 
 def _listed(what: str, names: tuple[str, ...]) -> str:

@@ -25,7 +25,7 @@ def watched(seconds: float, megabytes: int) -> Iterator[None]:
     A timer's signal looks, so that decoding, training and measuring need not, and once more at the
     end, for blocks shorter than its period. Python gives signals to the main thread only, which is
     where a SuperNode's process answers: in another thread nothing is watched. ``megabytes`` 0
-    stands for nine tenths of the machine's memory.
+    means nine tenths of the machine's memory.
 
     Raises:
         RefusedError: says which bound it was.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.training.held import Held, OnDevice, Streamed
+from fedsilo.client_app.training.streamed import Streamed
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
 
@@ -49,11 +52,14 @@ class Compute:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor.to(self.device)
 
-    def hold(self, tensor: Tensor) -> Held:
-        """Bring a data set's tensor to the device if it is small beside a GPU's memory."""
+    def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a function from row numbers (n,) to those rows of ``tensor``, on the device.
+
+        A tensor that is small beside a GPU's memory is there as a whole, a larger one is streamed.
+        """
         if self.device.type != "cuda" or tensor.nbytes <= _HELD:
-            return OnDevice(self.bring(tensor))
-        return Streamed(tensor, self.device)
+            return self.bring(tensor).__getitem__
+        return Streamed(tensor, self.device).pick
 
     def begin(self) -> None:
         """Count the device's peak memory from here."""
@@ -61,10 +67,11 @@ class Compute:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_memory(self) -> int:
-        """Return the device's peak memory since ``begin`` in bytes; 0 on the CPU."""
-        if self.device.type != "cuda":
-            return 0
-        return int(torch.cuda.max_memory_allocated(self.device))
+        """Return the most bytes held: on the GPU since ``begin``, else by this process ever."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def choose_compute(

@@ -58,7 +58,8 @@ def measure(
     adds its own values. A sample's loss counts as ``loss_bound`` at most. ``counts_from`` adds the
     ``fedsilo.models.maths.outcome_counts`` of at least so many samples.
     """
-    probabilities = predict(network, split, settings, compute, key, probe)
+    batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
+    probabilities = predict_batches(network, batches, settings, compute, key, probe)
     figures = figures_of(probabilities, split.labels, loss_bound)
     if counts_from is not None:
         figures |= outcome_counts(probabilities, split.labels, counts_from)

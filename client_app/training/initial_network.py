@@ -20,8 +20,10 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
         SettingError: the backbone's weights are missing or of another architecture.
     """
     network = build_classifier(common, silo.task)
-    load_backbone(network, common)
-    set_prior(network, silo.train.labels)
+    if common.backbone_weights or common.network == "vit":
+        load_backbone(network, common)
+    if network.evidence:
+        set_prior(network, silo.train.labels)
     return network
 
 

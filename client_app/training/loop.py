@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.crowd import Crowd
 from fedsilo.client_app.training.eager_optimisers import eager
+from fedsilo.client_app.training.unit_guard import UnitGuard
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
-from fedsilo.models.contract.messages import TRAINED, measurement
 from fedsilo.models.contract.seeding import derive_seed, seeded
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import annealing, evidences
+from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 
 Penalty = Callable[[], Tensor]
+AfterStep = Callable[[Tensor, Optimizer], None]
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -113,14 +115,15 @@ def add_gradients(
     then sees each part alone.
     """
     total = torch.zeros((), device=inputs.device)
-    for part in micro_batches(len(labels), settings.micro_batch):
+    whole = [slice(0, len(labels))]
+    for part in micro_batches(len(labels), settings.micro_batch) if settings.micro_batch else whole:
         with compute.autocast():
             loss = objective(float_inputs(inputs[part]), labels[part])
         share = (part.stop - part.start) / len(labels)
         loss = loss * share if share < 1 else loss
         if penalty and part.start == 0:
             loss = loss + penalty()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         total += loss.detach()
     return total
 
@@ -128,7 +131,7 @@ def add_gradients(
 def decayed_rates(
     optimiser: Optimizer, settings: CommonSettings, before: int
 ) -> Callable[[], None]:
-    """Return what sets the learning rate of the next step: divided by the root of its number.
+    """Return a function that sets the learning rate of the next step: divided by its number's root.
 
     ``before`` is how many steps the site has taken in earlier rounds. Without 'rate-decay' the
     rates stay as they are.
@@ -152,136 +155,126 @@ def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     return sum(map(len, schedule(count, settings, rng, smallest)))
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing, where a training has nothing to be told of."""
+def train_locally(
+    network: SiteNetwork,
+    split: Split,
+    settings: CommonSettings,
+    compute: Compute,
+    key: tuple[int | str, ...],
+    *,
+    objective: Objective | None = None,
+    penalty: Penalty | None = None,
+    optimiser: Optimizer | None = None,
+    plan: Iterable[list[Tensor]] | None = None,
+    before_pass: Callable[[int], None] | None = None,
+    after_step: AfterStep | None = None,
+    steps_before: int = 0,
+    minimum_steps: int = 1,
+    guard: UnitGuard | None = None,
+) -> float:
+    """Train a network in place and return its mean loss over the last pass.
 
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """What one training of one network at a site takes; ``train_locally`` carries it out.
-
-    ``pass_begins`` and ``steps_before`` count by ``split`` and ``settings``: who changes how many
-    steps there are gives them too.
-
-    Attributes:
-        network: placed on the compute device; it is trained in place.
+    Args:
+        network: placed on the compute device.
         split: training inputs and labels.
         settings: how long, in which batches, by which optimiser, and the seed.
         compute: device and precision.
-        key: round and site; every random number of the training is keyed on it.
-        objective: the loss of a batch's inputs and labels; None: the network's own.
-        penalty: is added to each batch's loss.
-        optimiser: goes on where it was; None: a fresh one.
-        plan: the passes, each a list of batches of sample numbers; None: those of ``schedule``.
-        epoch_order: returns the order (n,) of an epoch's samples, where epochs span rounds; asked
-            before an epoch begins, the network being as it came. None: any order.
-        pass_begins: is told of each pass before it begins, from 0.
-        after_step: is given each batch's inputs, and the optimiser, after its step.
-        ended: is told once the last step is taken.
+        key: every random number of the training is keyed on it, such as (round, site).
+        objective: the loss of a batch's inputs and labels, or None for the network's own.
+        penalty: a term that is added to each batch's loss.
+        optimiser: continues from its state, or None for a new one.
+        plan: the passes, each a list of batches of sample numbers, or None for ``schedule``.
+        before_pass: called with the number of each pass, from 0.
+        after_step: called with each batch's inputs and the optimiser after its step.
         steps_before: steps that the site has taken before, for 'rate-decay'.
-        only_measured: nothing is trained; the loss on ``split`` of the network as it is will do.
-        minimum_batch: samples that must stand behind each step, and behind a unit's change.
-        minimum_steps: steps that must stand behind what is trained.
-        shares: is told of what samples add to a unit's change, see ``Crowd``.
-        metrics: what the training itself measures while it runs, by MetricRecord key.
-    """
-
-    network: SiteNetwork
-    split: Split
-    settings: CommonSettings
-    compute: Compute
-    key: tuple[int | str, ...]
-    objective: Objective | None = None
-    penalty: Penalty | None = None
-    optimiser: Optimizer | None = None
-    plan: Iterable[list[Tensor]] | None = None
-    epoch_order: Callable[[int], Tensor] | None = None
-    pass_begins: Callable[[int], None] = _nothing
-    after_step: Callable[[Tensor, Optimizer], None] = _nothing
-    ended: Callable[[], None] = _nothing
-    steps_before: int = 0
-    only_measured: bool = False
-    minimum_batch: int = 1
-    minimum_steps: int = 1
-    shares: dict[str, Tensor] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def loss(self) -> Objective:
-        """The loss of a batch: ``objective``, else the network's own."""
-        return self.objective or self.network.loss
-
-
-def train_locally(training: LocalTraining) -> float:
-    """Train a network in place and return its mean loss over the last pass.
+        minimum_steps: steps that must be taken.
+        guard: a hospital's floor on the samples behind a step and a unit's change, if it has one.
 
     Raises:
         SiteError: the loss is not finite.
-        RefusedError: fewer samples or steps stand behind it than the hospital allows.
+        RefusedError: fewer samples or steps than the hospital allows are behind the training.
     """
-    crowd = Crowd(training.network, training.minimum_batch, training.shares)
-    with crowd.watching():
-        loss = _train(training, crowd)
-    if training.minimum_batch > 1:
-        training.metrics[measurement(TRAINED, "train", "put-back")] = crowd.put_back
-    return loss
-
-
-def _train(training: LocalTraining, crowd: Crowd) -> float:
-    settings, compute, split = training.settings, training.compute, training.split
-    module = training.network
-    module.train()
-    optimiser = training.optimiser or open_optimiser(module, settings)
-    inputs, labels = compute.hold(split.inputs), compute.bring(split.labels)
+    network.train()
+    objective = objective or network.loss
+    optimiser = optimiser or open_optimiser(network, settings)
+    pick, labels = compute.hold(split.inputs), compute.bring(split.labels)
     total, steps = torch.zeros((), device=compute.device), 0
-    set_rates = decayed_rates(optimiser, settings, training.steps_before)
-    with seeded(settings.seed, "training", *training.key, device=compute.device):
-        for number, chosen_batches in enumerate(_passes(training)):
-            training.pass_begins(number)
+    decays = settings.rate_decay != "none"
+    set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
+    if plan is None:
+        rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
+        plan = schedule(len(split.labels), settings, rng, guard.minimum if guard else 1)
+    # One block for all draws of the training: dropout's follow one another over the batches
+    with (
+        guard.watching() if guard else nullcontext(),
+        seeded(settings.seed, "training", *key, device=compute.device),
+    ):
+        for number, batches_of_pass in enumerate(plan):
+            if before_pass:
+                before_pass(number)
+            if guard:
+                guard.next_pass(batches_of_pass)
             total.zero_()
-            crowd.next_pass()
-            for indices in chosen_batches:
-                _refuse_few_samples(indices, training.minimum_batch)
-                batch, truth = inputs.pick(indices), labels[compute.bring(indices)]
-                set_rates()
+            for indices in batches_of_pass:
+                batch, truth = pick(indices), labels[indices]
+                if set_rates:
+                    set_rates()
                 optimiser.zero_grad(set_to_none=True)
-                loss = add_gradients(
-                    training.loss, batch, truth, settings, compute, training.penalty
-                )
-                crowd.add_step()
+                loss = add_gradients(objective, batch, truth, settings, compute, penalty)
+                if guard:
+                    guard.add_step()
                 optimiser.step()
-                training.after_step(batch, optimiser)
+                if after_step:
+                    after_step(batch, optimiser)
                 total += loss * len(indices)
-            steps += len(chosen_batches)
-    mean = total.item() / sum(map(len, chosen_batches))
-    if not torch.isfinite(total):
-        raise SiteError(f"training diverged, its loss is {mean}: lower 'learning-rate'")
-    _refuse_few_steps(steps, training.minimum_steps)
-    training.ended()
+            steps += len(batches_of_pass)
+        mean = total.item() / sum(map(len, batches_of_pass))
+        _refuse_unusable(mean, steps, minimum_steps)
     return mean
 
 
-def _passes(training: LocalTraining) -> Iterable[list[Tensor]]:
-    if training.plan is not None:
-        return training.plan
-    settings = training.settings
-    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *training.key))
-    return schedule(len(training.split), settings, rng, training.minimum_batch)
-
-
-def _refuse_few_samples(indices: Tensor, minimum: int) -> None:
-    """Refuse a step behind which too few different samples stand."""
-    if minimum > 1 and (there := len(set(indices.tolist()))) < minimum:
-        raise RefusedError(
-            f"{there} samples would stand behind an optimiser step, and at least {minimum} must "
-            "('minimum-batch'): ask for larger batches, or leave the site out"
-        )
-
-
-def _refuse_few_steps(steps: int, minimum: int) -> None:
+def _refuse_unusable(loss: float, steps: int, minimum: int) -> None:
+    if not math.isfinite(loss):
+        raise SiteError(f"training diverged, its loss is {loss}: lower 'learning-rate'")
     if steps < minimum:
         raise RefusedError(
             f"{steps} optimiser step(s) would stand behind what leaves, and at least {minimum} "
             "must ('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', or leave the "
             "site out"
         )
+
+
+def step_beside(optimiser: Optimizer, settings: CommonSettings, before: int) -> AfterStep:
+    """Return the step of an optimiser of what is trained beside a network.
+
+    It follows each of the network's and uses the gradients of the same batch.
+    """
+    set_rates = decayed_rates(optimiser, settings, before)
+
+    def step(inputs: Tensor, _: Optimizer) -> None:
+        set_rates()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return step
+
+
+def steps_before(rounds: int, count: int, settings: CommonSettings, smallest: int) -> int:
+    """Return the steps of so many rounds over ``count`` samples, each as long as this one is."""
+    return rounds * (settings.pace if settings.epoch_steps else steps_of(count, settings, smallest))
+
+
+def annealed(
+    network: SiteNetwork, rounds: int, count: int, settings: CommonSettings, smallest: int
+) -> Callable[[int], None]:
+    """Return what weighs evidential learning's KL term by the epochs of all rounds so far."""
+    if settings.epoch_steps:
+        before = epoch_of(rounds + 1, settings)
+    else:
+        before = rounds * passes_of(count, settings, smallest)
+
+    def anneal(number: int) -> None:
+        for evidence in evidences(network):
+            evidence.kl_weight = annealing(before + number)
+
+    return anneal

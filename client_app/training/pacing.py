@@ -1,21 +1,20 @@
 """Epochs that span rounds: a round is ``pace`` steps of an epoch of ``epoch-steps``.
 
 The optimiser, the epoch's order of samples and the position in it are the site's own state, under
-names that begin with ``pace/``. Epochs are counted by the rounds of the run, so that all sites
-begin one together: a site that missed a round goes on where it was, and leaves out what it did not
-get to when the next epoch begins.
+names that begin with ``pace/``; where only the optimiser spans rounds it has the same names. Epochs
+are counted by the rounds of the run, so that all sites begin one together: a site that missed a
+round continues where it was, and leaves out what it did not get to when the next epoch begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from fedsilo.client_app.training.loop import LocalTraining, open_optimiser, train_locally
+from fedsilo.client_app.training.loop import open_optimiser
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import SiteError
@@ -53,41 +52,55 @@ class Pacing:
         places = torch.arange(self.steps * self.size) + self.position * self.size
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
-    def stored(self, optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    def stored(self) -> dict[str, Tensor]:
         """Return what the next round needs, once this round's steps are taken."""
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
             f"{PREFIX}{_ORDER}": self.order,
-            **stored_optimiser(optimiser, module),
         }
 
 
-def train_paced(
-    training: LocalTraining, stored: Mapping[str, Tensor], round_: int, site: str
+def train_continued(
+    train: Callable[..., float],
+    network: nn.Module,
+    stored: Mapping[str, Tensor],
+    settings: CommonSettings,
+    samples: int,
+    round_: int,
+    site: str,
+    order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Take a round's steps of an epoch that spans rounds.
+    """Train from where the site's last round stopped, and return what the next one needs.
+
+    A parameter that is new, or of another shape than it was, begins with fresh moments.
 
     Args:
-        training: its ``optimiser`` and ``plan`` are those of the site's state instead.
-        stored: the site's state, maybe empty.
+        train: ``train_locally`` of all but ``optimiser`` and ``plan``.
+        network: what it trains.
+        stored: the site's state, which may be empty.
+        settings: of the optimiser, and of epochs that span rounds.
+        samples: how many there are.
         round_: the round, from 1.
-        site: the site's name; any order of samples is keyed on it.
+        site: the site's name.
+        order: returns the order of an epoch's samples, or None for any.
 
     Returns:
-        The mean loss over the round's steps, and pacing's part of the site's new state.
+        The mean loss over the last pass, and the training's part of the site's new state.
     """
 
-    def any_order(epoch: int) -> Tensor:
-        return shuffled(len(training.split), training.settings, epoch, site)
+    def new_order(epoch: int) -> Tensor:
+        chosen = order(epoch) if order else None
+        return shuffled(samples, settings, epoch, site) if chosen is None else chosen
 
-    module = training.network
-    order = training.epoch_order or any_order
-    pacing = open_pacing(stored, round_, len(training.split), training.settings, order)
-    optimiser = open_optimiser(module, training.settings)
-    restore_optimiser(optimiser, module, stored)
-    loss = train_locally(replace(training, optimiser=optimiser, plan=[pacing.batches()]))
-    return loss, pacing.stored(optimiser, module)
+    pacing = None
+    if settings.epoch_steps:
+        pacing = open_pacing(stored, round_, samples, settings, new_order)
+    optimiser = open_optimiser(network, settings)
+    restore_moments(optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
+    loss = train(optimiser=optimiser, plan=[pacing.batches()] if pacing else None)
+    moments = {f"{PREFIX}{_OPTIMISER}{n}": v for n, v in moments_of(optimiser, network).items()}
+    return loss, (pacing.stored() if pacing else {}) | moments
 
 
 def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
@@ -133,16 +146,3 @@ def refuse_other_data(before: int, now: int) -> None:
             f"the training data changed during the run: {before} samples before, {now} now; bring "
             "them back, or choose another 'run-name'"
         )
-
-
-def restore_optimiser(
-    optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]
-) -> None:
-    """Let ``optimiser`` go on where the site's state has it."""
-    restore_moments(optimiser, module, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
-
-
-def stored_optimiser(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
-    """Return the optimiser's part of the site's state."""
-    moments = moments_of(optimiser, module)
-    return {f"{PREFIX}{_OPTIMISER}{name}": value for name, value in moments.items()}

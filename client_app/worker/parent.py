@@ -45,13 +45,13 @@ _PACKAGES = (
     "fedsilo.client_app.training",
     "fedsilo.client_app.privacy",
     "fedsilo.client_app.site",
-    "fedsilo.client_app.survey",
+    "fedsilo.client_app.summary",
 )
 _MODULES = (
     "torch",
     "torch._dynamo",
-    "fedsilo.client_app.opening",
-    "fedsilo.client_app.site_round",
+    "fedsilo.client_app.answer",
+    "fedsilo.client_app.hello",
     "fedsilo.datasets.registry",
 )
 

@@ -39,6 +39,14 @@ METHODS = {
     "uefl": "UEFL",
 }
 
+# Methods that differ at the server alone: file and class of their side at the site
+_SITES = {
+    "fedadam": ("fedavg", "FedAvg"),
+    "fedavgm": ("fedavg", "FedAvg"),
+    "matcha": ("decentralised", "Decentralised"),
+    "ring": ("decentralised", "Decentralised"),
+}
+
 
 def settings_class(name: str) -> type:
     """Return the dataclass of the settings that method ``name`` has of its own."""
@@ -54,13 +62,16 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
-    module, cls = f"fedsilo.{room}.methods.{name.replace('-', '_')}", f"{METHODS[name]}{suffix}"
+    file, cls = name.replace("-", "_"), METHODS[name]
+    if room == "client_app":
+        file, cls = _SITES.get(name, (file, cls))
+    module = f"fedsilo.{room}.methods.{file}"
     try:
-        return getattr(import_module(module), cls)
+        return getattr(import_module(module), f"{cls}{suffix}")
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != module:
             raise  # what the file itself imports is missing
         raise SettingError(
-            f"method '{name}' of the table in models/contract/methods.py has no class '{cls}' in "
-            f"{room}/methods/{name.replace('-', '_')}.py: write it, or correct the line"
+            f"method '{name}' of the table in models/contract/methods.py has no class "
+            f"'{cls}{suffix}' in {room}/methods/{file}.py: write it, or correct the line"
         ) from None

@@ -44,7 +44,7 @@ from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.secure_keys import SECURE, SENT
 
 if TYPE_CHECKING:
-    from fedsilo.client_app.opening import Site
+    from fedsilo.client_app.session import SiteSession
     from fedsilo.models.contract.site_facts import SiteFacts
 
 _NODE_KEYS = ("site", "state-dir", SITE_FILE, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
@@ -84,12 +84,12 @@ class SiteSetup:
         return effective(self.context)
 
     @cached_property
-    def site(self) -> Site:
-        """The site as a run's first message opens it; errors as ``open_site``."""
-        from fedsilo.client_app.opening import open_site  # torch, which takes seconds
+    def site(self) -> SiteSession:
+        """The site as a run's first message opens it; errors as ``open_session``."""
+        from fedsilo.client_app.session import open_session  # PyTorch, which takes seconds
 
         self.required_settings()
-        return open_site(self.rules.over(self.context))
+        return open_session(self.rules.over(self.context))
 
     def required_settings(self) -> RunSettings:
         """Return the settings of the experiment; Skipped if none is named."""
@@ -198,8 +198,7 @@ def _data(setup: SiteSetup) -> Passed:
 
 def _requests(setup: SiteSetup) -> Passed:
     """Ask for everything that the hospital may refuse, as a run's messages would."""
-    from fedsilo.client_app.app import site_facts
-    from fedsilo.client_app.opening import admit
+    from fedsilo.client_app.hello import site_facts
 
     settings = setup.required_settings()
     common, context = settings.common, setup.rules.over(setup.context)
@@ -207,7 +206,7 @@ def _requests(setup: SiteSetup) -> Passed:
         if SITE_FILE in setup.node_config:
             setup.rules.refuse_request(common, 1)
         limits_of(context).refuse_settings(common)
-        admit(setup.site, context)
+        setup.site.admit()
         facts = site_facts(setup.site)
         if unfit := strategy_class(common.method).why_unfit(common, settings.own, facts):
             raise Refused(unfit)

@@ -13,12 +13,9 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsilo.client_app.methods.base import SiteContext, SiteMethod
-from fedsilo.client_app.methods.registry import method_class
-from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
-from fedsilo.client_app.site.request import Request
-from fedsilo.client_app.site.standardised import ready_silo
-from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.session import finished_session
+from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
@@ -39,10 +36,8 @@ from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import NDArray, to_record
 
 
-def finished_site(
-    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
-) -> SiteMethod:
-    """Return a site's method as it stands after a finished run, ready to open its network.
+def finished_site(run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None) -> Lab:
+    """Return what a site's method has at hand after a finished run, ready to open its network.
 
     Args:
         run_dir: the run directory.
@@ -56,15 +51,12 @@ def finished_site(
     directory, settings = RunDirectory(run_dir), finished_settings(run_dir, data_dir)
     common = settings.common
     folder = state_dir or directory.path / "sites" / site
-    state = SiteState(folder, settings_digest_of(common, settings.own))
     _refuse_other_backbone(directory, site, common)
     held = load_silo(site, common)
     _refuse_other_schema(directory, held)
-    request = _last_request(directory, settings, state, held)
-    silo = ready_silo(held, common, request.content)
-    compute = choose_compute(common.device, common.precision, common.threads)
-    context = SiteContext(request, silo, common, settings.own, state, compute)
-    return method_class(common.method)(context)
+    content, instruction = _last_message(directory, settings, folder, held)
+    session = finished_session(common, settings.own, held)
+    return Lab(session, content, instruction, SiteState(folder, session.digest))
 
 
 def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
@@ -113,9 +105,9 @@ def _refuse_other_schema(directory: RunDirectory, silo: Silo) -> None:
         )
 
 
-def _last_request(
-    directory: RunDirectory, settings: RunSettings, state: SiteState, held: Silo
-) -> Request:
+def _last_message(
+    directory: RunDirectory, settings: RunSettings, folder: Path, held: Silo
+) -> tuple[RecordDict, Instruction]:
     """Return what the site was sent at the end of the run.
 
     Raises:
@@ -124,16 +116,16 @@ def _last_request(
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     path = directory.path / "model.safetensors"
     if not path.is_file():
-        if not any(state.folder.glob("*.safetensors")):
+        if not any(folder.glob("*.safetensors")):
             raise SettingError(
                 f"{path} is not there: method '{common.method}' has no shared model, and "
-                f"{state.folder} holds no site's own"
+                f"{folder} holds no site's own"
             )
         if held.features and common.standardise == "pooled":
             content[FIGURES] = to_record(
                 _arrays(directory.read_json(STANDARDISATION), directory.path / STANDARDISATION)
             )
-        return Request(Instruction(round=_rounds(directory) + 1, phase=EVALUATE), content)
+        return content, Instruction(round=_rounds(directory) + 1, phase=EVALUATE)
     arrays, facts = load_state(path)
     forms.check(forms.STATE, facts, f"the metadata of {path}")
     cls = strategy_class(common.method)
@@ -150,7 +142,7 @@ def _last_request(
         expects_state=held.name in last.stateful_sites,
         notes=asked.notes.get(held.name, Notes()).to_values(),
     )
-    return Request(instruction, content)
+    return content, instruction
 
 
 def _arrays(figures: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDArray]:
@@ -197,14 +189,14 @@ def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
 
 def opened(
     run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
-) -> tuple[SiteMethod, SiteNetwork]:
-    """Return a site's method at the end of a run, and its network.
+) -> tuple[Lab, SiteNetwork]:
+    """Return what a site's method has at hand at the end of a run, and its network.
 
     Raises:
         FedsiloError: the run has not ended, or nothing of its model or the data is here.
     """
-    method = finished_site(run_dir, site, data_dir, state_dir)
-    return method, method.open_network()
+    lab = finished_site(run_dir, site, data_dir, state_dir)
+    return lab, lab.open()
 
 
 @contextmanager

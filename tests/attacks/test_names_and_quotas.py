@@ -40,14 +40,6 @@ def test_a_name_that_leads_elsewhere_is_refused(hospital: Make, name: str) -> No
     assert "is no plain folder name" in site.refusals[0]
 
 
-def test_an_old_ledger_is_taken_along(hospital: Make) -> None:
-    site = hospital(node={"max-epsilon": 9.0}, **PRIVATE)
-    site.home.mkdir()
-    (site.home / f"cleveland-{LEDGER}").write_text('{"releases": {"6.0": 100000}}')
-    assert site.train(model()) is None
-    assert "epsilon is spent" in site.refusals[0]
-
-
 def test_a_new_run_of_an_old_name_wipes_no_state(hospital: Make) -> None:
     site = hospital(method="local")
     for round_ in range(1, 6):

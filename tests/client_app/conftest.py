@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedsilo.client_app.methods.base import SiteContext, SiteMethod
-from fedsilo.client_app.methods.registry import method_class
+from fedsilo.client_app import session
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.site.request import Request
-from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction
@@ -86,8 +85,8 @@ def message(tmp_path: Path) -> Callable[..., Message]:
 
 
 @pytest.fixture
-def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[..., SiteMethod]:
-    """Return a function that opens a method at a site: method, arrays, instruction's fields."""
+def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[..., Lab]:
+    """Return a function that opens a message at a site: method, arrays, instruction's fields."""
 
     def make(
         method: str,
@@ -95,19 +94,20 @@ def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[...
         site: str = "s1a",
         own: Mapping[str, Any] | None = None,
         **fields: Any,
-    ) -> SiteMethod:
+    ) -> Lab:
         instruction = Instruction(**{"round": 1, "phase": "train", "run_name": "run", **fields})
         settings = resolved(method, **(own or {}))
-        cls, common = method_class(method), settings.common
-        return cls(
-            SiteContext(
-                Request(instruction, content_of(instruction, arrays), bool(instruction.run_dir)),
-                load_silo(site, common),
-                common,
-                settings.own,
-                SiteState(tmp_path / "sites" / site),
-                choose_compute(common.device, common.precision, common.threads),
-            )
-        )
+        opened = finished_session(settings.common, settings.own, load_silo(site, settings.common))
+        opened.simulated = bool(instruction.run_dir)
+        files = SiteState(tmp_path / "sites" / site)
+        return Lab(opened, content_of(instruction, arrays), instruction, files)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Let no test meet another's session."""
+    session._sessions.clear()
+    yield
+    session._sessions.clear()

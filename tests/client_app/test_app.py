@@ -173,7 +173,7 @@ def test_an_unknown_phase_is_an_error_reply_that_names_the_site(
 
 def test_an_unforeseen_error_names_its_type_and_does_not_end_the_app(context: Node) -> None:
     reply = app(Message(RecordDict(), 1001, TRAIN), context({"partition-id": 0}))
-    assert reason_of(reply) == "KeyError (its text stands in the site's own log)"
+    assert reason_of(reply) == "KeyError (its text is in the site's own log)"
 
 
 @pytest.mark.parametrize("kind", [HELLO, TRAIN, EVALUATE])
@@ -185,13 +185,13 @@ def test_the_text_of_a_foreign_error_stays_in_the_sites_own_log(
 
     logged = io.StringIO()
     handler, log = logging.StreamHandler(logged), logging.getLogger("flwr")
-    monkeypatch.setattr("fedsilo.client_app.opening.open_site", fail)
+    monkeypatch.setattr("fedsilo.client_app.session.open_session", fail)
     log.addHandler(handler)
     try:
         reply = app(message(kind), context({"partition-id": 0}))
     finally:
         log.removeHandler(handler)
-    assert reason_of(reply) == "ValueError (its text stands in the site's own log)"
+    assert reason_of(reply) == "ValueError (its text is in the site's own log)"
     assert "ValueError: cannot convert '63,1,4,140'" in logged.getvalue()
 
 
@@ -217,5 +217,7 @@ def test_the_app_is_loaded_without_the_methods_and_torch() -> None:
     assert [m for m in loaded if m.startswith("fedsilo.client_app")] == [
         "fedsilo.client_app",
         "fedsilo.client_app.app",
+        "fedsilo.client_app.site",
+        "fedsilo.client_app.site.node",
     ]
     assert "torch" not in loaded

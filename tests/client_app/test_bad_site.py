@@ -87,13 +87,13 @@ def test_a_directory_that_may_not_be_read_is_one_line_without_a_files_name(
         raise PermissionError(13, "Permission denied", "/data/mueller-1951.png")
 
     (tmp_path / "one").touch()
-    monkeypatch.setattr("fedsilo.client_app.opening.load_silo", fail)
+    monkeypatch.setattr("fedsilo.client_app.session.load_silo", fail)
     node = node_with(tmp_path, "heart", "va", tmp_path / "cache")
     if not real:
         node.node_config = {"partition-id": 0}
     told = reason_of(app(hello(), node))
     why = "va: the data cannot be opened (Permission denied): the site's own log names the file"
-    hidden = "PermissionError: Permission denied (its text stands in the site's own log)"
+    hidden = "PermissionError: Permission denied (its text is in the site's own log)"
     assert told == (why if real else hidden)
     assert "mueller" in own_log.getvalue()
 

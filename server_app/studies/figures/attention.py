@@ -56,18 +56,18 @@ def attention(
         FedsiloError: the run has not ended, or its network is no ViT.
     """
     for name in [site] if site else sites_of(run_dir):
-        method = finished_site(run_dir, name, data_dir, state_dir)
-        if method.common.network != "vit":
+        lab = finished_site(run_dir, name, data_dir, state_dir)
+        if lab.common.network != "vit":
             raise SettingError(
-                f"{run_dir} is a run of network '{method.common.network}', which has no "
+                f"{run_dir} is a run of network '{lab.common.network}', which has no "
                 "attention to draw"
             )
-        network = cast("PromptedViT", method.open_network())
-        held, classes = method.silo.splits()[split], method.silo.class_names()
+        network = cast("PromptedViT", lab.open())
+        held, classes = lab.silo.splits()[split], lab.silo.class_names()
         if not len(held):
             yield SitePicture(name, None)
             continue
-        sheet = most_certain_explanations(network, held, method.compute, classes, images)
+        sheet = most_certain_explanations(network, held, lab.compute, classes, images)
         title = f"{name}: most certain {split} images of each class, and where it looked"
         path = (out or run_dir) / f"attention-{name}.png"
         write_picture(path, draw_sheet(sheet, classes, title, images))

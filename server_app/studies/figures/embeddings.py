@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.client_app.explain.embeddings import EMBEDDING, embed
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -146,7 +146,7 @@ def write_document(run_dir: Path, panel: Panel, selection: Selection) -> Path:
 
 
 def gather(
-    sites: Iterable[tuple[SiteMethod, SiteNetwork]],
+    sites: Iterable[tuple[Lab, SiteNetwork]],
     selection: Selection,
     tell: Callable[[str], None] = print,
 ) -> Cloud:

@@ -38,7 +38,9 @@ def explain(
     Raises:
         FedsiloError: the run has not ended, its method explains nothing, or there is no such row.
     """
-    return finished_site(run_dir, site, data_dir, state_dir).explain(split, row)
+    from fedsilo.client_app.explain.sample import explain_sample  # PyTorch, which takes seconds
+
+    return explain_sample(finished_site(run_dir, site, data_dir, state_dir), split, row)
 
 
 def save_explanation(

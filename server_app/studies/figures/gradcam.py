@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedsilo.client_app.explain.gradcam import explain_by_grad_cam, last_maps
 from fedsilo.client_app.explain.image_explanation import ImageExplanation, draw_image, draw_map
-from fedsilo.client_app.methods.base import SiteMethod, refuse_row
+from fedsilo.client_app.explain.sample import refuse_row
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import SettingError
@@ -125,7 +126,7 @@ def gradcam(
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
     # Before anything is computed: have all the runs ended?
     titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
-    runs: list[tuple[SiteMethod, SiteNetwork]] = []
+    runs: list[tuple[Lab, SiteNetwork]] = []
     for run_dir in run_dirs:
         with naming(run_dir):
             method, network = opened(run_dir, site, data_dir, state_dir)
@@ -145,7 +146,7 @@ def gradcam(
 
 
 def _chosen(
-    runs: Sequence[tuple[SiteMethod, SiteNetwork]], scenarios: Scenarios, split: str
+    runs: Sequence[tuple[Lab, SiteNetwork]], scenarios: Scenarios, split: str
 ) -> list[tuple[int, str]]:
     held = runs[0][0].silo.splits()[split]
     answers = []
@@ -159,7 +160,7 @@ def _chosen(
 
 
 def _explanations(
-    method: SiteMethod, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
+    method: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
     names = list(method.silo.class_names())
     if wanted is not None and wanted not in names:

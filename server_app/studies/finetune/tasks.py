@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import in_batches, measure
-from fedsilo.client_app.training.loop import LocalTraining, Objective, open_optimiser, train_locally
+from fedsilo.client_app.training.loop import Objective, open_optimiser, train_locally
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.segmentation_metrics import segmentation_metrics
@@ -150,14 +150,12 @@ def cosine_epochs(
     )
     for epoch in range(epochs):
         yield train_locally(
-            LocalTraining(
-                cast(SiteNetwork, network),  # beside the objective only its parameters are used
-                split,
-                settings,
-                compute,
-                (purpose, epoch),
-                objective=objective,
-                optimiser=optimiser,
-            )
+            cast(SiteNetwork, network),  # beside the objective only its parameters are used
+            split,
+            settings,
+            compute,
+            (purpose, epoch),
+            objective=objective,
+            optimiser=optimiser,
         )
         cosine.step()

@@ -140,9 +140,9 @@ def calibrated(model: SiteModel, coverage: float) -> Calibration:
             f"site {model.site} has {len(own)} validation rows, and a calibration for coverage "
             f"{coverage:g} takes {needed}: start a run with 'val-folds', or ask for less"
         )
-    method = model.method
+    lab = model.lab
     key = (model.round, model.site, INCOMING, SPLIT)
-    probabilities = predict(model.network, own, method.drawing, method.compute, key)
+    probabilities = predict(model.network, own, lab.sampling, lab.compute, key)
     temperature = fit_temperature(probabilities, own.labels)
     return Calibration(
         run=model.run.path.resolve().name,

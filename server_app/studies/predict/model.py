@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.datasets.io.state_files import state_digest
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -26,9 +26,14 @@ class SiteModel:
     """A site's model after a finished run."""
 
     run: FinishedRun
-    method: SiteMethod  # the run's method at the site, after the last round
-    network: SiteNetwork  # the one that the final metrics are of, in eval mode, on the device
+    lab: Lab  # what the run's method has at hand at the site, after the last round
+    measured: Measured  # what the final metrics are of, in eval mode, on the device
     own: bool  # True if it is this site's alone; else every site has the same
+
+    @property
+    def network(self) -> SiteNetwork:
+        """The network, in eval mode, on the device."""
+        return self.measured.network
 
     @property
     def site(self) -> str:
@@ -38,12 +43,12 @@ class SiteModel:
     @property
     def silo(self) -> Silo:
         """The site's data, a table's features standardised."""
-        return self.method.silo
+        return self.lab.silo
 
     @property
     def common(self) -> CommonSettings:
         """The run's settings, with this machine's data directory."""
-        return self.method.common
+        return self.lab.common
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -53,7 +58,7 @@ class SiteModel:
     @property
     def round(self) -> int:
         """The round of the run's final evaluation, on which dropout samples are keyed."""
-        return self.method.request.instruction.round
+        return self.lab.instruction.round
 
     def inputs(self, split: str = "test") -> Tensor:
         """Return a split's samples as the network takes them: (n, *input_shape) float32."""
@@ -77,7 +82,7 @@ class SiteModel:
         It shares the network's weights and device.
         """
         module = ProbabilityModel(self.network, self.silo.figures, self.pixel_figures())
-        return module.to(self.method.compute.device)
+        return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
         """Return a SHA-256 of all that decides its answers: weights, priors, standardisation."""
@@ -138,15 +143,15 @@ def _at_first_site(run: FinishedRun, data_dir: Path | None) -> SiteModel:
 def _opened(
     run: FinishedRun, site: str, data_dir: Path | None, state_dir: Path | None
 ) -> SiteModel:
-    method = finished_site(run.path, site, data_dir, state_dir)
-    network = next(iter(method.measured(method.open_network()))).network
-    network.eval()
+    lab = finished_site(run.path, site, data_dir, state_dir)
+    measured = next(iter(lab.session.method.measured(lab, lab.open())))
+    measured.network.eval()
     own = (
-        method.context.has_read_state()
-        or bool(evidences(network))  # whose prior is the site's
-        or (method.silo.figures is not None and method.common.standardise == "site")
+        lab.has_read_state()
+        or bool(evidences(measured.network))  # whose prior is the site's
+        or (lab.silo.figures is not None and lab.common.standardise == "site")
     )
-    return SiteModel(run, method, network, own)
+    return SiteModel(run, lab, measured, own)
 
 
 def refuse_other_rows(model: SiteModel, split: str) -> None:

@@ -7,7 +7,7 @@ samples: the rows of a run's test split have the metrics of its ``metrics.csv`` 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -16,7 +16,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import SiteMethod
 from fedsilo.client_app.training.evaluation import figures_of, predict_batches
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.messages import INCOMING
@@ -24,7 +23,6 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.maths.mc_dropout import predictive_entropy
-from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.studies.predict.calibration import Calibration, open_calibration
 from fedsilo.server_app.studies.predict.inputs import Inputs, Watch, open_inputs
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
@@ -97,13 +95,13 @@ class Predictions:
 class _SampleStatistics:
     """A probe that collects what a method says about each sample beside its probabilities."""
 
-    def __init__(self, method: SiteMethod, network: SiteNetwork) -> None:
-        self._method, self._network = method, network
+    def __init__(self, of_samples: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self._of_samples = of_samples
         self._parts: list[dict[str, Tensor]] = []
 
     def see(self, tokens: Tensor) -> None:
         """Collect a batch."""
-        self._parts.append(self._method.sample_figures(self._network, tokens))
+        self._parts.append(self._of_samples(tokens))
 
     def values(self) -> dict[str, float]:
         """Return nothing: it says nothing about the split as a whole."""
@@ -149,11 +147,11 @@ def predicted(
     """
     if calibration and coverage is not None:
         calibration.threshold(coverage)  # refused before the work
-    method, split = model.method, str(inputs.source.get("split", "test"))
+    lab, split = model.lab, str(inputs.source.get("split", "test"))
     key = (model.round, model.site, INCOMING, split)
-    statistics = _SampleStatistics(method, model.network)
+    statistics = _SampleStatistics(model.measured.of_samples or (lambda tokens: {}))
     batches = inputs.watched(watch)
-    own = predict_batches(model.network, batches, method.drawing, method.compute, key, statistics)
+    own = predict_batches(model.network, batches, lab.sampling, lab.compute, key, statistics)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     return Predictions(
         inputs,
@@ -180,7 +178,7 @@ def _document(
     model: SiteModel, inputs: Inputs, calibration: Calibration | None, coverage: float | None
 ) -> dict[str, Any]:
     common = model.common
-    settings = as_mapping(common) | as_mapping(model.method.settings)
+    settings = as_mapping(common) | as_mapping(model.lab.session.method.settings)
     circumstances = keys_with(CommonSettings, "circumstance")  # where and when it ran
     return {
         "run": model.run.path.resolve().name,

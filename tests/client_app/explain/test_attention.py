@@ -14,7 +14,8 @@ from fedsilo.client_app.explain.attention import (
     most_certain_explanations,
 )
 from fedsilo.client_app.explain.image_explanation import ImageExplanation
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.explain.sample import explain_sample
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import DataError
@@ -24,13 +25,13 @@ from tests.support.tiny import VIT_FIELDS
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 NAMES = ["zero", "one"]
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 
 
 @pytest.fixture
 def network(opened: Opened) -> PromptedViT:
     """Return a prompted ViT of 16 patches for grey images of 16 pixels a side and ten classes."""
-    return cast(PromptedViT, opened("fedevprompt").open_network())
+    return cast(PromptedViT, opened("fedevprompt").open())
 
 
 def bytes_split(count: int, labels: list[int], channels: int = 1) -> Split:
@@ -134,11 +135,11 @@ def test_a_site_explains_a_row_by_its_truth_and_refuses_one_that_is_not_there(
 ) -> None:
     method = opened("fedevprompt")
     label = int(method.silo.test.labels[3])
-    found = cast(ImageExplanation, method.explain("test", 3))
+    found = cast(ImageExplanation, explain_sample(method, "test", 3))
     assert found.title == f"s1a, test row 3: truth {label}"
     assert list(found.classes) == [str(number) for number in range(10)]
     for row in (-1, 10):
         with pytest.raises(DataError, match=rf"s1a has 10 test rows.*there is no row {row}"):
-            method.explain("test", row)
+            explain_sample(method, "test", row)
     with pytest.raises(DataError, match="s1a has 4 val rows"):
-        method.explain("val", 4)
+        explain_sample(method, "val", 4)

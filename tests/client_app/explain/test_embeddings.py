@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedsilo.client_app.explain.embeddings import PENULTIMATE, embed, single_classifier
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -71,10 +71,10 @@ def test_a_row_of_a_table_is_embedded_too() -> None:
 
 
 def test_a_method_that_wraps_one_network_is_embedded_by_it_and_a_mixture_refused(
-    opened: Callable[..., SiteMethod], weights: dict[str, Any]
+    opened: Callable[..., Lab], weights: dict[str, Any]
 ) -> None:
     method = opened("fedavg", weights)
-    network = cast(TokenClassifier, method.open_network())
+    network = cast(TokenClassifier, method.open())
     assert single_classifier(network) is network
     mixed = Mixture({"a": network, "b": network_of("conv", (1, 16, 16))})
     with pytest.raises(SettingError, match=r"mixes 2 networks.*name a run of a method with one"):

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.explain.gradcam import explain_by_grad_cam, grad_cam, last_maps
 from fedsilo.client_app.explain.image_explanation import ImageExplanation
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.explain.sample import explain_sample
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import LocalTraining, train_locally
+from fedsilo.client_app.training.loop import train_locally
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -27,7 +28,7 @@ from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.resnet22 import ResNet22
 
 CPU = Compute(torch.device("cpu"), bf16=False)
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 
 
 def settings(network: str, **values: Any) -> CommonSettings:
@@ -144,7 +145,7 @@ def squares(count: int, seed: int) -> tuple[Split, Tensor]:
 def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
     common = settings("conv", width=4, dropout=0.0, **{"learning-rate": 0.01, "local-epochs": 5})
     network = build_classifier(common, Task((1, 32, 32), 2))
-    train_locally(LocalTraining(network, squares(256, 1)[0], common, CPU, (1, "site")))
+    train_locally(network, squares(256, 1)[0], common, CPU, (1, "site"))
     test, quadrants = squares(32, 2)
     maps = grad_cam(network, float_inputs(test.inputs[1::2]), 1)
     parts = maps.reshape(16, 2, 4, 2, 4).sum(dim=(2, 4)).flatten(1)
@@ -157,10 +158,10 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("fedavg", weights)
-    found = cast(ImageExplanation, method.explain("test", 3))
+    found = cast(ImageExplanation, explain_sample(method, "test", 3))
     label = int(method.silo.test.labels[3])
     assert found.title == f"s1a, test row 3: truth {label}"
-    network = cast(TokenClassifier, method.open_network()).eval()
+    network = cast(TokenClassifier, method.open()).eval()
     image = method.silo.test.inputs[3:4]
     logits = network(float_inputs(image))[0]
     assert found.probabilities == pytest.approx(logits.softmax(dim=0).tolist(), abs=1e-6)
@@ -169,7 +170,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
     torch.testing.assert_close(found.saliency.values, by_hand)
     assert (found.beliefs, found.vacuity) == ([], None)
     with pytest.raises(DataError, match="there is no row 10"):
-        method.explain("test", 10)
+        explain_sample(method, "test", 10)
 
 
 def test_grad_cam_of_an_evidential_network_has_beliefs_and_takes_a_label() -> None:
@@ -187,7 +188,7 @@ def test_grad_cam_of_an_evidential_network_has_beliefs_and_takes_a_label() -> No
 
 def test_networks_without_maps_of_their_own_are_refused(opened: Opened) -> None:
     row = build_classifier(settings("mlp"), Task((5,), 2))
-    for network in (row, opened("fedevprompt").open_network()):
+    for network in (row, opened("fedevprompt").open()):
         with pytest.raises(SettingError, match=r"needs convolutional maps.*'fedsilo attention'"):
             last_maps(network)
     mixed = Mixture({"a": identity(GRADIENTS), "b": identity(GRADIENTS)})

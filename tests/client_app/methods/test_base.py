@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
 from torch import nn
 
-from fedsilo.client_app.methods.base import SiteMethod, refuse_row
-from fedsilo.client_app.site.request import Request
+from fedsilo.client_app.explain.sample import refuse_row
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods import base as methods_base
+from fedsilo.client_app.methods.base import SiteMethod
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.messages import ARRAYS, Instruction
+from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.strategies.wire.records import to_record
 
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 
 
-def test_a_request_without_arrays_has_none() -> None:
-    assert Request(Instruction(1, "train"), RecordDict()).arrays() == {}
+def test_a_message_without_arrays_has_none(opened: Opened) -> None:
+    assert opened("fedavg").arrays() == {}
 
 
 def test_the_classifier_has_the_arrays_that_are_given_else_the_seeds(
@@ -48,13 +47,10 @@ def test_the_classifier_has_the_arrays_that_are_given_else_the_seeds(
         method.classifier({})
 
 
-def test_arrays_that_came_are_read_below_a_prefix() -> None:
-    content = RecordDict({ARRAYS: to_record({"a/x": np.ones(2), "b/x": np.zeros(1)})})
-    request = Request(Instruction(1, "train"), content)
-    assert set(request.arrays()) == {"a/x", "b/x"}
-    assert [(name, array.tolist()) for name, array in request.arrays("a/").items()] == [
-        ("x", [1, 1])
-    ]
+def test_arrays_that_came_are_read_below_a_prefix(opened: Opened) -> None:
+    lab = opened("fedavg", {"a/x": np.ones(2), "b/x": np.zeros(1)})
+    assert set(lab.arrays()) == {"a/x", "b/x"}
+    assert [(name, array.tolist()) for name, array in lab.arrays("a/").items()] == [("x", [1, 1])]
 
 
 def test_a_methods_own_state_is_without_the_progress_in_an_epoch(
@@ -62,18 +58,22 @@ def test_a_methods_own_state_is_without_the_progress_in_an_epoch(
 ) -> None:
     method = opened("fedavg", weights)
     arrays = {"pace/order": torch.ones(1), "mine/w": torch.zeros(2), "v": torch.ones(1)}
-    method.context.state.store(Instruction(1, "train"), arrays)
+    method.state_files.store(Instruction(1, "train"), arrays)
     later = opened("fedavg", round=2)
-    assert set(later.own_state()) == {"mine/w", "v"}
-    assert set(later.own_state("mine/")) == {"w"}
-    assert set(later.context.stored) == set(arrays)
-    assert opened("fedavg", site="s2a").own_state() == {}
+    assert set(later.state()) == {"mine/w", "v"}
+    assert set(later.state("mine/")) == {"w"}
+    assert set(later.stored) == set(arrays)
+    assert opened("fedavg", site="s2a").state() == {}
 
 
-def test_an_author_of_a_method_meets_at_most_15_names() -> None:
-    public = [name for name in vars(SiteMethod) if not name.startswith("_")]
-    assert len(public) <= 15, public
-    assert SiteMethod.__bases__ == (ABC,)
+def test_an_author_of_a_method_meets_eight_names_and_two_that_have_defaults() -> None:
+    public = {name for name in vars(SiteMethod) if not name.startswith("_")}
+    assert public == {"admit", "measured", "open", "train"}
+    assert SiteMethod.__abstractmethods__ == {"train"}
+    text = methods_base.__doc__ or ""
+    met = ("open", "train", "arrays", "state", "classifier", "measure", "fit", "reply")
+    assert all(f"``{name}``" in text for name in met)
+    assert all(hasattr(Lab, name) for name in met if name != "train")
 
 
 @pytest.mark.parametrize(("row", "fits"), [(0, True), (9, True), (10, False), (-1, False)])

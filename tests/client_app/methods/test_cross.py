@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.methods.cross import CrossSite
-from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, measurements
@@ -19,8 +18,9 @@ from fedsilo.models.methods.cross import CROSSED
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.mixture import expert_array
+from tests.support.lab import answer, evaluate
 
-Opened = Callable[..., CrossSite]
+Opened = Callable[..., Lab]
 PLAIN = {"mc_passes": 0}
 
 
@@ -56,14 +56,14 @@ def usual(method: str, reply: Any) -> dict[str, Any]:
 def test_a_site_trains_and_measures_its_own_model_as_local_does_to_the_bit(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    crossed = SiteRound(opened("cross", returns=False)).answer()
-    alone = SiteRound(opened("local")).answer()
+    crossed = answer(opened("cross", returns=False))
+    alone = answer(opened("local"))
     assert ARRAYS not in crossed
     assert usual("cross", crossed) == usual("local", alone)
     last = {"round": 2, "phase": "evaluate"}
     others = sent({"s2a": weights, "s3a": always(weights, 1)})
-    assert usual("cross", SiteRound(opened("cross", others, **last)).measure_only()) == usual(
-        "local", SiteRound(opened("local", **last)).measure_only()
+    assert usual("cross", evaluate(opened("cross", others, **last))) == usual(
+        "local", evaluate(opened("local", **last))
     )
 
 
@@ -71,9 +71,9 @@ def test_the_model_leaves_the_site_when_it_is_asked_for(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("cross")
-    reply = SiteRound(method).answer()
+    reply = answer(method)
     assert set(reply[ARRAYS]) == set(weights)
-    kept = exchanged_arrays(cast(nn.Module, opened("cross", round=2).open_network()))
+    kept = exchanged_arrays(cast(nn.Module, opened("cross", round=2).open()))
     for name, array in reply[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), kept[name])
 
@@ -81,7 +81,7 @@ def test_the_model_leaves_the_site_when_it_is_asked_for(
 def test_every_model_that_came_is_measured_on_the_sites_own_samples(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    SiteRound(opened("cross", own=PLAIN, returns=False)).answer()
+    answer(opened("cross", own=PLAIN, returns=False))
     labels = opened("cross").silo.test.labels
     first, last = int(labels[0]), int(labels[-1])
     other = {name: array + np.float32(0.01) for name, array in weights.items()}
@@ -94,7 +94,7 @@ def test_every_model_that_came_is_measured_on_the_sites_own_samples(
         }
     )
     method = opened("cross", came, round=2, phase="evaluate", own=PLAIN)
-    found = figures(SiteRound(method).measure_only())
+    found = figures(evaluate(method))
     for site, label in (("s2a", first), ("s4a", last)):
         share = (labels == label).double().mean().item()
         assert found[f"accuracy-from-{site}"] == pytest.approx(share)
@@ -104,7 +104,7 @@ def test_every_model_that_came_is_measured_on_the_sites_own_samples(
     with torch.no_grad():
         said = network.eval()(method.silo.test.inputs).argmax(dim=1)
     assert found["accuracy-from-s3a"] == pytest.approx((said == labels).double().mean().item())
-    assert "accuracy-from-s2a" in figures(SiteRound(method).measure_only(), "val")
+    assert "accuracy-from-s2a" in figures(evaluate(method), "val")
     assert not {m for m in found if m.startswith(("loss-from", "entropy-from"))}
 
 
@@ -112,19 +112,15 @@ def test_what_came_of_the_site_itself_has_its_own_figures_and_noised_ones_if_it_
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     last: dict[str, Any] = {"round": 2, "phase": "evaluate"}
-    reply = SiteRound(opened("cross")).answer()
+    reply = answer(opened("cross"))
     own = {name: array.numpy() for name, array in reply[ARRAYS].items()}
     first = always(weights, int(opened("cross").silo.test.labels[0]))
-    found = figures(
-        SiteRound(opened("cross", sent({"a": first, "s1a": own}), **last)).measure_only()
-    )
+    found = figures(evaluate(opened("cross", sent({"a": first, "s1a": own}), **last)))
     assert {m for m in CROSSED if m in found} == {"accuracy", "balanced-accuracy"}
     for metric in ("accuracy", "balanced-accuracy"):
         assert found[f"{metric}-from-s1a"] == found[metric]
     noised = {name: array + np.float32(1) for name, array in own.items()}
-    after = figures(
-        SiteRound(opened("cross", sent({"a": noised, "s1a": noised}), **last)).measure_only()
-    )
+    after = figures(evaluate(opened("cross", sent({"a": noised, "s1a": noised}), **last)))
     assert after["accuracy-from-s1a"] == after["accuracy-from-a"]
     assert after["accuracy"] == found["accuracy"]
 
@@ -134,7 +130,7 @@ def test_a_sites_name_may_hold_any_character(
     opened: Opened, weights: dict[str, Any], name: str
 ) -> None:
     came = sent({name: always(weights, 1)})
-    found = figures(SiteRound(opened("cross", came, phase="evaluate", own=PLAIN)).measure_only())
+    found = figures(evaluate(opened("cross", came, phase="evaluate", own=PLAIN)))
     assert {m for m in found if "-from-" in m} >= {
         f"accuracy-from-{name}",
         f"balanced-accuracy-from-{name}",
@@ -145,7 +141,7 @@ def test_a_site_whose_own_model_did_not_come_is_measured_but_not_in_the_matrix(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     came = sent({"s2a": weights})
-    found = figures(SiteRound(opened("cross", came, phase="evaluate", own=PLAIN)).measure_only())
+    found = figures(evaluate(opened("cross", came, phase="evaluate", own=PLAIN)))
     assert "accuracy" in found
     assert "accuracy-from-s1a" not in found
     # It has no state, so its own model is the initial one, as what came here is
@@ -157,21 +153,21 @@ def test_one_foreign_model_is_open_at_a_time_and_nothing_is_stored(
 ) -> None:
     built: list[TokenClassifier] = []
     monkeypatch.setattr(
-        "fedsilo.client_app.methods.base.initial_classifier",
+        "fedsilo.client_app.lab.initial_classifier",
         lambda *site: built.append(initial_classifier(*site)) or built[-1],
     )
     came = sent(dict.fromkeys(("s1a", "s2a", "s3a"), weights))
     method = opened("cross", came, phase="evaluate", own=PLAIN)
-    assert SiteRound(method).measure_only()[METRICS]["kept-state"] == 0
+    assert evaluate(method)[METRICS]["kept-state"] == 0
     assert len(built) == 1
-    assert not method.context.state.folder.exists()
+    assert not method.state_files.folder.exists()
 
 
 def test_a_model_that_does_not_fit_is_refused(opened: Opened, weights: dict[str, Any]) -> None:
     came = sent({"s2a": weights})
     del came[expert_array("s2a", "head.4.bias")]
     with pytest.raises(SettingError, match=r"missing \['head.4.bias'\]"):
-        SiteRound(opened("cross", came, phase="evaluate")).measure_only()
+        evaluate(opened("cross", came, phase="evaluate"))
 
 
 def test_an_evidential_model_is_measured_with_the_prior_of_the_site_that_tests(
@@ -180,7 +176,7 @@ def test_an_evidential_model_is_measured_with_the_prior_of_the_site_that_tests(
     zeros = {name: np.zeros_like(array) for name, array in weights.items()}
     own = PLAIN | {"loss": "evidential"}
     method = opened("cross", sent({"s2a": zeros}), phase="evaluate", own=own)
-    found = figures(SiteRound(method).measure_only())
+    found = figures(evaluate(method))
     # Equal evidence for all classes: it answers the rarest of this site's training samples
     counts = torch.bincount(method.silo.train.labels, minlength=10)
     right = (method.silo.test.labels == counts.argmin()).double().mean().item()

@@ -1,25 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from fedsilo.client_app.explain.sample import explain_sample
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.distrans import DisTransSite
 from fedsilo.client_app.privacy.blur import blurred
 from fedsilo.client_app.site.limits import Limits
-from fedsilo.client_app.site_round import SiteRound
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.methods.distrans import OFFSET, DoubleChannelClassifier, double_channels
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from tests.support.lab import answer, evaluate, fitted
 
-Opened = Callable[..., DisTransSite]
+Opened = Callable[..., Lab]
 Weights = Callable[..., dict[str, Any]]
 ONE_STEP = {"local_steps": 1, "batch_size": 36, "dropout": 0.0, "optimiser": "sgd"}
 
@@ -42,13 +43,13 @@ def came(resolved: Callable[..., Any]) -> Weights:
 
 
 def offset_of(site: DisTransSite) -> torch.Tensor:
-    network = cast(DoubleChannelClassifier, site.open_network())
+    network = cast(DoubleChannelClassifier, site.open())
     return network.offset.weight.detach().clone()
 
 
 def test_the_network_and_the_offset_come_and_go_back_trained(opened: Opened, came: Weights) -> None:
     sent = came()
-    reply = SiteRound(opened("distrans", sent)).answer()
+    reply = answer(opened("distrans", sent))
     assert set(reply[ARRAYS]) == set(sent)
     moved = {n for n, array in reply[ARRAYS].items() if (array.numpy() != sent[n]).any()}
     assert {OFFSET, "head.logits.weight", "head.dense.1.weight", "encoder.stages.0.weight"} < moved
@@ -61,13 +62,13 @@ def test_the_offset_takes_a_step_of_its_own_rate_down_the_gradient_of_the_same_b
 ) -> None:
     own = {**ONE_STEP, "offset_learning_rate": rate, "learning_rate": 0.125, "weight_decay": 0.5}
     site = opened("distrans", came(**own), own=own)
-    network = cast(DoubleChannelClassifier, site.open_network())
+    network = cast(DoubleChannelClassifier, site.open())
     start = {name: p.detach().clone() for name, p in network.named_parameters()}
-    twin = cast(DoubleChannelClassifier, site.open_network()).train()
+    twin = cast(DoubleChannelClassifier, site.open()).train()
     train = site.silo.train
     assert len(train) == 36, "one step must be of the whole training data"
     twin.loss(train.inputs, train.labels).backward()  # type: ignore[no-untyped-call]
-    SiteRound(site).fit(site.local_training(network))
+    fitted(site, network)
     gradients = {name: cast(torch.Tensor, p.grad) for name, p in twin.named_parameters()}
     after = dict(network.named_parameters())
     wanted = start[OFFSET] - rate * gradients[OFFSET]
@@ -86,17 +87,17 @@ def test_an_offset_that_stays_is_drawn_at_the_site_and_goes_on_where_it_was(
     first, other = (opened("distrans", sent, site=s, own=own) for s in ("s1a", "s2a"))
     drawn = offset_of(first)
     assert not torch.equal(drawn, offset_of(other)), "each site draws its own"
-    reply = SiteRound(first).answer()
+    reply = answer(first)
     assert OFFSET not in reply[ARRAYS]
     assert set(reply[ARRAYS]) == set(sent)
     assert reply[METRICS]["kept-state"] == 1
     later = opened("distrans", sent, own=own, round=2)
-    assert set(later.context.stored) == {OFFSET}
+    assert set(later.stored) == {OFFSET}
     assert not torch.equal(offset_of(later), drawn)
-    assert torch.equal(offset_of(later), later.context.stored[OFFSET])
+    assert torch.equal(offset_of(later), later.stored[OFFSET])
     assert torch.equal(offset_of(opened("distrans", sent, own=own)), drawn), "round 1 asked again"
     final = opened("distrans", sent, own=own, round=2, phase="evaluate")
-    assert torch.equal(offset_of(final), later.context.stored[OFFSET])
+    assert torch.equal(offset_of(final), later.stored[OFFSET])
 
 
 def test_an_offset_that_is_sent_to_a_site_that_keeps_its_own_is_not_taken(
@@ -121,10 +122,10 @@ def test_a_missing_offset_and_one_of_other_images_are_refused(
 ) -> None:
     sent = came()
     with pytest.raises(SettingError, match=r"missing \['offset.weight'\]"):
-        opened("distrans", {n: a for n, a in sent.items() if n != OFFSET}).open_network()
+        opened("distrans", {n: a for n, a in sent.items() if n != OFFSET}).open()
     other = sent | {OFFSET: np.zeros((784, 1), np.float32)}
     with pytest.raises(SettingError, match=r"'offset.weight' is \(784, 1\), not \(256, 1\)"):
-        opened("distrans", other).open_network()
+        opened("distrans", other).open()
 
 
 def test_epochs_that_span_rounds_leave_the_offset_out_of_the_optimiser(
@@ -133,9 +134,9 @@ def test_epochs_that_span_rounds_leave_the_offset_out_of_the_optimiser(
     own = {"epoch_steps": 4, "pace": 2, "local_epochs": 2, "batch_size": 32}
     own |= {"offset_learning_rate": 0.5}
     sent = came(**own)
-    reply = SiteRound(opened("distrans", sent, own=own)).answer()
+    reply = answer(opened("distrans", sent, own=own))
     assert (reply[ARRAYS][OFFSET].numpy() != sent[OFFSET]).any()
-    stored = opened("distrans", own=own, round=2).context.stored
+    stored = opened("distrans", own=own, round=2).stored
     assert [name for name in stored if "head.logits.weight" in name]
     assert not [name for name in stored if OFFSET in name]
 
@@ -149,11 +150,11 @@ def test_the_offset_is_put_back_and_blurred_as_other_units_are(
     found = {}
     for minimum in (1, 2, 36):
         site = opened("distrans", sent, own=own)
-        site.context = replace(site.context, limits=_floors(minimum))
-        network = cast(DoubleChannelClassifier, site.open_network())
-        SiteRound(site).fit(site.local_training(network))
+        site.session.limits = _floors(minimum)
+        network = cast(DoubleChannelClassifier, site.open())
+        fitted(site, network)
         found[minimum] = network.offset.weight.detach().numpy()
-        shares = site.context.shares
+        shares = site._shares
         assert (OFFSET in shares) == (minimum > 1)
     assert (found[36] == sent[OFFSET]).all()
     same = found[2] == found[1]
@@ -184,12 +185,12 @@ def test_a_site_explains_an_image_by_the_map_of_both_channels(
     site = opened("distrans", arrays, own=own, phase="evaluate")
     if network == "resnet22":
         with pytest.raises(SettingError, match="single cell"):
-            site.explain("test", 0)
+            explain_sample(site, "test", 0)
         return
-    assert site.explain("test", 0).lines()
+    assert explain_sample(site, "test", 0).lines()
 
 
 def test_monte_carlo_dropout_has_an_entropy(opened: Opened, came: Weights) -> None:
     own = {"dropout": 0.5}
-    found = SiteRound(opened("distrans", came(**own), own=own, phase="evaluate")).measure_only()
+    found = evaluate(opened("distrans", came(**own), own=own, phase="evaluate"))
     assert 0 < float(cast(Any, found[METRICS])["incoming.test.entropy"]) <= np.log(10)

@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.methods import fedaligncl
+from fedsilo.client_app import lab
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.adversarial_alignment import Aligner, embedded
-from fedsilo.client_app.methods.fedaligncl import FedAlignCLSite
-from fedsilo.client_app.opening import admit, open_site
-from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.methods.fedaligncl import _open_discriminator, _right
+from fedsilo.client_app.session import open_session
 from fedsilo.client_app.training.compute import choose_compute
-from fedsilo.client_app.training.loop import LocalTraining, train_locally
-from fedsilo.client_app.training.pacing import shuffled
+from fedsilo.client_app.training.loop import train_locally
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
@@ -27,8 +26,9 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from tests.support.lab import answer, fitted, steps_of
 
-Opened = Callable[..., FedAlignCLSite]
+Opened = Callable[..., Lab]
 WIDTH = 16  # channels of the tiny conv network: 4 times its width
 QUIET = {"noise_variance": 0.0}
 
@@ -85,7 +85,7 @@ def test_parts_of_a_batch_add_up_to_the_whole_where_batch_norm_plays_no_part() -
         assert torch.allclose(array, found[1][name], atol=1e-5), name
 
 
-def _site(opened: Opened, weights: Any, **more: Any) -> FedAlignCLSite:
+def _site(opened: Opened, weights: Any, **more: Any) -> Lab:
     own = QUIET | more.pop("own", {})
     return opened("fedaligncl", weights, own=own, evaluate=False, run_dir="x", **more)
 
@@ -94,7 +94,7 @@ def test_what_leaves_has_the_noise_and_batch_norms_figures_have_none(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     quiet, noisy = (
-        SiteRound(_site(opened, weights, own={"noise_variance": variance})).answer()[ARRAYS]
+        answer(_site(opened, weights, own={"noise_variance": variance}))[ARRAYS]
         for variance in (0.0, 0.01)
     )
     parameters = dict(_network().named_parameters())
@@ -113,16 +113,11 @@ def test_embeddings_leave_when_they_are_asked_for_and_never_without_alignment(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     asked = {"notes": {"embeddings": 5}}
-    found = SiteRound(_site(opened, weights, **asked)).answer()[ARRAYS]["embeddings"].numpy()
+    found = answer(_site(opened, weights, **asked))[ARRAYS]["embeddings"].numpy()
     assert found.shape == (5, WIDTH)
-    assert (
-        "embeddings"
-        not in SiteRound(_site(opened, weights, own={"align": False}, **asked)).answer()[ARRAYS]
-    )
-    assert "embeddings" not in SiteRound(_site(opened, weights)).answer()[ARRAYS]
-    greedy = SiteRound(_site(opened, weights, notes={"embeddings": 36})).answer()[ARRAYS][
-        "embeddings"
-    ]
+    assert "embeddings" not in answer(_site(opened, weights, own={"align": False}, **asked))[ARRAYS]
+    assert "embeddings" not in answer(_site(opened, weights))[ARRAYS]
+    greedy = answer(_site(opened, weights, notes={"embeddings": 36}))[ARRAYS]["embeddings"]
     assert greedy.shape == (8, WIDTH)  # the tiny run's 'fedaligncl.shared-embeddings'
 
 
@@ -131,9 +126,9 @@ def test_embeddings_are_those_of_training_mode_and_count_no_batch_twice(
 ) -> None:
     own = {"shared_embeddings": 36}
     site = _site(opened, weights, own=own, notes={"embeddings": 36})
-    network = cast(TokenClassifier, site.open_network())
+    network = cast(TokenClassifier, site.open())
     before = {n: a.clone() for n, a in exchanged_arrays(network).items()}
-    found = site.outgoing(network)["embeddings"]
+    found = steps_of(site, network).sent["embeddings"]
     assert all(torch.equal(a, exchanged_arrays(network)[n]) for n, a in before.items())
     with torch.no_grad():
         network.train()
@@ -142,9 +137,9 @@ def test_embeddings_are_those_of_training_mode_and_count_no_batch_twice(
     assert found.std().item() == pytest.approx(first.std().item(), rel=0.2)
 
 
-def _after_a_round(opened: Opened, weights: dict[str, Any], **own: Any) -> FedAlignCLSite:
+def _after_a_round(opened: Opened, weights: dict[str, Any], **own: Any) -> Lab:
     """Train round 1, and return the site as it opens round 2."""
-    SiteRound(_site(opened, weights, own=own)).answer()
+    answer(_site(opened, weights, own=own))
     return _site(opened, weights, round=2, own=own)
 
 
@@ -153,29 +148,26 @@ def test_forgotten_samples_are_told_and_come_earlier(
 ) -> None:
     own = {"learning_rate": 0.01, "epoch_steps": 12, "pace": 12, "forgotten_weight": 1e9}
     site = _after_a_round(opened, weights, **own)
-    local = site.context.stored["right"].bool()
-    network = site.open_network()  # the initial weights: what was learned is forgotten
-    now = site._right(network)
+    local = site.stored["right"].bool()
+    network = site.open()  # the initial weights: what was learned is forgotten
+    now = _right(site, network)
     forgotten = set(torch.nonzero(local & ~now).flatten().tolist())
     assert forgotten
-    training = site.local_training(network)
-    assert training.epoch_order is not None
-    order = training.epoch_order(1).tolist()
+    training = steps_of(site, network)
+    order = training.fit["order"](1).tolist()
     assert set(order[: len(forgotten)]) == forgotten
     assert sorted(order) == list(range(36))
-    assert training.metrics["incoming.train.forgotten"] == pytest.approx(len(forgotten) / 36)
+    assert site.metrics["incoming.train.forgotten"] == pytest.approx(len(forgotten) / 36)
 
 
 def test_without_curriculum_nothing_is_counted_unless_it_is_asked_for(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    assert "right" not in _after_a_round(opened, weights, curriculum=False).context.stored
+    assert "right" not in _after_a_round(opened, weights, curriculum=False).stored
     counted = _after_a_round(opened, weights, curriculum=False, count_forgotten=True)
-    training = counted.local_training(counted.open_network())
-    assert training.epoch_order is not None
-    order = training.epoch_order(1)
-    assert order.tolist() == shuffled(36, counted.common, 1, "s1a").tolist()
-    assert "incoming.train.forgotten" in training.metrics
+    training = steps_of(counted, counted.open())
+    assert training.fit["order"](1) is None, "any order"
+    assert "incoming.train.forgotten" in counted.metrics
 
 
 def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(
@@ -183,37 +175,38 @@ def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(
 ) -> None:
     others = {"embeddings/b": np.zeros((4, WIDTH), np.float32)}
     site = _site(opened, weights | others, own={"warmup_epochs": 1})
-    assert not isinstance(site.local_training(site.open_network()).after_step, Aligner)
+    assert not isinstance(steps_of(site, site.open()).fit["after_step"], Aligner)
     late = _site(opened, weights | others, round=2, own={"warmup_epochs": 1})
-    assert isinstance(late.local_training(late.open_network()).after_step, Aligner)
+    assert isinstance(steps_of(late, late.open()).fit["after_step"], Aligner)
 
 
 def test_a_site_that_starts_from_its_own_trains_whole_epochs_before_its_first_round_alone(
     opened: Opened, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[LocalTraining] = []
+    seen: list[list[list[Tensor]]] = []
 
-    def train(training: LocalTraining) -> float:
-        assert training.plan is not None
-        seen.append(dataclasses.replace(training, plan=list(training.plan)))
-        return train_locally(seen[-1])
+    def train(*args: Any, **options: Any) -> float:
+        if options["plan"] is not None and "pretraining" in args[4]:
+            seen.append(list(options["plan"]))
+            options["plan"] = seen[-1]
+        return train_locally(*args, **options)
 
-    monkeypatch.setattr(fedaligncl, "train_locally", train)
+    monkeypatch.setattr(lab, "train_locally", train)
     own = {"pretraining_epochs": 2, "epoch_steps": 12, "pace": 4}
     site = _site(opened, weights, own=own)
-    network = site.open_network()
+    network = site.open()
     before = {name: array.clone() for name, array in exchanged_arrays(network).items()}
-    site.local_training(network)
-    (training,) = seen
-    epochs = [torch.cat(epoch).tolist() for epoch in cast(list[list[Tensor]], training.plan)]
+    fitted(site, network)
+    (plan,) = seen
+    epochs = [torch.cat(epoch).tolist() for epoch in plan]
     assert [sorted(epoch) for epoch in epochs] == [list(range(36))] * 2, "12 steps of 3 of 36"
     assert epochs[0] != epochs[1]
     moved = exchanged_arrays(network)
     assert any(not torch.equal(before[name], array) for name, array in moved.items())
     later = _site(opened, weights, round=2, own=own)
-    later.local_training(later.open_network())
+    fitted(later, later.open())
     without = _site(opened, weights, own=own | {"pretraining_epochs": 0})
-    without.local_training(without.open_network())
+    fitted(without, without.open())
     assert len(seen) == 1
 
 
@@ -222,18 +215,18 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
 ) -> None:
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     site = _site(opened, weights | others)
-    reply = SiteRound(site).answer()
+    reply = answer(site)
     assert not any("discriminator" in name for name in reply[ARRAYS])
     second = _site(opened, weights | others, round=2)
-    kept = {n for n in second.context.stored if n.startswith("discriminator/")}
+    kept = {n for n in second.stored if n.startswith("discriminator/")}
     assert kept == {
         f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
     }
-    discriminator = second._open_discriminator(WIDTH)
-    optimiser = second._open_optimiser(discriminator)
+    discriminator = _open_discriminator(second, WIDTH)
+    optimiser = second.session.method._open_optimiser(second, discriminator)
     assert torch.equal(
         discriminator.state_dict()["layers.0.weight"],
-        second.context.stored["discriminator/layers.0.weight"],
+        second.stored["discriminator/layers.0.weight"],
     )
     steps = [optimiser.state[p]["step"].item() for p in discriminator.parameters()]
     assert steps == [2.0] * 4  # one other site, two batches
@@ -251,16 +244,16 @@ def test_the_others_discriminators_are_the_target_where_they_are_asked_for(
     own, others = {"align_target": "others"}, {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     came = weights | others | _rival("b")
     site = _site(opened, came, own=own)
-    aligner = cast(Aligner, site.local_training(site.open_network()).after_step)
+    aligner = cast(Aligner, steps_of(site, site.open()).fit["after_step"])
     (rival,) = aligner.rivals
     assert torch.equal(
         rival.layers[0].weight, torch.as_tensor(came["discriminators/b/layers.0.weight"])
     )
     other = _site(opened, weights | others | _rival("b", 6), own=own)
-    replies = [SiteRound(one).answer()[ARRAYS] for one in (site, other)]
+    replies = [answer(one)[ARRAYS] for one in (site, other)]
     assert any((replies[0][n].numpy() != replies[1][n].numpy()).any() for n in weights)
     asked = _site(opened, came, own=own, notes={"embeddings": 5})
-    left = SiteRound(asked).answer()[ARRAYS]
+    left = answer(asked)[ARRAYS]
     assert {n for n in left if n.startswith("discriminator/")} == {
         f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
     }
@@ -278,14 +271,15 @@ def test_a_discriminator_that_is_none_is_refused(
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     site = _site(opened, weights | others | rival, own={"align_target": "others"})
     with pytest.raises(SiteError, match="the discriminator of site b is none of embeddings of 16"):
-        SiteRound(site).answer()
+        answer(site)
 
 
 def test_a_target_has_the_noise_that_it_would_leave_with_and_its_own_gradient(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     own = torch.ones(4000, WIDTH, requires_grad=True)
-    noisy = _site(opened, weights, own={"noise_variance": 0.04})._target_noise()(own)
+    site = _site(opened, weights, own={"noise_variance": 0.04})
+    noisy = site.session.method._target_noise(site)(own)
     assert (noisy - own).std().item() == pytest.approx(0.2, rel=0.02)
     noisy.sum().backward()
     assert own.grad is not None
@@ -294,12 +288,10 @@ def test_a_target_has_the_noise_that_it_would_leave_with_and_its_own_gradient(
 
 def test_alignment_changes_what_leaves(opened: Opened, weights: dict[str, Any]) -> None:
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
-    with_others = SiteRound(_site(opened, weights | others, site="s1a")).answer()[ARRAYS]
-    alone = SiteRound(_site(opened, weights, site="s2a")).answer()[ARRAYS]
+    with_others = answer(_site(opened, weights | others, site="s1a"))[ARRAYS]
+    alone = answer(_site(opened, weights, site="s2a"))[ARRAYS]
     assert set(with_others) == set(alone) == set(weights)
-    off = SiteRound(_site(opened, weights | others, site="s1a", own={"align": False})).answer()[
-        ARRAYS
-    ]
+    off = answer(_site(opened, weights | others, site="s1a", own={"align": False}))[ARRAYS]
     assert any((off[n].numpy() != with_others[n].numpy()).any() for n in off)
 
 
@@ -316,14 +308,14 @@ def test_embeddings_of_another_width_or_its_own_are_refused(
     opened: Opened, weights: dict[str, Any], name: str, array: Any, told: str
 ) -> None:
     with pytest.raises(SiteError, match=told):
-        SiteRound(_site(opened, weights | {name: array})).answer()
+        answer(_site(opened, weights | {name: array}))
 
 
 def test_the_classifier_is_untouched_by_alignment_alone(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     site = _site(opened, weights)
-    network = cast(nn.Module, site.open_network())
+    network = cast(nn.Module, site.open())
     assert isinstance(network, TokenClassifier)
     assert network.channels == WIDTH
 
@@ -337,13 +329,13 @@ def test_a_real_hospital_sends_no_embeddings_before_it_agrees(
 ) -> None:
     silent = context(_hospital(tmp_path), method="fedaligncl")
     with pytest.raises(SiteError, match=r"site s1a has not agreed: .* 'allow-embeddings=true'"):
-        admit(open_site(silent), silent)
+        open_session(silent).admit()
     for node in (
         context(_hospital(tmp_path, **{"allow-embeddings": True}), method="fedaligncl"),
         context(_hospital(tmp_path), method="fedaligncl", align=False),
         context({"partition-id": 0}, method="fedaligncl"),
     ):
-        admit(open_site(node), node)
+        open_session(node).admit()
 
 
 def test_embeddings_are_of_the_same_images_all_run_unless_asked_otherwise(
@@ -352,7 +344,7 @@ def test_embeddings_are_of_the_same_images_all_run_unless_asked_otherwise(
     def found(draw: str, round_: int) -> Any:
         own = {"embedding_draw": draw}
         site = _site(opened, weights, own=own, round=round_, notes={"embeddings": 5})
-        return site.outgoing(site.open_network())["embeddings"]
+        return steps_of(site).sent["embeddings"]
 
     assert torch.equal(found("run", 1), found("run", 2))
     assert not torch.equal(found("round", 1), found("round", 2))
@@ -363,9 +355,9 @@ def test_embeddings_are_not_sent_before_they_are_of_use(
 ) -> None:
     own = {"warmup_epochs": 2, "rounds": 4}
     early = _site(opened, weights, own=own, notes={"embeddings": 5}, round=1)
-    assert "embeddings" not in SiteRound(early).answer()[ARRAYS]
+    assert "embeddings" not in answer(early)[ARRAYS]
     late = _site(opened, weights, own={"warmup_epochs": 1}, notes={"embeddings": 5}, round=1)
-    assert "embeddings" in SiteRound(late).answer()[ARRAYS]
+    assert "embeddings" in answer(late)[ARRAYS]
 
 
 def test_other_data_than_the_sites_state_is_of_are_told(
@@ -375,4 +367,4 @@ def test_other_data_than_the_sites_state_is_of_are_told(
     fewer = Split(site.silo.train.inputs[:30], site.silo.train.labels[:30])
     site.silo = dataclasses.replace(site.silo, train=fewer)
     with pytest.raises(SiteError, match=r"training data changed during the run: 36 .* 30 now"):
-        SiteRound(site).answer()
+        answer(site)

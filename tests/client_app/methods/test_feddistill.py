@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.feddistill import FedDistillSite
-from fedsilo.client_app.site_round import SiteRound
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.networks.classifier import TokenClassifier
+from tests.support.lab import answer, steps_of
 
-Opened = Callable[..., FedDistillSite]
+Opened = Callable[..., Lab]
 
 
 def logits(size: int = 10, **values: float) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def logits(size: int = 10, **values: float) -> dict[str, Any]:
 
 
 def network_of(site: FedDistillSite) -> TokenClassifier:
-    return cast(TokenClassifier, site.open_network())
+    return cast(TokenClassifier, site.open())
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def vit(tiny: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 def test_without_others_a_round_is_locals(opened: Opened) -> None:
     first, alone = (
-        SiteRound(opened("feddistill")).answer()[METRICS],
-        SiteRound(opened("local")).answer()[METRICS],
+        answer(opened("feddistill"))[METRICS],
+        answer(opened("local"))[METRICS],
     )
     for key in ("incoming.test.loss", "trained.train.loss", "trained.val.entropy"):
         assert first[key] == alone[key]
@@ -47,7 +48,7 @@ def test_without_others_a_round_is_locals(opened: Opened) -> None:
 
 def test_mean_logits_of_each_class_leave_the_site_and_no_weight(opened: Opened) -> None:
     site = opened("feddistill")
-    reply = SiteRound(site).answer()
+    reply = answer(site)
     classes = torch.unique(site.silo.train.labels).tolist()
     assert set(reply[ARRAYS]) == {f"logits/{label}" for label in classes}
     for array in reply[ARRAYS].values():
@@ -61,7 +62,7 @@ def test_they_are_means_after_training_without_dropout(
 ) -> None:
     own = (vit if changes else {}) | {"dropout": 0.5}
     site = opened("feddistill", own=own)
-    sent = SiteRound(site).answer()[ARRAYS]
+    sent = answer(site)[ARRAYS]
     trained = network_of(opened("feddistill", own=own, round=2))
     inputs, labels = site.silo.train.inputs, site.silo.train.labels
     with torch.no_grad():
@@ -83,7 +84,7 @@ def test_of_an_evidential_network_the_softmax_of_what_is_sent_are_probabilities_
     one = int(site.silo.train.labels[0])
     mine = site.silo.train.labels == one
     alpha = network(site.silo.train.inputs[mine]).exp()
-    sent = site.outgoing(network)[f"logits/{one}"]
+    sent = steps_of(site, network).sent[f"logits/{one}"]
     torch.testing.assert_close(sent, alpha.log().mean(dim=0).detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
         torch.softmax(network(site.silo.train.inputs[mine]), dim=1),
@@ -98,7 +99,7 @@ def test_a_class_that_the_site_has_no_sample_of_has_no_logits(opened: Opened) ->
     assert not rest.all()
     fewer = Split(train.inputs[rest], train.labels[rest])
     site.silo = dataclasses.replace(site.silo, train=fewer)
-    sent = SiteRound(site).answer()[ARRAYS]
+    sent = answer(site)[ARRAYS]
     assert "logits/3" not in sent
     assert len(sent) == len(torch.unique(fewer.labels))
 
@@ -111,7 +112,7 @@ def test_of_a_class_of_fewer_samples_than_either_floor_no_logits_leave(
     counts = torch.bincount(site.silo.train.labels, minlength=10).tolist()
     large = {f"logits/{label}" for label, count in enumerate(counts) if count >= 5}
     assert 0 < len(large) < sum(1 for count in counts if count)
-    assert set(SiteRound(site).answer()[ARRAYS]) == large
+    assert set(answer(site)[ARRAYS]) == large
 
 
 @pytest.mark.parametrize("kind", ["conv", "vit"])
@@ -125,7 +126,7 @@ def test_the_loss_is_the_criterion_plus_lambda_times_the_mse_to_the_others_logit
     site = opened("feddistill", logits(**{f"c{labels[0]}": 3.0}), own=own)
     network = network_of(site).eval()
     with torch.no_grad():
-        found = site.local_training(network).loss(inputs, labels).item()
+        found = steps_of(site, network).loss(inputs, labels).item()
         own_logits = network(inputs)
         criterion = network.criterion(own_logits, labels).item()
     distance = ((own_logits[0] - 3.0) ** 2).sum().item() / 20  # the second sample's class: nothing
@@ -138,7 +139,7 @@ def test_training_draws_logits_to_the_others(opened: Opened) -> None:
 
     def distance(weight: float) -> float:
         own = {"logit_weight": weight, "local_epochs": 5, "learning_rate": 0.01}
-        sent = SiteRound(opened("feddistill", came, own=own)).answer()[ARRAYS]
+        sent = answer(opened("feddistill", came, own=own))[ARRAYS]
         return float(np.mean([np.square(array.numpy() - 4.0).mean() for array in sent.values()]))
 
     assert distance(10.0) < 0.7 * distance(1e-9)
@@ -156,4 +157,4 @@ def test_logits_that_cannot_be_some_stop_the_site(
     opened: Opened, came: Mapping[str, Any], fault: str
 ) -> None:
     with pytest.raises(SiteError, match=fault):
-        SiteRound(opened("feddistill", came)).answer()
+        answer(opened("feddistill", came))

@@ -11,20 +11,23 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.methods.base import SiteContext
-from fedsilo.client_app.methods.fedefm import FedEFMSite
-from fedsilo.client_app.site_round import SiteRound
-from fedsilo.client_app.training.loop import LocalTraining, steps_of, train_locally
+from fedsilo.client_app import session
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.training.loop import steps_of, train_locally
 from fedsilo.datasets.io.state_files import load_state
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedefm import multishot_loss
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.lab import answer
+from tests.support.lab import steps_of as fit_of
 
-Opened = Callable[..., FedEFMSite]
+Opened = Callable[..., Lab]
 Arrays = dict[str, Any]
 NAMED = {"phase": "overseas", "round": 2, "step": 0}
 HOME = {"phase": "distil", "round": 2, "step": 1}
@@ -47,7 +50,7 @@ def below(prefix: str, arrays: Arrays) -> Arrays:
 
 def after_round_1(opened: Opened, weights: Arrays, **own: Any) -> Arrays:
     """Let s1a train alone in round 1, and return its model."""
-    reply = SiteRound(opened("fedefm", below("model/", weights), own=own)).answer()
+    reply = answer(opened("fedefm", below("model/", weights), own=own))
     return {name: array.numpy() for name, array in reply.array_records[ARRAYS].items()}
 
 
@@ -58,19 +61,17 @@ def test_a_host_trains_its_visitor_on_its_own_data_for_so_many_steps(
     own = {"overseas_steps": steps, "local_steps": 2, "rate_decay": "inverse-sqrt"}
     visitor = other(weights, 1)
     site = opened("fedefm", below("visitor/s2a/", visitor), own=own, **NAMED)
-    back = SiteRound(site).answer().array_records[ARRAYS]
+    back = answer(site).array_records[ARRAYS]
     again = opened("fedefm", below("visitor/s2a/", visitor), own=own, **NAMED)
     common = resolve_steps(again, steps)
     expected = again.classifier({name: torch.from_numpy(a) for name, a in visitor.items()})
     train_locally(
-        LocalTraining(
-            expected,
-            again.silo.train,
-            common,
-            again.compute,
-            (2, "s1a", "overseas", "s2a"),
-            steps_before=steps_of(len(again.silo.train), again.common),
-        )
+        expected,
+        again.silo.train,
+        common,
+        again.compute,
+        (2, "s1a", "overseas", "s2a"),
+        steps_before=steps_of(len(again.silo.train), again.common),
     )
     wanted = exchanged_arrays(cast(nn.Module, expected))
     assert set(back) == {f"visitor/s2a/{name}" for name in wanted}
@@ -80,8 +81,14 @@ def test_a_host_trains_its_visitor_on_its_own_data_for_so_many_steps(
     assert any(moved), "it was trained"
 
 
-def resolve_steps(site: FedEFMSite, steps: int) -> Any:
+def resolve_steps(site: Lab, steps: int) -> Any:
     return dataclasses.replace(site.common, local_steps=steps) if steps else site.common
+
+
+def start_of(site: Lab) -> dict[str, Any]:
+    """Return the arrays from which a silo trains."""
+    start: dict[str, Any] = site.session.method._start(site)
+    return start
 
 
 def test_a_silo_goes_on_from_its_own_model_though_theta_came(
@@ -90,7 +97,7 @@ def test_a_silo_goes_on_from_its_own_model_though_theta_came(
     mine = after_round_1(opened, weights)
     theta = other(weights, 2)
     came = below("model/", theta) | below("expert/s2a/", other(mine, 3))
-    start = opened("fedefm", came, **HOME).start()
+    start = start_of(opened("fedefm", came, **HOME))
     for name, array in mine.items():
         np.testing.assert_array_equal(start[name].numpy(), array)
 
@@ -101,11 +108,11 @@ def test_from_the_mean_it_goes_on_from_theta_and_says_so_if_that_is_missing(
     own = {"continue_from": "mean"}
     mine = after_round_1(opened, weights, **own)
     theta, expert = other(weights, 2), below("expert/s2a/", other(mine, 3))
-    start = opened("fedefm", below("model/", theta) | expert, own=own, **HOME).start()
+    start = start_of(opened("fedefm", below("model/", theta) | expert, own=own, **HOME))
     for name, array in theta.items():
         np.testing.assert_array_equal(start[name].numpy(), array)
     with pytest.raises(SiteError, match="no mean came to site s1a"):
-        opened("fedefm", expert, own=own, **HOME).start()
+        start_of(opened("fedefm", expert, own=own, **HOME))
 
 
 @pytest.mark.parametrize("student", ["own", "experts"])
@@ -115,7 +122,7 @@ def test_who_learns_and_who_teaches(student: str, opened: Opened, weights: Array
     came = {host: other(mine, seed) for host, seed in (("s2a", 3), ("s3a", 4))}
     arrays = below("expert/s2a/", came["s2a"]) | below("expert/s3a/", came["s3a"])
     site = opened("fedefm", arrays, own=own, **HOME)
-    start = site.start()
+    start = start_of(site)
     mean = {n: (came["s2a"][n] + came["s3a"][n]) / 2 for n in mine}
     for name, array in (mine if student == "own" else mean).items():
         np.testing.assert_allclose(start[name].numpy(), array, atol=1e-6)
@@ -128,13 +135,15 @@ def test_who_learns_and_who_teaches(student: str, opened: Opened, weights: Array
     for expert in experts.values():
         cast(nn.Module, expert).eval()
     inputs, labels = site.silo.train.inputs[:8], site.silo.train.labels[:8]
-    training = site.local_training(network)
+    training = fit_of(site, network)
     network.eval()
     found = training.loss(inputs, labels)
-    expected, weighed = multishot_loss(network, experts, inputs, labels, site.settings)
+    expected, weighed = multishot_loss(
+        network, experts, inputs, labels, site.session.method.settings
+    )
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     told = {f"trained.train.closeness-from-{host}" for host in weighed}
-    assert told <= training.metrics.keys()
+    assert told <= site.metrics.keys()
 
 
 def test_theta_is_sent_each_round_where_silos_go_on_from_it(
@@ -155,18 +164,18 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
     tiny: Callable[..., dict[str, Any]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any exchange a silo's model knows its own images alone."""
-    usual = FedEFMSite.__init__
+    usual = session.load_silo
 
     def sent(altered: str) -> dict[str, Any]:
-        def opened(site: FedEFMSite, context: SiteContext) -> None:
-            usual(site, context)
-            if site.silo.name == altered:
-                train = site.silo.train
-                inverted = dataclasses.replace(train, inputs=1 - train.inputs)
-                site.silo = dataclasses.replace(site.silo, train=inverted)
+        def load(name: str, settings: CommonSettings) -> Silo:
+            silo = usual(name, settings)
+            if name != altered:
+                return silo
+            inverted = dataclasses.replace(silo.train, inputs=1 - silo.train.inputs)
+            return dataclasses.replace(silo, train=inverted)
 
         with monkeypatch.context() as patch:
-            patch.setattr(FedEFMSite, "__init__", opened)
+            patch.setattr(session, "load_silo", load)
             name = {"run-name": altered or "plain", "out": str(tmp_path)}
             values = tiny("fedefm", topology="ring", silos=5, rounds=1) | name
             path = run_inline(resolve(values), 5).path

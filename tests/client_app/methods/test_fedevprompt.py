@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +13,10 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 import fedsilo.client_app.methods.fedevprompt as site_side
+from fedsilo.client_app import lab
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedevprompt import FedEvPromptSite
-from fedsilo.client_app.site_round import SiteRound
-from fedsilo.client_app.training.loop import LocalTraining, open_optimiser
+from fedsilo.client_app.training.loop import open_optimiser
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
@@ -24,8 +24,9 @@ from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from tests.support.lab import answer, steps_of
 
-Opened = Callable[..., FedEvPromptSite]
+Opened = Callable[..., Lab]
 METHOD = "fedevprompt"
 CELLS = 16  # 16x16 pixels in patches of 4
 OWN = ["head.1.bias", "head.1.weight", "prompts.b", "prompts.t"]
@@ -37,7 +38,7 @@ def arrays_of(reply: RecordDict) -> dict[str, Any]:
 
 
 def kept_by(method: FedEvPromptSite, round_: int = 1) -> dict[str, Tensor]:
-    arrays, _ = load_state(method.context.state.folder / f"round-{round_:06d}-00.safetensors")
+    arrays, _ = load_state(method.state_files.folder / f"round-{round_:06d}-00.safetensors")
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -61,7 +62,7 @@ def buffer() -> dict[str, Any]:
 
 def test_a_reply_holds_maps_of_the_sites_own_classes_and_no_weights(opened: Opened) -> None:
     method = opened(METHOD)
-    found = arrays_of(SiteRound(method).answer())
+    found = arrays_of(answer(method))
     counts = counts_of(method)
     assert set(found) == {f"maps/{label}" for label, count in enumerate(counts) if count}
     for name, maps in found.items():
@@ -73,7 +74,7 @@ def test_a_reply_holds_maps_of_the_sites_own_classes_and_no_weights(opened: Open
 
 def test_prompts_head_and_the_optimisers_moments_stay_at_the_site(opened: Opened) -> None:
     method = opened(METHOD, own={"optimiser_state": "run"})
-    reply = SiteRound(method).answer()
+    reply = answer(method)
     assert reply[METRICS]["kept-state"] == 1
     kept = kept_by(method)
     moments = {f"pace/optimiser/{n}/{m}" for n in OWN for m in ("step", "exp_avg", "exp_avg_sq")}
@@ -81,19 +82,19 @@ def test_prompts_head_and_the_optimisers_moments_stay_at_the_site(opened: Opened
     for name in OWN:
         assert kept[f"pace/optimiser/{name}/step"].item() == STEPS
         assert kept[f"pace/optimiser/{name}/exp_avg"].shape == kept[f"network/{name}"].shape
-    (path,) = method.context.state.folder.iterdir()
+    (path,) = method.state_files.folder.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_site_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: Opened) -> None:
     first = opened(METHOD)
-    start = exchanged_arrays(cast(PromptedViT, first.open_network()))
+    start = exchanged_arrays(cast(PromptedViT, first.open()))
     seeds = initial_weights(starting_network(first.common, first.silo.task))
     for name in OWN:
         np.testing.assert_array_equal(start[name], seeds[name])
-    SiteRound(first).answer()
+    answer(first)
     kept = kept_by(first)
-    later = exchanged_arrays(cast(PromptedViT, opened(METHOD, round=2).open_network()))
+    later = exchanged_arrays(cast(PromptedViT, opened(METHOD, round=2).open()))
     for name in OWN:
         assert torch.equal(later[name], kept[f"network/{name}"])
         assert not torch.equal(later[name], start[name])
@@ -101,7 +102,7 @@ def test_a_site_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: O
 
 def test_b_prompts_have_a_step_size_of_their_own(opened: Opened) -> None:
     method = opened(METHOD, own={"learning_rate": 0.5, "basic_learning_rate": 0.25})
-    network = cast(PromptedViT, method.open_network())
+    network = cast(PromptedViT, method.open())
     groups = open_optimiser(network, method.common).param_groups
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     named = dict(network.named_parameters())
@@ -120,7 +121,7 @@ def test_any_optimiser_keeps_what_it_has(opened: Opened, optimiser: str) -> None
         method = opened(
             METHOD, own={"optimiser": optimiser, "optimiser_state": "run"}, round=round_
         )
-        SiteRound(method).answer()
+        answer(method)
         kept = kept_by(method, round_)
         assert {name for name in kept if name.startswith("network/")} == {
             f"network/{name}" for name in OWN
@@ -134,11 +135,11 @@ def test_what_is_averaged_is_sent_and_the_rest_kept(
     opened: Opened, shared: str, sent: list[str]
 ) -> None:
     method = opened(METHOD, own={"shared_prompts": shared})
-    found = arrays_of(SiteRound(method).answer())
+    found = arrays_of(answer(method))
     assert sorted(name for name in found if not name.startswith("maps/")) == sent
     private = [name for name in OWN if name not in sent]
     if not private:
-        assert not method.context.state.folder.exists()
+        assert not method.state_files.folder.exists()
         return
     kept = kept_by(method)
     assert {name.removeprefix("network/") for name in kept if name.startswith("network/")} == set(
@@ -149,10 +150,10 @@ def test_what_is_averaged_is_sent_and_the_rest_kept(
 
 def test_what_comes_averaged_replaces_the_sites_own_and_the_rest_is_kept(opened: Opened) -> None:
     own = {"shared_prompts": "b"}
-    SiteRound(opened(METHOD, own=own)).answer()
+    answer(opened(METHOD, own=own))
     came = {"prompts.b": np.full((1, 2, 3, 16), 0.5, np.float32)}
     second = opened(METHOD, came, own=own, round=2)
-    arrays = exchanged_arrays(cast(PromptedViT, second.open_network()))
+    arrays = exchanged_arrays(cast(PromptedViT, second.open()))
     assert (arrays["prompts.b"] == 0.5).all()
     kept = kept_by(second)
     for name in ("head.1.bias", "head.1.weight", "prompts.t"):
@@ -160,7 +161,7 @@ def test_what_comes_averaged_replaces_the_sites_own_and_the_rest_is_kept(opened:
 
 
 def test_without_distillation_no_map_leaves_the_site(opened: Opened) -> None:
-    reply = SiteRound(opened(METHOD, own={"distillation_weight": 0.0})).answer()
+    reply = answer(opened(METHOD, own={"distillation_weight": 0.0}))
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 1
 
@@ -176,8 +177,8 @@ def vacuities_by_hand(method: FedEvPromptSite, network: PromptedViT) -> Tensor:
 
 def test_the_maps_are_those_of_the_training_samples_of_the_lowest_vacuity(opened: Opened) -> None:
     method = opened(METHOD, own={"local_epochs": 3, "learning_rate": 0.05})
-    sent = arrays_of(SiteRound(method).answer())
-    network = cast(PromptedViT, opened(METHOD, round=2).open_network()).eval()
+    sent = arrays_of(answer(method))
+    network = cast(PromptedViT, opened(METHOD, round=2).open()).eval()
     vacuities, labels = vacuities_by_hand(method, network), method.silo.train.labels
     assert len(sent) > 1
     for name, maps in sent.items():
@@ -192,12 +193,12 @@ def test_the_maps_are_those_of_the_training_samples_of_the_lowest_vacuity(opened
 
 def test_a_random_choice_is_keyed_on_the_round(opened: Opened) -> None:
     own = {"buffer_selection": "random", "buffer_maps": 1}
-    first, again = (arrays_of(SiteRound(opened(METHOD, own=own)).answer()) for _ in range(2))
-    certain = arrays_of(SiteRound(opened(METHOD, own={"buffer_maps": 1})).answer())
+    first, again = (arrays_of(answer(opened(METHOD, own=own))) for _ in range(2))
+    certain = arrays_of(answer(opened(METHOD, own={"buffer_maps": 1})))
     assert all(np.array_equal(first[name], again[name]) for name in first)
     assert not all(np.array_equal(first[name], certain[name]) for name in first)
-    network = opened(METHOD, own=own, round=2).open_network()
-    maps = [opened(METHOD, own=own, round=round_).outgoing(network) for round_ in (5, 6)]
+    network = opened(METHOD, own=own, round=2).open()
+    maps = [steps_of(opened(METHOD, own=own, round=round_), network).sent for round_ in (5, 6)]
     assert not all(torch.equal(maps[0][name], maps[1][name]) for name in maps[0])
 
 
@@ -207,12 +208,12 @@ def test_others_maps_pull_the_sites_own_and_a_larger_weight_pulls_harder(
     losses, ends = [], []
     for weight in (0.001, 1.0):
         method = opened(METHOD, buffer, own={"distillation_weight": weight, "dropout": 0.0})
-        objective = method.local_training(network := method.open_network()).loss
+        objective = steps_of(method, network := method.open()).loss
         inputs, labels = method.silo.train.inputs, method.silo.train.labels
         vit = cast(PromptedViT, network)
         task = vit.loss(inputs, labels).item()
         losses.append((objective(inputs, labels).item() - task) / weight)
-        SiteRound(method).answer()
+        answer(method)
         ends.append(kept_by(method)["network/prompts.b"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
     assert losses[1] > 0.01
@@ -223,7 +224,7 @@ def test_the_objective_is_eq_7_over_all_the_maps_that_came(
     opened: Opened, buffer: dict[str, Any]
 ) -> None:
     method = opened(METHOD, buffer, own={"dropout": 0.0})
-    vit = cast(PromptedViT, method.open_network())
+    vit = cast(PromptedViT, method.open())
     inputs, labels = method.silo.train.inputs, method.silo.train.labels
 
     def enlarged(map_: Tensor) -> Tensor:
@@ -232,7 +233,7 @@ def test_the_objective_is_eq_7_over_all_the_maps_that_came(
         )
 
     with torch.no_grad():
-        found = method.local_training(vit).loss(inputs, labels) - vit.loss(inputs, labels)
+        found = steps_of(method, vit).loss(inputs, labels) - vit.loss(inputs, labels)
         total = 0.0
         for own, label in zip(vit.encode_with_rollout(inputs)[1], labels.tolist(), strict=True):
             came = [a for n, a in buffer.items() if n.endswith(f"/{label}")]
@@ -244,8 +245,8 @@ def test_the_objective_is_eq_7_over_all_the_maps_that_came(
 
 def test_without_others_maps_the_objective_is_the_networks_own(opened: Opened) -> None:
     method = opened(METHOD)
-    network = method.open_network()
-    assert method.local_training(network).loss == network.loss
+    network = method.open()
+    assert steps_of(method, network).loss == network.loss
 
 
 @pytest.mark.parametrize(
@@ -263,8 +264,8 @@ def test_a_map_that_cannot_be_one_is_refused_before_training(
 ) -> None:
     method = opened(METHOD, buffer | {"maps/s3a/3": came}, round=2)
     with pytest.raises(SiteError, match=rf"buffer's entry of site s3a, class 3: {said}"):
-        SiteRound(method).answer()
-    assert not method.context.state.folder.exists()
+        answer(method)
+    assert not method.state_files.folder.exists()
 
 
 def stored(method: FedEvPromptSite, value: float, *names: str) -> Path:
@@ -274,7 +275,7 @@ def stored(method: FedEvPromptSite, value: float, *names: str) -> Path:
         f"network/{name}": np.full_like(array, value) if name in names else array
         for name, array in start.items()
     }
-    path = method.context.state.folder / "round-000001-00.safetensors"
+    path = method.state_files.folder / "round-000001-00.safetensors"
     save_state(path, arrays, {"round": 1, "step": 0})
     return path
 
@@ -288,55 +289,52 @@ def test_a_network_that_is_not_finite_is_told_of_and_nothing_is_kept(
     before = path.read_bytes()
     method = opened(METHOD, round=2, evaluate=evaluate)
     with pytest.raises(SiteError, match="training diverged, its loss is nan"):
-        SiteRound(method).answer()
-    assert [p.name for p in method.context.state.folder.iterdir()] == [path.name]
+        answer(method)
+    assert [p.name for p in method.state_files.folder.iterdir()] == [path.name]
     assert path.read_bytes() == before
 
 
 def test_a_state_that_is_cut_short_or_altered_names_the_site(opened: Opened) -> None:
-    SiteRound(opened(METHOD, site="s2a")).answer()
+    answer(opened(METHOD, site="s2a"))
     second = opened(METHOD, site="s2a", round=2)
-    (path,) = second.context.state.folder.iterdir()
+    (path,) = second.state_files.folder.iterdir()
     whole = path.read_bytes()
     for content in (whole[:-7], whole[: len(whole) // 2], b"", whole[:-1] + b"\x55"):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"private state of site s2a: .*remove the file"):
-            SiteRound(opened(METHOD, site="s2a", round=2, expects_state=True)).answer()
+            answer(opened(METHOD, site="s2a", round=2, expects_state=True))
     path.write_bytes(whole)
-    SiteRound(opened(METHOD, site="s2a", round=2, expects_state=True)).answer()
+    answer(opened(METHOD, site="s2a", round=2, expects_state=True))
 
 
 def test_a_state_that_is_gone_is_no_fresh_start(opened: Opened) -> None:
     with pytest.raises(CheckpointError, match="private state of site s1a is gone from"):
-        SiteRound(opened(METHOD, round=2, expects_state=True)).answer()
+        answer(opened(METHOD, round=2, expects_state=True))
 
 
 def test_epochs_of_all_rounds_weigh_the_divergence_in(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    usual = FedEvPromptSite.local_training
+    usual = lab.train_locally
 
-    def watched(self: FedEvPromptSite, network: SiteNetwork) -> LocalTraining:
-        training = usual(self, network)
-
+    def watched(network: PromptedViT, *args: Any, before_pass: Any, **options: Any) -> float:
         def begins(number: int) -> None:
-            training.pass_begins(number)
-            evidence = cast(PromptedViT, network).evidence
-            assert evidence is not None
-            seen.append(evidence.kl_weight)
+            before_pass(number)
+            assert network.evidence is not None
+            seen.append(network.evidence.kl_weight)
 
-        return replace(training, pass_begins=begins)
+        return usual(network, *args, before_pass=begins, **options)
 
-    monkeypatch.setattr(FedEvPromptSite, "local_training", watched)
+    monkeypatch.setattr(lab, "train_locally", watched)
     for round_ in (1, 2, 4, 9):
-        SiteRound(opened(METHOD, own={"local_epochs": 3}, round=round_)).answer()
+        answer(opened(METHOD, own={"local_epochs": 3}, round=round_))
     assert seen == [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 1, 1, 1, 1, 1]
 
 
 def test_the_prior_is_that_of_the_sites_own_training_data(opened: Opened) -> None:
     method = opened(METHOD)
-    evidence = cast(PromptedViT, method.open_network()).evidence
+    evidence = cast(PromptedViT, method.open()).evidence
     assert evidence is not None
     counts = counts_of(method)
     expected = [10 / 9 * (1 - count / sum(counts)) for count in counts]
@@ -355,6 +353,6 @@ def test_maps_are_taken_after_training_and_in_eval_mode(
         return found
 
     monkeypatch.setattr(site_side, "over_batches", watched)
-    SiteRound(opened(METHOD, evaluate=False, own={"dropout": 0.5})).answer()
+    answer(opened(METHOD, evaluate=False, own={"dropout": 0.5}))
     assert modes
     assert not any(modes)

@@ -11,14 +11,12 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import SiteContext
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedproto import FedProtoSite
 from fedsilo.client_app.methods.local import LocalSite
+from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.site.request import Request
-from fedsilo.client_app.site_round import SiteRound
 from fedsilo.client_app.training.class_means import class_means
-from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
@@ -26,8 +24,9 @@ from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.server_app.config.settings import resolve
+from tests.support.lab import answer, evaluate, steps_of
 
-Opened = Callable[..., FedProtoSite]
+Opened = Callable[..., Lab]
 SIZE = 64  # four tokens of 16 channels
 
 
@@ -39,7 +38,7 @@ def prototypes(size: int = SIZE, **values: float) -> dict[str, Any]:
 
 
 def network_of(site: FedProtoSite) -> TokenClassifier:
-    return cast(TokenClassifier, site.open_network())
+    return cast(TokenClassifier, site.open())
 
 
 def embeddings(network: TokenClassifier, split: Split) -> Tensor:
@@ -56,8 +55,8 @@ def vit(tiny: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_first_round_is_locals_first_round(opened: Opened) -> None:
     first, alone = (
-        SiteRound(opened("fedproto")).answer()[METRICS],
-        SiteRound(opened("local")).answer()[METRICS],
+        answer(opened("fedproto"))[METRICS],
+        answer(opened("local"))[METRICS],
     )
     for key in ("incoming.test.loss", "trained.train.loss", "trained.val.entropy"):
         assert first[key] == alone[key]
@@ -65,7 +64,7 @@ def test_the_first_round_is_locals_first_round(opened: Opened) -> None:
 
 def test_a_prototype_of_each_class_leaves_the_site_and_no_weight(opened: Opened) -> None:
     site = opened("fedproto")
-    reply = SiteRound(site).answer()
+    reply = answer(site)
     classes = torch.unique(site.silo.train.labels).tolist()
     assert set(reply[ARRAYS]) == {f"prototype/{label}" for label in classes}
     for array in reply[ARRAYS].values():
@@ -75,7 +74,7 @@ def test_a_prototype_of_each_class_leaves_the_site_and_no_weight(opened: Opened)
 
 def test_a_prototype_is_the_mean_embedding_in_eval_mode_after_training(opened: Opened) -> None:
     site = opened("fedproto")
-    sent = SiteRound(site).answer()[ARRAYS]
+    sent = answer(site)[ARRAYS]
     trained = network_of(opened("fedproto", round=2))
     labels = site.silo.train.labels
     in_eval = embeddings(trained.eval(), site.silo.train)
@@ -96,7 +95,7 @@ def test_a_class_that_the_site_has_no_sample_of_has_no_prototype(opened: Opened)
     assert not rest.all()
     fewer = Split(train.inputs[rest], train.labels[rest])
     site.silo = dataclasses.replace(site.silo, train=fewer)
-    sent = SiteRound(site).answer()[ARRAYS]
+    sent = answer(site)[ARRAYS]
     assert "prototype/3" not in sent
     assert len(sent) == len(torch.unique(fewer.labels))
 
@@ -117,16 +116,14 @@ def test_of_a_class_of_fewer_samples_than_either_floor_no_prototype_leaves(
 ) -> None:
     site = opened("fedproto", own={"class_min_count": least, "sums_min_count": floor})
     of_counts(site, 4, 5, 6)
-    assert set(SiteRound(site).answer()[ARRAYS] if sent else []) == {
-        f"prototype/{label}" for label in sent
-    }
+    assert set(answer(site)[ARRAYS] if sent else []) == {f"prototype/{label}" for label in sent}
 
 
 @pytest.fixture
-def logistic(tmp_path: Path) -> Callable[..., FedProtoSite]:
+def logistic(tmp_path: Path) -> Callable[..., Lab]:
     """Return a builder of a site of logistic regression: 12 rows of class 0, 1 row of class 1."""
 
-    def make(**changes: Any) -> FedProtoSite:
+    def make(**changes: Any) -> Lab:
         values = {"method": "fedproto", "dataset": "heart-synthetic", "device": "cpu"}
         settings = resolve(
             values | {key.replace("__", ".").replace("_", "-"): v for key, v in changes.items()}
@@ -134,26 +131,22 @@ def logistic(tmp_path: Path) -> Callable[..., FedProtoSite]:
         rows = torch.arange(13 * 13, dtype=torch.float32).reshape(13, 13)
         labels = torch.tensor([0] * 12 + [1])
         silo = load_silo("va", settings.common)
-        return FedProtoSite(
-            SiteContext(
-                Request(Instruction(1, "train"), RecordDict(), True),
-                dataclasses.replace(silo, train=Split(rows, labels)),
-                settings.common,
-                settings.own,
-                SiteState(tmp_path),
-                choose_compute("cpu", "fp32", 1),
-            )
-        )
+        silo = dataclasses.replace(silo, train=Split(rows, labels))
+        session = finished_session(settings.common, settings.own, silo)
+        session.settings = dataclasses.replace(settings.common, standardise="site")
+        lab = Lab(session, RecordDict(), Instruction(1, "train"), SiteState(tmp_path))
+        lab.silo, lab.common = silo, settings.common
+        return lab
 
     return make
 
 
 def test_of_logistic_regression_a_class_of_one_row_is_not_sent_unless_every_floor_is_one(
-    logistic: Callable[..., FedProtoSite],
+    logistic: Callable[..., Lab],
 ) -> None:
     def sent(**changes: Any) -> dict[str, list[float]]:
         site = logistic(**changes)
-        return {name: row.tolist() for name, row in site.outgoing(site.open_network()).items()}
+        return {name: row.tolist() for name, row in steps_of(site).sent.items()}
 
     mean = [71.5 + column for column in range(13)]  # of 0, 13, ... 143 and what follows each
     assert sent() == {"prototype/0": mean}
@@ -170,7 +163,7 @@ def test_a_site_whose_classes_are_all_small_answers_as_local_does(opened: Opened
     site, alone = opened("fedproto", own={"class_min_count": 7}), opened("local")
     for method in (site, alone):
         of_counts(method, 4, 5, 6)  # type: ignore[arg-type]
-    reply, other = SiteRound(site).answer(), SiteRound(alone).answer()
+    reply, other = answer(site), answer(alone)
     assert not reply.array_records
     keys = [key for key in other[METRICS] if ".loss" in key or ".accuracy" in key]
     assert keys
@@ -209,7 +202,7 @@ def test_the_loss_is_the_criterion_plus_lambda_times_the_mse_to_known_prototypes
     site = opened("fedproto", came, own=own)
     network = network_of(site).eval()
     assert bool(evidences(network)) is (network_settings == "vit")
-    found = site.local_training(network).loss(inputs, labels).item()
+    found = steps_of(site, network).loss(inputs, labels).item()
     embedding = network.encode(inputs).flatten(1)[0]
     distance = ((embedding - 0.25) ** 2).sum().item() / (2 * size)
     assert distance > 1e-3
@@ -222,7 +215,7 @@ def test_prototypes_of_other_classes_change_no_loss(opened: Opened) -> None:
     network = network_of(site).eval()
     few = site.silo.train.labels != 9
     inputs, labels = site.silo.train.inputs[few], site.silo.train.labels[few]
-    found = site.local_training(network).loss(inputs, labels).item()
+    found = steps_of(site, network).loss(inputs, labels).item()
     assert found == pytest.approx(network.loss(inputs, labels).item(), rel=1e-6)
 
 
@@ -232,7 +225,7 @@ def test_training_draws_embeddings_to_the_prototypes(opened: Opened) -> None:
     def length(weight: float) -> float:
         own = {"prototype_weight": weight, "local_epochs": 30}  # batch norm's means need some
         site = opened("fedproto", came, own=own)
-        sent = SiteRound(site).answer()[ARRAYS]
+        sent = answer(site)[ARRAYS]
         return float(np.mean([np.square(array.numpy()).mean() for array in sent.values()]))
 
     assert length(100.0) < 0.7 * length(1e-9)
@@ -248,7 +241,7 @@ def test_the_nearest_prototype_is_the_answer_where_that_is_wanted(
     wide = embeddings(network, probe.silo.train)
     came = {f"prototype/{n}": wide[index].numpy() for n, index in ((0, 5), (4, 6), (7, 20))}
     site = opened("fedproto", came, own=own, phase="evaluate")
-    found = SiteRound(site).measure_only()[METRICS][f"incoming.{split}.accuracy"]
+    found = evaluate(site)[METRICS][f"incoming.{split}.accuracy"]
     held = site.silo.splits()[split]
     distances = torch.cdist(embeddings(network, held), wide[[5, 6, 20]])
     predicted = torch.tensor([0, 4, 7])[distances.argmin(dim=1)]
@@ -258,7 +251,7 @@ def test_the_nearest_prototype_is_the_answer_where_that_is_wanted(
 def test_with_one_prototype_all_samples_are_of_its_class(opened: Opened) -> None:
     label = int(opened("fedproto").silo.test.labels[0])
     site = opened("fedproto", prototypes(**{f"c{label}": 0.1}), own={"inference": "prototype"})
-    metrics = SiteRound(site).measure_only()[METRICS]
+    metrics = evaluate(site)[METRICS]
     share = (site.silo.test.labels == label).double().mean().item()
     assert metrics["incoming.test.accuracy"] == pytest.approx(share)
     assert 0 < share < 1
@@ -270,16 +263,14 @@ def test_distances_of_an_evidential_network_are_not_taken_for_evidence(
     opened: Opened, vit: dict[str, Any]
 ) -> None:
     far = prototypes(16, c0=300.0, c1=400.0)
-    metrics = SiteRound(
-        opened("fedproto", far, own=vit | {"inference": "prototype"})
-    ).measure_only()[METRICS]
+    metrics = evaluate(opened("fedproto", far, own=vit | {"inference": "prototype"}))[METRICS]
     assert all(np.isfinite(cast(float, value)) for value in metrics.values())
     assert not [key for key in metrics if "vacuity" in key]
 
 
 def test_before_there_are_prototypes_the_head_answers(opened: Opened) -> None:
-    head = SiteRound(opened("fedproto")).answer()[METRICS]
-    nearest = SiteRound(opened("fedproto", own={"inference": "prototype"})).answer()[METRICS]
+    head = answer(opened("fedproto"))[METRICS]
+    nearest = answer(opened("fedproto", own={"inference": "prototype"}))[METRICS]
     for key in ("incoming.test.loss", "trained.val.loss"):
         assert nearest[key] == head[key]
 
@@ -288,8 +279,8 @@ def test_the_inference_changes_what_is_measured_and_nothing_that_is_trained(
     opened: Opened,
 ) -> None:
     came = prototypes(c0=0.1, c1=0.2, c2=0.3)
-    head = SiteRound(opened("fedproto", came)).answer()
-    nearest = SiteRound(opened("fedproto", came, own={"inference": "prototype"})).answer()
+    head = answer(opened("fedproto", came))
+    nearest = answer(opened("fedproto", came, own={"inference": "prototype"}))
     assert nearest[METRICS]["trained.train.loss"] == head[METRICS]["trained.train.loss"]
     for key in ("incoming.test.loss", "trained.val.loss"):
         assert nearest[METRICS][key] != head[METRICS][key]
@@ -309,12 +300,12 @@ def test_a_prototype_that_cannot_be_one_stops_the_site(
     opened: Opened, came: Mapping[str, Any], fault: str
 ) -> None:
     with pytest.raises(SiteError, match=fault):
-        SiteRound(opened("fedproto", came)).answer()
+        answer(opened("fedproto", came))
 
 
 def test_the_network_goes_on_from_the_sites_own_state(opened: Opened) -> None:
     assert issubclass(FedProtoSite, LocalSite)
-    SiteRound(opened("fedproto", round=1)).answer()
-    kept = opened("fedproto", round=2).own_arrays()
+    answer(opened("fedproto", round=1))
+    kept = opened("fedproto", round=2).state()
     bias = network_of(opened("fedproto", prototypes(c1=0.0), round=2)).head[-1].bias
     assert torch.equal(cast(Tensor, bias), kept["head.4.bias"])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,24 +8,20 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedsilo.client_app.methods.base import SiteContext
-from fedsilo.client_app.methods.mix import MixSite
-from fedsilo.client_app.methods.registry import method_class
-from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.site.request import Request
-from fedsilo.client_app.site_round import SiteRound
-from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.mix import pooled_training_data
+from fedsilo.client_app.session import finished_session
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
-from fedsilo.models.contract.settings import NoSettings
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.strategies.wire.records import to_record
+from tests.support.lab import answer, fitted, steps_of
 
-Opened = Callable[..., MixSite]
+Opened = Callable[..., Lab]
 
 
 def trainer(sites: str = "s1a s2a s3a", **fields: Any) -> dict[str, Any]:
@@ -36,7 +31,7 @@ def trainer(sites: str = "s1a s2a s3a", **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("sites", ["s1a s2a s3a", "s1a s3a", "s2a"])
 def test_the_trainer_pools_exactly_the_named_sites_rows(opened: Opened, sites: str) -> None:
     method = opened("mix", **trainer(sites))
-    pooled = method.pooled()
+    pooled = pooled_training_data(method)
     silos = [load_silo(name, method.common) for name in sites.split()]
     assert len(pooled) == 36 * len(silos)
     assert torch.equal(pooled.inputs, torch.cat([silo.train.inputs for silo in silos]))
@@ -45,7 +40,7 @@ def test_the_trainer_pools_exactly_the_named_sites_rows(opened: Opened, sites: s
 
 def test_no_validation_or_test_sample_is_pooled(opened: Opened) -> None:
     method = opened("mix", **trainer())
-    pooled = {row.numpy().tobytes() for row in method.pooled().inputs}
+    pooled = {row.numpy().tobytes() for row in pooled_training_data(method).inputs}
     for name in ("s1a", "s2a", "s3a"):
         silo = load_silo(name, method.common)
         for split in (silo.val, silo.test):
@@ -53,7 +48,7 @@ def test_no_validation_or_test_sample_is_pooled(opened: Opened) -> None:
 
 
 def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
-    resolved: Callable[..., Any], tmp_path: Any
+    resolved: Callable[..., Any],
 ) -> None:
     own = {"dataset": "heart-synthetic", "silo_train_size": 0, "silo_test_size": 0, "silos": 9}
     settings = resolved("mix", **own)
@@ -62,10 +57,8 @@ def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
     note = PoolNotes(("cleveland", "va")).to_values()
     instruction = Instruction(1, "train", run_name="run", run_dir="/somewhere", notes=note)
     silos = [load_silo(name, settings.common) for name in ("cleveland", "va")]
-    common, state, compute = settings.common, SiteState(tmp_path), choose_compute("cpu", "fp32", 1)
-    request = Request(instruction, content, simulated=True)
-    method = MixSite(SiteContext(request, silos[0], common, NoSettings(), state, compute))
-    found = method.pooled().inputs
+    session = finished_session(settings.common, settings.own, silos[0])
+    found = pooled_training_data(Lab(session, content, instruction)).inputs
     raw = torch.cat([silo.train.inputs for silo in silos])
     assert torch.allclose(found, (raw - 2) / 4)
 
@@ -73,21 +66,21 @@ def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
 def test_a_real_site_refuses_to_pool(opened: Opened, weights: dict[str, Any]) -> None:
     method = opened("mix", weights, **trainer(run_dir=""))
     with pytest.raises(SiteError, match=r"s1a: method 'mix' pools .* which only a simulation can"):
-        SiteRound(method).answer()
+        answer(method)
 
 
 def test_a_servers_run_directory_makes_no_simulation_of_a_real_site(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("mix", weights, **trainer())
-    assert method.request.instruction.run_dir
-    method.request = dataclasses.replace(method.request, simulated=False)
+    assert method.instruction.run_dir
+    method.session.simulated = False
     with pytest.raises(SiteError, match="which only a simulation can"):
-        method.pooled()
+        pooled_training_data(method)
 
 
 def test_the_trainer_returns_all_weights(opened: Opened, weights: dict[str, Any]) -> None:
-    reply = SiteRound(opened("mix", weights, **trainer())).answer()
+    reply = answer(opened("mix", weights, **trainer()))
     assert set(reply[ARRAYS]) == set(weights)
     assert "trained.val.loss" in reply[METRICS]
     assert reply[METRICS]["trained.val.loss"] != reply[METRICS]["incoming.val.loss"]
@@ -98,10 +91,10 @@ def test_a_pool_of_one_site_is_that_sites_own_training(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     alone, fedavg = (
-        SiteRound(opened("mix", weights, **trainer("s1a"))).answer(),
+        answer(opened("mix", weights, **trainer("s1a"))),
         opened("fedavg", weights),
     )
-    for name, array in SiteRound(fedavg).answer()[ARRAYS].items():
+    for name, array in answer(fedavg)[ARRAYS].items():
         np.testing.assert_array_equal(alone[ARRAYS][name].numpy(), array.numpy())
 
 
@@ -109,7 +102,7 @@ def test_a_site_that_is_not_the_trainer_only_measures(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("mix", weights, site="s2a", own={"mc_passes": 0}, **trainer(returns=False))
-    reply = SiteRound(method).answer()
+    reply = answer(method)
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 0
     network = build_classifier(method.common, method.silo.task).eval()
@@ -124,8 +117,8 @@ def test_a_site_that_is_not_the_trainer_leaves_the_network_as_it_came(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("mix", weights, site="s2a", **trainer(returns=False))
-    network = method.open_network()
-    SiteRound(method).fit(method.local_training(network))
+    network = method.open()
+    fitted(method, network)
     for name, tensor in exchanged_arrays(network).items():  # type: ignore[arg-type]  # a Module
         np.testing.assert_array_equal(tensor, weights[name])
 
@@ -137,7 +130,6 @@ def test_the_oracle_takes_as_many_steps_as_all_sites_together(
     opened: Opened, weights: dict[str, Any], steps: int, sites: str, expected: int
 ) -> None:
     method = opened("mix", weights, own={"local_steps": steps}, **trainer(sites))
-    found = method.local_training(method.open_network()).settings
+    found = steps_of(method).fit["settings"]
     assert found.local_steps == expected
     assert found.local_epochs == 1
-    assert method_class("mix") is MixSite

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import fedsilo.client_app.methods.moon
-from fedsilo.client_app.methods.moon import MoonSite, twin
-from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.moon import twin
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
@@ -20,9 +20,10 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from tests.support.lab import answer, evaluate, fitted, steps_of
 from tests.support.tiny import VIT_FIELDS
 
-Opened = Callable[..., MoonSite]
+Opened = Callable[..., Lab]
 Weights = Callable[..., dict[str, Any]]
 DIGITS = Task((1, 16, 16), 10)
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -60,7 +61,7 @@ def represent(network: TokenClassifier, inputs: Tensor) -> Tensor:
 
 def trained_once(opened: Opened, came: Mapping[str, Any], **own: Any) -> dict[str, Any]:
     """Let the site take part in round 1 and return other arrays for round 2, as others' would."""
-    SiteRound(opened("moon", came, own=own)).answer()
+    answer(opened("moon", came, own=own))
     draw = np.random.default_rng(0)
     return {
         name: (array + 0.05 * draw.standard_normal(array.shape)).astype(np.float32)
@@ -76,8 +77,8 @@ def test_the_first_round_is_fedavgs_and_the_head_comes_back_as_it_was(
     sent = came()
     plain = {name: array for name, array in sent.items() if not name.startswith("projection/")}
     reply, fedavg = (
-        SiteRound(opened("moon", sent)).answer(),
-        SiteRound(opened("fedavg", plain)).answer(),
+        answer(opened("moon", sent)),
+        answer(opened("fedavg", plain)),
     )
     assert set(reply[ARRAYS]) == set(sent)
     for name, array in reply[ARRAYS].items():
@@ -89,8 +90,8 @@ def test_the_first_round_is_fedavgs_and_the_head_comes_back_as_it_was(
 
 
 def test_the_site_keeps_the_model_that_it_sent(opened: Opened, came: Weights) -> None:
-    reply = SiteRound(opened("moon", came())).answer()
-    stored = opened("moon", round=2).context.stored
+    reply = answer(opened("moon", came()))
+    stored = opened("moon", round=2).stored
     assert all(name.startswith("previous/") for name in stored)
     assert len(stored) == len(reply[ARRAYS])
     for name, array in reply[ARRAYS].items():
@@ -105,18 +106,18 @@ def test_the_loss_is_the_networks_plus_mu_times_the_contrast_of_global_and_previ
     own = {"contrast_mu": mu, "contrast_temperature": 0.25}
     others = trained_once(opened, came(), **own)
     site = opened("moon", others, own=own, round=2)
-    network = cast(TokenClassifier, site.open_network())
-    objective = site.local_training(network).loss
+    network = cast(TokenClassifier, site.open())
+    objective = steps_of(site, network).loss
     inputs, labels = site.silo.train.inputs[:9], site.silo.train.labels[:9]
     previous = twin(network).eval()
     for name, array in previous.state_dict().items():
         if name in exchanged_arrays(previous):
-            array.copy_(site.context.stored[f"previous/{name}"])
+            array.copy_(site.stored[f"previous/{name}"])
     with torch.no_grad():
         for array in exchanged_arrays(network).values():
             array *= 1.1  # as if it had been trained since
         network.eval()
-        as_it_came = cast(TokenClassifier, site.open_network()).eval()
+        as_it_came = cast(TokenClassifier, site.open()).eval()
         nets = (network, as_it_came, previous)
         contrast = contrastive_loss(*(represent(net, inputs) for net in nets), 0.25).item()
         expected = network.loss(inputs, labels).item() + mu * contrast
@@ -136,13 +137,13 @@ def test_the_fixed_models_stay_in_eval_mode_and_get_no_gradient(
 
     monkeypatch.setattr(fedsilo.client_app.methods.moon, "twin", spy)
     site = opened("moon", others, round=2)
-    network = cast(TokenClassifier, site.open_network())
+    network = cast(TokenClassifier, site.open())
     start = arrays_of(network)
-    SiteRound(site).fit(site.local_training(network))
+    fitted(site, network)
     came_as, previous = twins
     assert all(torch.equal(array, start[n]) for n, array in exchanged_arrays(came_as).items())
     for name, array in exchanged_arrays(previous).items():
-        assert torch.equal(array, site.context.stored[f"previous/{name}"])
+        assert torch.equal(array, site.stored[f"previous/{name}"])
     for fixed in twins:
         assert not any(part.training for part in fixed.modules())
         assert all(p.grad is None and not p.requires_grad for p in fixed.parameters())
@@ -161,8 +162,8 @@ def test_the_gradient_of_the_contrast_reaches_encoder_and_head_but_not_the_class
     for mu in (1e-9, 5.0):
         others = trained_once(opened, came(), contrast_mu=mu)
         site = opened("moon", others, own={"contrast_mu": mu, "dropout": 0.1}, round=2)
-        network = cast(TokenClassifier, site.open_network())
-        objective = site.local_training(network).loss
+        network = cast(TokenClassifier, site.open())
+        objective = steps_of(site, network).loss
         network.eval()
         objective(site.silo.train.inputs[:8], site.silo.train.labels[:8]).backward()
         found[mu] = {n: cast(Tensor, p.grad) for n, p in network.named_parameters()}
@@ -181,9 +182,9 @@ def test_a_large_mu_keeps_nearer_to_the_global_than_to_the_previous_model(
         own = {"contrast_mu": mu, "local_epochs": 4, "dropout": 0.0}
         others = trained_once(opened, came(), **own)
         site = opened("moon", others, own=own, round=2)
-        network = cast(TokenClassifier, site.open_network())
-        objective, train = site.local_training(network).loss, site.silo.train
-        SiteRound(site).fit(site.local_training(network))
+        network = cast(TokenClassifier, site.open())
+        objective, train = steps_of(site, network).loss, site.silo.train
+        fitted(site, network)
         with torch.no_grad():
             whole = objective(train.inputs, train.labels).item()
             return (whole - network.loss(train.inputs, train.labels).item()) / mu
@@ -196,17 +197,17 @@ def test_the_previous_model_is_of_the_last_round_that_the_site_took_part_in(
 ) -> None:
     others = trained_once(opened, came())
     second = opened("moon", others, round=2)
-    SiteRound(second).answer()
+    answer(second)
     later = opened("moon", others, round=5)  # it missed rounds 3 and 4
-    kept = opened("moon", round=3).context.stored
-    assert all(torch.equal(array, kept[name]) for name, array in later.context.stored.items())
-    first = opened("moon", round=2).context.stored
+    kept = opened("moon", round=3).stored
+    assert all(torch.equal(array, kept[name]) for name, array in later.stored.items())
+    first = opened("moon", round=2).stored
     assert not torch.equal(first["previous/head.4.weight"], kept["previous/head.4.weight"])
 
 
 def test_a_round_that_is_asked_for_again_gives_the_same_bits(opened: Opened, came: Weights) -> None:
     others = trained_once(opened, came())
-    first, again = (SiteRound(opened("moon", others, round=2)).answer() for _ in range(2))
+    first, again = (answer(opened("moon", others, round=2)) for _ in range(2))
     for name, array in first[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), again[ARRAYS][name].numpy())
 
@@ -222,11 +223,11 @@ def test_every_image_network_trains_between_the_two_models(
     site = opened("moon", arrays, own=own, round=2)
     few = Split(torch.rand(4, *shape), torch.arange(4))
     site.silo = dataclasses.replace(site.silo, task=task, train=few)
-    network = site.open_network()
+    network = site.open()
     own_model = {f"previous/{name}": 0.9 * array for name, array in arrays_of(network).items()}
-    site.context.__dict__["stored"] = own_model
-    assert SiteRound(site).fit(site.local_training(network))[0] > 0
-    sent = site.outgoing(network)
+    site.__dict__["stored"] = own_model
+    sent = fitted(site, network).sent
+    assert site.metrics["trained.train.loss"] > 0
     assert set(sent) == set(arrays)
     moved = {n for n, array in sent.items() if (array.numpy() != arrays[n]).any()}
     assert [name for name in moved if name.startswith("projection/")]
@@ -250,10 +251,10 @@ def test_to_evaluate_the_plain_network_is_loaded_as_fedavg_loads_it(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     site = opened("moon", weights, phase="evaluate")
-    network = cast(nn.Module, site.open_network())
+    network = cast(nn.Module, site.open())
     assert set(exchanged_arrays(network)) == set(weights)
-    found = SiteRound(site).measure_only()[METRICS]
-    other = SiteRound(opened("fedavg", weights, phase="evaluate")).measure_only()[METRICS]
+    found = evaluate(site)[METRICS]
+    other = evaluate(opened("fedavg", weights, phase="evaluate"))[METRICS]
     key = "incoming.test.loss"
     assert found[key] == other[key]
 
@@ -262,14 +263,14 @@ def test_training_without_the_head_is_refused_by_name(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     with pytest.raises(SettingError, match=r"missing \['projection.layers.0.bias'"):
-        SiteRound(opened("moon", weights)).answer()
+        answer(opened("moon", weights))
 
 
 def test_epochs_that_span_rounds_keep_the_heads_moments_too(opened: Opened, came: Weights) -> None:
     own = {"epoch_steps": 4, "pace": 2, "local_epochs": 2, "batch_size": 32}  # those of TINY
-    SiteRound(opened("moon", came(), own=own)).answer()
-    SiteRound(opened("moon", came(), own=own, round=2)).answer()
-    stored = opened("moon", own=own, round=3).context.stored
+    answer(opened("moon", came(), own=own))
+    answer(opened("moon", came(), own=own, round=2))
+    stored = opened("moon", own=own, round=3).stored
     names = {name for name in stored if name.startswith("pace/optimiser/projection.")}
     assert "pace/optimiser/projection.layers.2.weight/exp_avg" in names
     assert {name for name in stored if name.startswith("previous/")}
@@ -280,8 +281,8 @@ def test_epochs_that_span_rounds_keep_the_heads_moments_too(opened: Opened, came
 def test_micro_batches_add_up_to_the_whole_batch(opened: Opened, came: Weights) -> None:
     others = trained_once(opened, came())
     site = opened("moon", others, round=2)
-    network = cast(TokenClassifier, site.open_network())
-    objective = site.local_training(network).loss
+    network = cast(TokenClassifier, site.open())
+    objective = steps_of(site, network).loss
     network.eval()
     inputs, labels = site.silo.train.inputs[:6], site.silo.train.labels[:6]
     parts = [objective(inputs[i : i + 2], labels[i : i + 2]).item() for i in (0, 2, 4)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,9 +10,10 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
+from fedsilo.client_app.explain.sample import explain_sample
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.picsr import PICSRSite, RoutingProbe
-from fedsilo.client_app.opening import admit, open_method, open_site
-from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.session import open_session
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
@@ -21,8 +21,9 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.picsr import PICSRNetwork, PICSRSettings, build_router
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import expert_array
+from tests.support.lab import answer, fitted, lab_of, session_with, steps_of
 
-Opened = Callable[..., PICSRSite]
+Opened = Callable[..., Lab]
 SITES = ("s1a", "s2a", "s3a")
 STAGES = ("warmup", "experts", "router")
 
@@ -52,27 +53,25 @@ def routed(weights: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_warm_up_round_is_a_round_of_fedavg(opened: Opened, weights: dict[str, Any]) -> None:
     method = opened("picsr", weights, **stage("warmup"))
-    found, fedavg = SiteRound(method).answer(), SiteRound(opened("fedavg", weights)).answer()
+    found, fedavg = answer(method), answer(opened("fedavg", weights))
     assert set(found[ARRAYS]) == set(weights)
     for name, array in arrays_of(fedavg).items():
         np.testing.assert_array_equal(arrays_of(found)[name], array)
     assert found[METRICS]["kept-state"] == 0
-    assert not method.context.state.folder.exists()
+    assert not method.state_files.folder.exists()
 
 
 def test_an_expert_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: Opened) -> None:
     first = opened("picsr", **stage("experts", returns=False))
-    reply = SiteRound(first).answer()
+    reply = answer(first)
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 1
     assert "incoming.val.accuracy" in reply[METRICS]
-    alone = SiteRound(opened("local", site="s1a")).answer()[
-        METRICS
-    ]  # the same weights, batches and draws
+    alone = answer(opened("local", site="s1a"))[METRICS]  # the same weights, batches and draws
     assert reply[METRICS]["trained.train.loss"] == alone["trained.train.loss"]
-    kept = first.context.state.before(Instruction(2, "train"))
+    kept = first.state_files.before(Instruction(2, "train"))
     assert kept is not None
-    later = opened("picsr", **stage("experts", round=2)).open_network()
+    later = opened("picsr", **stage("experts", round=2)).open()
     for name, tensor in exchanged_arrays(cast(torch.nn.Module, later)).items():
         assert torch.equal(tensor, kept[name])
 
@@ -81,23 +80,23 @@ def test_an_expert_may_start_from_the_global_weights(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     changed = {name: array + 1 for name, array in weights.items()}
-    network = opened("picsr", changed, **stage("experts", round=2)).open_network()
+    network = opened("picsr", changed, **stage("experts", round=2)).open()
     for name, tensor in exchanged_arrays(cast(torch.nn.Module, network)).items():
         np.testing.assert_array_equal(tensor, changed[name])
 
 
 def test_an_expert_that_is_gone_is_an_error_and_not_a_fresh_start(opened: Opened) -> None:
     with pytest.raises(CheckpointError, match="site s1a is gone from"):
-        SiteRound(opened("picsr", **stage("experts", round=2, expects_state=True))).answer()
+        answer(opened("picsr", **stage("experts", round=2, expects_state=True)))
 
 
 def test_the_last_expert_round_brings_the_trained_expert_and_the_mean_sample(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("picsr", **stage("experts"))
-    found = arrays_of(SiteRound(method).answer())
+    found = arrays_of(answer(method))
     assert set(found) == {f"expert/{name}" for name in weights} | {"prototype"}
-    kept = method.context.state.before(Instruction(2, "train"))
+    kept = method.state_files.before(Instruction(2, "train"))
     assert kept is not None
     for name in weights:
         np.testing.assert_array_equal(found[f"expert/{name}"], kept[name])
@@ -121,9 +120,9 @@ def test_a_site_of_too_few_samples_sends_nothing_in_any_stage(
 ) -> None:
     asked, node = message(kind, **stage(name)), {"partition-id": 0}
     with pytest.raises(SiteError, match=r"s1a sends no prototype: it has 36 .* at least 37"):
-        open_method(asked, context(node, "picsr", **few(37)))
+        lab_of(asked, context(node, "picsr", **few(37)))
     assert list(tmp_path.iterdir()) == []
-    assert isinstance(open_method(asked, context(node, "picsr", **few(36))), PICSRSite)
+    assert lab_of(asked, context(node, "picsr", **few(36))).site == "s1a"
 
 
 @pytest.mark.parametrize(
@@ -135,10 +134,10 @@ def test_as_many_samples_are_needed_as_the_larger_of_prototype_and_sums_needs(
     common = CommonSettings(sums_min_count=sums)
     settings = PICSRSettings(prototype_min_count=prototype)
     if not least:
-        PICSRSite.admit(silo, common, settings)
+        PICSRSite(settings).admit(session_with(common, silo))
         return
     with pytest.raises(SiteError, match=rf"it has 36 training samples and at least {least} are"):
-        PICSRSite.admit(silo, common, settings)
+        PICSRSite(settings).admit(session_with(common, silo))
 
 
 def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
@@ -146,13 +145,13 @@ def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
 ) -> None:
     node = context({"site": "s1a", "sums-min-count": 37}, "picsr")
     with pytest.raises(SiteError, match=r"s1a sends no prototype: it has 36 .* at least 37"):
-        admit(open_site(node), node)
+        open_session(node).admit()
     node = context({"site": "s1a", "sums-min-count": 36}, "picsr")
-    admit(open_site(node), node)
+    open_session(node).admit()
 
 
 def test_a_site_of_just_enough_samples_sends_its_prototype(opened: Opened) -> None:
-    found = SiteRound(opened("picsr", own={"prototype_min_count": 36}, **stage("experts"))).answer()
+    found = answer(opened("picsr", own={"prototype_min_count": 36}, **stage("experts")))
     assert "prototype" in found[ARRAYS]
 
 
@@ -160,7 +159,7 @@ def noisy(opened: Opened, site: str = "s1a", sd: float = 0.5, **fields: Any) -> 
     """Return what noise was added to the prototype of a site."""
     method = opened("picsr", site=site, own={"prototype_noise": sd}, **stage("experts", **fields))
     mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-    return method._prototype().numpy() - mean
+    return method.session.method._prototype(method).numpy() - mean
 
 
 def test_noise_in_a_simulation_is_keyed_on_seed_and_site(opened: Opened, tmp_path: Any) -> None:
@@ -191,9 +190,9 @@ def test_a_servers_run_directory_does_not_make_a_real_sites_noise_foreseeable(
     drawn = []
     for _ in range(2):
         method = opened("picsr", own={"prototype_noise": 0.5}, **fields)
-        method.request = dataclasses.replace(method.request, simulated=False)
+        method.session.simulated = False
         mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-        drawn.append(method._prototype().numpy() - mean)
+        drawn.append(method.session.method._prototype(method).numpy() - mean)
     seeded = noisy(opened, run_dir=str(tmp_path))
     for one, other in ((drawn[0], drawn[1]), (drawn[0], seeded), (drawn[1], seeded)):
         assert not np.allclose(one, other, atol=0.1)
@@ -203,7 +202,7 @@ def test_noise_is_what_leaves_the_site(opened: Opened, tmp_path: Any) -> None:
     own, run_dir = {"prototype_noise": 0.5}, str(tmp_path)
     method = opened("picsr", own=own, **stage("experts", run_dir=run_dir))
     mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-    sent = arrays_of(SiteRound(method).answer())["prototype"]
+    sent = arrays_of(answer(method))["prototype"]
     np.testing.assert_allclose(sent - mean, noisy(opened, run_dir=run_dir), atol=1e-5)
 
 
@@ -211,18 +210,16 @@ def test_a_router_round_returns_the_trained_router_and_nothing_else(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
     method = opened("picsr", routed, **stage("router", round=2))
-    reply = SiteRound(method).answer()
+    reply = answer(method)
     found = arrays_of(reply)
     assert set(found) == {name for name in routed if name.startswith("router/")}
     assert any(not np.array_equal(found[name], routed[name]) for name in found)
     assert reply[METRICS]["kept-state"] == 0
-    assert not method.context.state.folder.exists()
+    assert not method.state_files.folder.exists()
 
 
 def test_experts_come_back_too_if_they_are_trained(opened: Opened, routed: dict[str, Any]) -> None:
-    reply = SiteRound(
-        opened("picsr", routed, own={"train_experts": True}, **stage("router"))
-    ).answer()
+    reply = answer(opened("picsr", routed, own={"train_experts": True}, **stage("router")))
     found = arrays_of(reply)
     assert set(found) == {name for name in routed if not name.startswith("prototype/")}
     for site in SITES:
@@ -235,8 +232,8 @@ def test_router_training_leaves_frozen_experts_as_they_came(
     opened: Opened, routed: dict[str, Any], train_experts: bool
 ) -> None:
     method = opened("picsr", routed, own={"train_experts": train_experts}, **stage("router"))
-    network = cast(PICSRNetwork, method.open_network())
-    SiteRound(method).fit(method.local_training(network))
+    network = cast(PICSRNetwork, method.open())
+    fitted(method, network)
     for site, expert in zip(network.sites, network.experts, strict=True):
         same = {
             name: np.array_equal(tensor, routed[expert_array(site, name)])
@@ -246,11 +243,14 @@ def test_router_training_leaves_frozen_experts_as_they_came(
     assert torch.equal(network.prototypes[1], torch.from_numpy(routed["prototype/s2a"]))
 
 
-def test_the_router_has_a_step_size_and_a_penalty_of_its_own(opened: Opened) -> None:
+def test_the_router_has_a_step_size_and_a_penalty_of_its_own(
+    opened: Opened, routed: dict[str, Any]
+) -> None:
     own = {"router_learning_rate": 0.25, "router_weight_decay": 0.125, "learning_rate": 0.5}
     for name in STAGES:
-        method = opened("picsr", own=own, **stage(name))
-        found = method.local_training(method.classifier(None)).settings
+        came = routed if name == "router" else None
+        method = opened("picsr", came, own=own, **stage(name))
+        found = steps_of(method).fit.get("settings", method.sampling)
         expected = (0.25, 0.125) if name == "router" else (0.5, 0.0)
         assert (found.learning_rate, found.weight_decay) == expected
 
@@ -258,17 +258,17 @@ def test_the_router_has_a_step_size_and_a_penalty_of_its_own(opened: Opened) -> 
 def test_routing_is_told_beside_every_measurement_of_a_router(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
-    metrics = SiteRound(opened("picsr", routed, own=few(4), **stage("router"))).answer()[METRICS]
+    metrics = answer(opened("picsr", routed, own=few(4), **stage("router")))[METRICS]
     for where in ("incoming.test", "incoming.val", "trained.val"):
         told = [float(str(metrics[f"{where}.routing.{site}.mean"])) for site in SITES]
         assert sum(told) == pytest.approx(1, abs=1e-5)
         assert f"{where}.routing.s2a.q95" in metrics
     # with the usual least of 10 the ten test samples are told of, the four validation samples not
-    usual = SiteRound(opened("picsr", routed, **stage("router"))).answer()[METRICS]
+    usual = answer(opened("picsr", routed, **stage("router")))[METRICS]
     assert {key.partition(".routing")[0] for key in usual if "routing" in key} == {"incoming.test"}
     assert len([key for key in usual if "routing" in key]) == 3 * 6
     assert "incoming.val.accuracy" in usual
-    before = SiteRound(opened("picsr", **stage("experts"))).answer()[METRICS]
+    before = answer(opened("picsr", **stage("experts")))[METRICS]
     assert not [key for key in before if "routing" in key]
 
 
@@ -288,17 +288,17 @@ def test_a_router_that_does_not_fit_its_experts_is_refused(
 ) -> None:
     routed["router/importance.bias"] = np.zeros(2, np.float32)
     with pytest.raises(SettingError, match=r"'importance.bias' is \(2,\), not \(3,\)"):
-        SiteRound(opened("picsr", routed, **stage("router"))).answer()
+        answer(opened("picsr", routed, **stage("router")))
 
 
 def test_a_patient_is_explained_by_weights_answers_and_distances(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
     method = opened("picsr", routed, **stage("router"))
-    found = method.explain("test", 3)
+    found = explain_sample(method, "test", 3)
     truth = int(method.silo.test.labels[3])
     assert found.title.startswith(f"s1a, test row 3: truth {truth}; probabilities are of '9'")
-    network, sample = method._router_network().eval(), method.silo.test.inputs[3:4]
+    network, sample = method.open().eval(), method.silo.test.inputs[3:4]
     with torch.no_grad():
         assert found.weights == network.log_weights(sample)[0].exp().tolist()
         answer = network(sample)[0, 9].exp().item()
@@ -322,4 +322,4 @@ def test_a_row_that_is_not_there_cannot_be_explained(
 ) -> None:
     method = opened("picsr", routed, **stage("router"))
     with pytest.raises(DataError, match=rf"s1a has {size} {split} rows, .*: there is no row {row}"):
-        method.explain(split, row)
+        explain_sample(method, split, row)

@@ -3,14 +3,13 @@ from __future__ import annotations
 import pytest
 
 from fedsilo.client_app.methods.base import SiteMethod
-from fedsilo.client_app.methods.registry import method_class
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.methods import METHODS, method_part
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_registered_method_can_be_opened_at_a_site(method: str) -> None:
-    cls = method_class(method)
+    cls = method_part("client_app", method, "Site")
     assert issubclass(cls, SiteMethod)
     assert not getattr(cls, "__abstractmethods__", None)
 
@@ -19,4 +18,4 @@ def test_a_method_that_no_site_knows_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         SettingError, match=r"unknown method 'uelf': known are .*did you mean 'uefl'"
     ):
-        method_class("uelf")
+        method_part("client_app", "uelf", "Site")

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.uefl import CodeUse, UEFLSite
-from fedsilo.client_app.site_round import SiteRound
 from fedsilo.client_app.training.evaluation import tokens_of
 from fedsilo.models.contract.errors import CheckpointError, SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.methods.uefl import UEFLNetwork, codebook_loss, gaussian_codebook
+from tests.support.lab import answer
 
-Opened = Callable[..., UEFLSite]
+Opened = Callable[..., Lab]
 WIDTH = 16  # channels of a width-4 network
 BOOK = gaussian_codebook(4, WIDTH, 7, 0).numpy()
 PERSONAL = {"codebooks": "personal"}
@@ -27,16 +28,16 @@ def shared(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_site_uses_only_the_books_that_came(opened: Opened, shared: dict[str, Any]) -> None:
-    assert set(opened("uefl", shared).open_network().codebooks) == {"0"}
+    assert set(opened("uefl", shared).open().codebooks) == {"0"}
     more = {**shared, "codebook.2": BOOK + 1, "codebook.10": BOOK + 2}
-    network = opened("uefl", more).open_network()
+    network = opened("uefl", more).open()
     assert set(network.codebooks) == {"0", "2", "10"}
     expected = torch.from_numpy(np.concatenate([BOOK, BOOK + 1, BOOK + 2]))
     assert torch.equal(network.codebook(), expected)
 
 
 def test_a_site_sends_back_what_it_was_sent_trained(opened: Opened, shared: dict[str, Any]) -> None:
-    reply = SiteRound(opened("uefl", shared)).answer()
+    reply = answer(opened("uefl", shared))
     assert set(reply[ARRAYS]) == set(shared)
     assert not np.array_equal(reply[ARRAYS]["codebook.0"].numpy(), BOOK)
     assert reply[ARRAYS]["codebook.0"].numpy().shape == BOOK.shape
@@ -51,15 +52,15 @@ def test_weights_that_do_not_fit_are_refused(
     else:
         shared["odd"] = BOOK
     with pytest.raises(SettingError, match=rf"do not fit the network: .*{change} \['"):
-        SiteRound(opened("uefl", shared)).answer()
+        answer(opened("uefl", shared))
 
 
 def test_one_codeword_has_perplexity_one_and_the_tokens_own_mean_square(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("uefl", {**weights, "codebook.0": np.zeros((1, WIDTH), np.float32)})
-    network = method.open_network()
-    found = SiteRound(method).measured(network, "incoming", ("val",))
+    network = method.open()
+    found = method.measured(network, "incoming", ("val",))
     tokens = tokens_of(network, method.silo.val, method.compute)
     assert tokens.shape == (4, 4, WIDTH)
     assert found["incoming.val.perplexity"] == 1.0
@@ -68,7 +69,7 @@ def test_one_codeword_has_perplexity_one_and_the_tokens_own_mean_square(
 
 
 def test_code_use_is_counted_over_all_batches(opened: Opened, shared: dict[str, Any]) -> None:
-    network = opened("uefl", shared).open_network()
+    network = opened("uefl", shared).open()
     use = CodeUse(network)
     with torch.no_grad():
         for code in range(4):
@@ -83,7 +84,7 @@ def test_the_codebook_loss_that_is_measured_is_that_which_is_trained(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
     weights = {"codebook_weight": 0.5, "commitment_weight": 2.0}
-    network = opened("uefl", shared, own=weights).open_network()
+    network = opened("uefl", shared, own=weights).open()
     tokens = torch.randn(2, 3, WIDTH)
     use = CodeUse(network)
     with torch.no_grad():
@@ -95,7 +96,7 @@ def test_the_codebook_loss_that_is_measured_is_that_which_is_trained(
 def test_perplexity_and_distance_stand_beside_every_measurement(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
-    metrics = SiteRound(opened("uefl", shared)).answer()[METRICS]
+    metrics = answer(opened("uefl", shared))[METRICS]
     for where in ("incoming.val", "incoming.test", "trained.val"):
         assert 1 <= float(str(metrics[f"{where}.perplexity"])) <= 4
         assert float(str(metrics[f"{where}.codeword-distance"])) > 0
@@ -104,7 +105,7 @@ def test_perplexity_and_distance_stand_beside_every_measurement(
 def test_the_uncertainty_phase_answers_with_an_entropy_and_trains_nothing(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
-    reply = SiteRound(opened("uefl", shared, phase="uncertainty", step=1)).answer()
+    reply = answer(opened("uefl", shared, phase="uncertainty", step=1))
     assert ARRAYS not in reply
     measured = [key for key in reply[METRICS] if "." in key]
     assert measured == ["incoming.val.entropy"]
@@ -112,7 +113,7 @@ def test_the_uncertainty_phase_answers_with_an_entropy_and_trains_nothing(
 
 
 def centroids_of(method: UEFLSite) -> tuple[Any, Any]:
-    arrays = SiteRound(method).answer()[ARRAYS]
+    arrays = answer(method)[ARRAYS]
     return arrays["centroids"].numpy(), arrays["counts"].numpy()
 
 
@@ -121,7 +122,7 @@ def test_a_single_centroid_is_the_mean_of_the_training_features(
 ) -> None:
     method = opened("uefl", shared, own={"codes": 1}, phase="centroids", step=2)
     centres, counts = centroids_of(method)
-    tokens = tokens_of(method.open_network(), method.silo.train, method.compute)
+    tokens = tokens_of(method.open(), method.silo.train, method.compute)
     np.testing.assert_allclose(
         centres, tokens.reshape(-1, WIDTH).mean(0)[None], rtol=1e-4, atol=1e-6
     )
@@ -143,7 +144,7 @@ def test_centroids_of_few_features_stay_at_the_site(opened: Opened, shared: dict
     own = {"centroid_min_count": 36 * 4 + 1}
     method = opened("uefl", shared, own=own, phase="centroids")
     centres, counts = centroids_of(method)
-    assert SiteRound(method).answer()[METRICS]["new-codewords"] == 0
+    assert answer(method)[METRICS]["new-codewords"] == 0
     assert centres.shape == (0, WIDTH)
     assert counts.shape == (0,)
 
@@ -155,17 +156,17 @@ def test_a_gaussian_start_of_a_shared_book_takes_nothing_from_any_site(
 ) -> None:
     own = {"codeword_start": "gaussian"}
     method = opened("uefl", {**shared, **extra}, site=site, own=own, phase="centroids", step=2)
-    reply = SiteRound(method).answer()
+    reply = answer(method)
     assert set(reply) == {METRICS}
     always = {"num-examples", "seconds", "peak-memory-bytes", "kept-state"}
     assert set(reply[METRICS]) == {*always, "new-codewords"}
     assert reply[METRICS]["new-codewords"] == 4
     assert reply[METRICS]["kept-state"] == 0
-    assert method.context.state.before(Instruction(2, "train")) is None
+    assert method.state_files.before(Instruction(2, "train")) is None
 
 
 def own_books(method: UEFLSite, round_: int, step: int = 0) -> dict[str, torch.Tensor]:
-    found = method.context.state.before(Instruction(round_, "train", step))
+    found = method.state_files.before(Instruction(round_, "train", step))
     assert found is not None
     return found
 
@@ -174,31 +175,31 @@ def test_personal_books_start_gaussian_and_are_kept_at_the_site(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("uefl", weights, own=PERSONAL)
-    assert torch.equal(method.open_network().codebook(), torch.from_numpy(BOOK))
-    reply = SiteRound(method).answer()
+    assert torch.equal(method.open().codebook(), torch.from_numpy(BOOK))
+    reply = answer(method)
     assert set(reply[ARRAYS]) == set(weights)
     kept = own_books(method, 2)
     assert set(kept) == {"codebook.0"}
     assert not np.array_equal(kept["codebook.0"], BOOK)
-    later = opened("uefl", weights, own=PERSONAL, round=2).open_network()
+    later = opened("uefl", weights, own=PERSONAL, round=2).open()
     assert torch.equal(later.codebook(), kept["codebook.0"])
 
 
 def test_a_personal_extension_stays_at_the_site_and_is_used_in_the_next_round(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    SiteRound(opened("uefl", weights, own=PERSONAL)).answer()
+    answer(opened("uefl", weights, own=PERSONAL))
     method = opened("uefl", weights, own=PERSONAL, phase="centroids", step=2)
-    before = method.open_network().codebook()
-    reply = SiteRound(method).answer()
+    before = method.open().codebook()
+    reply = answer(method)
     assert ARRAYS not in reply
     assert reply[METRICS]["new-codewords"] == 4
     assert reply[METRICS]["kept-state"] == 1
     assert set(own_books(method, 2)) == {"codebook.0", "codebook.1"}
-    later = cast(UEFLNetwork, opened("uefl", weights, own=PERSONAL, round=2).open_network())
+    later = cast(UEFLNetwork, opened("uefl", weights, own=PERSONAL, round=2).open())
     assert later.codebook().shape == (8, WIDTH)
     assert torch.equal(later.codebook()[:4], before)
-    other = opened("uefl", weights, own=PERSONAL, site="s2a", round=2).open_network()
+    other = opened("uefl", weights, own=PERSONAL, site="s2a", round=2).open()
     assert other.codebook().shape == (4, WIDTH)
 
 
@@ -206,9 +207,9 @@ def test_a_personal_site_without_a_large_enough_cluster_adds_no_book(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     own = {**PERSONAL, "centroid_min_count": 36 * 4 + 1}
-    SiteRound(opened("uefl", weights, own=own)).answer()
+    answer(opened("uefl", weights, own=own))
     method = opened("uefl", weights, own=own, phase="centroids", step=2)
-    assert SiteRound(method).answer()[METRICS]["new-codewords"] == 0
+    assert answer(method)[METRICS]["new-codewords"] == 0
     assert set(own_books(method, 2)) == {"codebook.0"}
 
 
@@ -216,15 +217,15 @@ def test_personal_books_that_are_gone_are_an_error_and_not_a_fresh_start(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     with pytest.raises(CheckpointError, match="site s1a is gone from"):
-        SiteRound(opened("uefl", weights, own=PERSONAL, round=2, expects_state=True)).answer()
+        answer(opened("uefl", weights, own=PERSONAL, round=2, expects_state=True))
 
 
 def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     own = {**PERSONAL, "codeword_start": "gaussian"}
-    SiteRound(opened("uefl", weights, own=own)).answer()
-    reply = SiteRound(opened("uefl", weights, own=own, phase="centroids", step=2)).answer()
+    answer(opened("uefl", weights, own=own))
+    reply = answer(opened("uefl", weights, own=own, phase="centroids", step=2))
     assert ARRAYS not in reply
     drawn = own_books(opened("uefl", weights, own=own), 2)["codebook.1"]
     assert torch.equal(drawn, gaussian_codebook(4, WIDTH, 7, 1))
@@ -247,11 +248,11 @@ def test_a_certain_site_lays_the_first_book_by_k_means_even_where_new_ones_start
 def test_a_certain_site_lays_its_own_first_book_anew_and_keeps_the_others(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    SiteRound(opened("uefl", weights, own=PERSONAL)).answer()
-    SiteRound(opened("uefl", weights, own=PERSONAL, phase="centroids", step=2)).answer()
+    answer(opened("uefl", weights, own=PERSONAL))
+    answer(opened("uefl", weights, own=PERSONAL, phase="centroids", step=2))
     before = own_books(opened("uefl", weights, own=PERSONAL), 2)
     later = {**REFRESH, "round": 2}
-    reply = SiteRound(opened("uefl", weights, own=PERSONAL, **later)).answer()
+    reply = answer(opened("uefl", weights, own=PERSONAL, **later))
     assert ARRAYS not in reply
     assert reply[METRICS]["new-codewords"] == 4
     kept = own_books(opened("uefl", weights, own=PERSONAL), 3)

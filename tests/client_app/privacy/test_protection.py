@@ -15,13 +15,12 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
-from fedsilo.client_app.methods.base import SiteMethod
+from fedsilo.client_app.hello import feature_sums
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedevprompt import as_maps
-from fedsilo.client_app.opening import Site, open_round, open_site
-from fedsilo.client_app.privacy.protection import LEDGER, locked, read_own_ledger, spend
+from fedsilo.client_app.privacy.protection import LEDGER, OwnCap, read_own_ledger, spend
+from fedsilo.client_app.session import open_session
 from fedsilo.client_app.site.identity import site_settings
-from fedsilo.client_app.site.request import OwnCap
-from fedsilo.client_app.site_round import SiteRound
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import (
     ERROR_CODES,
@@ -34,10 +33,11 @@ from fedsilo.models.contract.messages import ARRAYS, DP_RELEASES, EVALUATE, METR
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import map_fault
 from fedsilo.models.privacy.accountant import epsilon
+from tests.support.lab import answer, evaluate, lab_of, session_with
 
 PRIVATE: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 2.0}
 ONE, TWO = epsilon(2.0, 1, 1e-5), epsilon(2.0, 2, 1e-5)
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 Node = Callable[..., Context]
 
 
@@ -51,10 +51,10 @@ def sent(records: RecordDict) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def at_site(opened: Opened, weights: Mapping[str, Any]) -> Callable[..., SiteMethod]:
+def at_site(opened: Opened, weights: Mapping[str, Any]) -> Callable[..., Lab]:
     """Return a function that opens FedAvg with differential privacy: settings, fields."""
 
-    def make(own: Mapping[str, Any] | None = None, **fields: Any) -> SiteMethod:
+    def make(own: Mapping[str, Any] | None = None, **fields: Any) -> Lab:
         return opened("fedavg", weights, own={**PRIVATE, **(own or {})}, **fields)
 
     return make
@@ -64,7 +64,7 @@ def test_every_message_with_arrays_is_counted_also_a_repeated_one(
     at_site: Opened, tmp_path: Path
 ) -> None:
     for count, round_ in ((1, 1), (2, 2), (3, 2)):
-        records = SiteRound(at_site(round=round_)).answer()
+        records = answer(at_site(round=round_))
         assert records[METRICS][DP_RELEASES] == count
         assert ledger(tmp_path) == {
             "releases": count,
@@ -72,7 +72,7 @@ def test_every_message_with_arrays_is_counted_also_a_repeated_one(
             "noise-multiplier": 2.0,
             "delta": 1e-5,
         }
-    asked = SiteRound(at_site(round=3, phase=EVALUATE)).measure_only()
+    asked = evaluate(at_site(round=3, phase=EVALUATE))
     assert (asked[METRICS][DP_RELEASES], ledger(tmp_path)["releases"]) == (3, 3)
     assert (tmp_path / "sites" / "s1a" / LEDGER).stat().st_mode & 0o777 == 0o600
 
@@ -81,7 +81,7 @@ def test_without_clipping_nothing_is_noised_counted_or_written(
     opened: Opened, weights: Mapping[str, Any], tmp_path: Path
 ) -> None:
     method = opened("fedavg", weights)
-    records = SiteRound(method).reply({}, {"w": torch.tensor([3.0, 4.0])})
+    records = method.reply(send={"w": torch.tensor([3.0, 4.0])})
     assert sent(records)["w"].tolist() == [3, 4]
     assert DP_RELEASES not in records[METRICS]
     assert not (tmp_path / "sites").exists()
@@ -90,7 +90,7 @@ def test_without_clipping_nothing_is_noised_counted_or_written(
 def test_what_leaves_is_clipped_and_noised(at_site: Opened, weights: Mapping[str, Any]) -> None:
     came = {name: torch.from_numpy(array) for name, array in weights.items()}
     far = {name: array + 100 for name, array in came.items()}
-    quiet = sent(SiteRound(at_site({"noise_multiplier": 1e-9})).reply({}, far))
+    quiet = sent(at_site({"noise_multiplier": 1e-9}).reply(send=far))
     told = np.concatenate([(quiet[name] - came[name].numpy()).ravel() for name in quiet])
     assert np.linalg.norm(told.astype(np.float64)) == pytest.approx(1, rel=1e-3)
     assert all(array.dtype == np.float32 for array in quiet.values())
@@ -100,7 +100,7 @@ def test_the_noise_has_the_deviation_that_was_asked_for(
     at_site: Opened, weights: Mapping[str, Any]
 ) -> None:
     came = {name: torch.from_numpy(array) for name, array in weights.items()}
-    loud = sent(SiteRound(at_site()).reply({}, came))
+    loud = sent(at_site().reply(send=came))
     told = [
         (loud[name] - array.numpy()).ravel()
         for name, array in came.items()
@@ -113,7 +113,7 @@ def test_a_simulation_repeats_its_noise_and_a_real_site_never_does(at_site: Open
     values = {"w": torch.zeros(50)}
 
     def told(**fields: Any) -> list[float]:
-        return [float(v) for v in sent(SiteRound(at_site(**fields)).reply({}, values))["w"]]
+        return [float(v) for v in sent(at_site(**fields).reply(send=values))["w"]]
 
     simulated = {"run_dir": "/run"}
     assert told(**simulated) == told(**simulated)
@@ -126,21 +126,21 @@ def test_epsilon_that_is_spent_keeps_everything_at_the_site(
     at_site: Opened, tmp_path: Path
 ) -> None:
     cap = {"max_epsilon": (ONE + TWO) / 2}
-    SiteRound(at_site(cap)).answer()
+    answer(at_site(cap))
     said = rf"epsilon is spent: 1 noisy messages of this run are {ONE:.4g} .* make it {TWO:.4g}"
     with pytest.raises(SiteError, match=said):
-        SiteRound(at_site(cap, round=2)).answer()
+        answer(at_site(cap, round=2))
     assert ledger(tmp_path)["releases"] == 1
-    asked = SiteRound(at_site(cap, round=3, phase=EVALUATE)).measure_only()
+    asked = evaluate(at_site(cap, round=3, phase=EVALUATE))
     assert asked[METRICS][DP_RELEASES] == 1, "measuring costs nothing"
 
 
 def test_exactly_the_cap_may_be_spent(at_site: Opened) -> None:
-    assert ARRAYS in SiteRound(at_site({"max_epsilon": ONE})).answer().array_records
+    assert ARRAYS in answer(at_site({"max_epsilon": ONE})).array_records
 
 
 def test_a_method_that_sends_nothing_spends_nothing(opened: Opened, tmp_path: Path) -> None:
-    records = SiteRound(opened("local", own={**PRIVATE, "max_epsilon": 1e-3})).answer()
+    records = answer(opened("local", own={**PRIVATE, "max_epsilon": 1e-3}))
     assert records[METRICS][DP_RELEASES] == 0
     assert not (tmp_path / "sites" / "s1a" / LEDGER).exists()
 
@@ -158,22 +158,22 @@ def test_a_damaged_ledger_is_refused(at_site: Opened, tmp_path: Path, content: s
     path.parent.mkdir(parents=True)
     path.write_text(content)
     with pytest.raises(CheckpointError, match=r"privacy-ledger.json is damaged .* 'run-name'"):
-        SiteRound(at_site()).answer()
+        answer(at_site())
     assert path.read_text() == content
 
 
 @pytest.mark.parametrize("other", [{"noise_multiplier": 3.0}, {"clip_norm": 2.0}])
 def test_a_ledger_of_other_noise_is_refused(at_site: Opened, other: dict[str, float]) -> None:
-    SiteRound(at_site()).reply({}, {"w": torch.ones(2)})
+    at_site().reply(send={"w": torch.ones(2)})
     with pytest.raises(CheckpointError, match=r"counts messages of .* and the run asks for"):
-        SiteRound(at_site(other)).reply({}, {"w": torch.ones(2)})
+        at_site(other).reply(send={"w": torch.ones(2)})
 
 
 def test_diverged_training_is_told_of_and_not_hidden_in_noise(
     at_site: Opened, tmp_path: Path
 ) -> None:
     with pytest.raises(SiteError, match="training diverged, 'b' holds"):
-        SiteRound(at_site()).reply({}, {"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])})
+        at_site().reply(send={"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])})
     assert not (tmp_path / "sites").exists(), "nothing left, and nothing is counted"
 
 
@@ -187,9 +187,7 @@ def test_noised_maps_are_maps() -> None:
 
 
 def test_the_maps_of_fedevprompt_leave_in_the_form_that_the_server_checks(opened: Opened) -> None:
-    found = sent(
-        SiteRound(opened("fedevprompt", own={**PRIVATE, "noise_multiplier": 0.05})).answer()
-    )
+    found = sent(answer(opened("fedevprompt", own={**PRIVATE, "noise_multiplier": 0.05})))
     assert found
     assert all(map_fault(torch.from_numpy(maps.copy())) is None for maps in found.values())
 
@@ -228,20 +226,23 @@ def test_a_hospital_with_a_cap_sends_no_arrays_of_a_run_without_clipping(
 ) -> None:
     node = context(real(tmp_path, **{"max-epsilon": 2.0}))
     with pytest.raises(RefusedError, match="has a cap on epsilon and the run's 'clip-norm' is 0"):
-        open_round(message(TRAIN, weights), node).answer()
+        answer(lab_of(message(TRAIN, weights), node))
     alone = context(real(tmp_path, **{"max-epsilon": 2.0}), method="local")
     with pytest.raises(RefusedError, match="there is no epsilon, of arrays or of measurements"):
-        open_round(message(TRAIN), alone).answer()
+        answer(lab_of(message(TRAIN), alone))
 
 
 def test_a_hospital_with_a_cap_sends_no_exact_sums() -> None:
     free = CommonSettings(dataset="heart-synthetic")
     silo = load_silo("va", free)
-    assert Site(free, silo, False).sums() is not None
+    assert feature_sums(session_with(free, silo)) is not None
     capped = dataclasses.replace(free, max_epsilon=2.0)
     with pytest.raises(SiteError, match="site va has a cap on epsilon and sends no exact sums"):
-        Site(capped, silo, False).sums()
-    assert Site(dataclasses.replace(capped, standardise="declared"), silo, False).sums() is None
+        feature_sums(session_with(capped, silo))
+    assert (
+        feature_sums(session_with(dataclasses.replace(capped, standardise="declared"), silo))
+        is None
+    )
 
 
 def test_a_hospital_may_change_its_cap_during_a_run(
@@ -249,7 +250,7 @@ def test_a_hospital_may_change_its_cap_during_a_run(
 ) -> None:
     for round_, cap in ((1, 9.0), (2, 8.0)):
         node = context(real(tmp_path, **{"max-epsilon": cap}), method="local", **PRIVATE)
-        records = open_round(message(TRAIN, round=round_), node).answer()
+        records = answer(lab_of(message(TRAIN, round=round_), node))
         assert records[METRICS][DP_RELEASES] == 0
 
 
@@ -269,17 +270,17 @@ def test_a_site_checks_the_settings_whatever_the_server_has_checked(
     node = context(real(tmp_path))
     node.run_config["clip-norm"] = 1.0
     with pytest.raises(SettingError, match="differential privacy needs both"):
-        open_site(node)
+        open_session(node)
 
 
 def test_a_hospitals_cap_holds_over_all_runs_whatever_their_names(
     context: Node, message: Callable[..., Message], weights: Mapping[str, Any], tmp_path: Path
 ) -> None:
     node = context(real(tmp_path, **{"max-epsilon": (ONE + TWO) / 2}), **PRIVATE)
-    first = open_round(message(TRAIN, weights, run_name="one"), node).answer()
+    first = answer(lab_of(message(TRAIN, weights, run_name="one"), node))
     assert first[METRICS][DP_RELEASES] == 1
     with pytest.raises(SiteError, match=r"1 noisy messages of all runs .* hospital's own 'max-eps"):
-        open_round(message(TRAIN, weights, run_name="two"), node).answer()
+        answer(lab_of(message(TRAIN, weights, run_name="two"), node))
     assert read_own_ledger(tmp_path / "own" / ".own" / "s1a" / LEDGER) == {2.0: 1}
     assert not (tmp_path / "own" / "two" / "s1a" / LEDGER).exists()
 
@@ -308,5 +309,3 @@ def test_messages_side_by_side_are_all_counted(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         counts = list(pool.map(lambda _: spend(path, settings, None), range(40)))
     assert sorted(counts) == list(range(1, 41))
-    with locked(tmp_path / "free"):
-        pass

@@ -84,7 +84,7 @@ def test_what_leaves_looks_like_no_weights_and_differs_with_the_keys(tmp_path: P
 
 def test_the_same_masks_never_hide_two_updates(ready: Round) -> None:
     ready.masked("a", [0.5, 0.5])
-    with pytest.raises(RefusedError, match=r"left already.* begin the round anew"):
+    with pytest.raises(RefusedError, match=r"left already.* begin the round again"):
         ready.masked("a", [0.25, 0.5])
     ready.make_keys()  # the mend
     ready.share()
@@ -165,7 +165,7 @@ def test_keys_that_cannot_be_of_four_sites_are_refused(
     with pytest.raises(SiteError, match=told):
         round_.site("a", **round_.all_keys(**changes)).answer(SECURE_SHARES)
     assert round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)["to"] == ["b", "c", "d"]
-    with pytest.raises(RefusedError, match="shared already: begin the round anew"):
+    with pytest.raises(RefusedError, match="shared already: begin the round again"):
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
 
 
@@ -190,7 +190,7 @@ def test_a_weight_is_a_part_of_one(weight: Any, ready: Round) -> None:
 @pytest.mark.parametrize(
     ("alter", "kind", "told"),
     [
-        (lambda p: p.unlink(), SiteError, "it has no keys .* begin the round anew"),
+        (lambda p: p.unlink(), SiteError, "it has no keys .* begin the round again"),
         (lambda p: p.write_text("{"), CheckpointError, "is damaged .* remove it"),
         (lambda p: p.write_text("[]"), CheckpointError, "is damaged"),
         (

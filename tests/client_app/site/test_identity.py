@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from fedsilo.client_app.site.identity import own_name, site_settings, who_is
+from fedsilo.client_app.site.identity import own_name, site_settings
 from fedsilo.models.contract.errors import SettingError
 
 Node = Callable[..., Context]
@@ -43,7 +43,6 @@ def test_the_hospitals_own_folders_and_device_win(
 def test_a_site_in_an_error_is_named_as_well_as_it_is_known(
     context: Node, node: dict[str, Any], name: str
 ) -> None:
-    assert who_is(context(node)) == name
     assert own_name(context(node)) == name
 
 

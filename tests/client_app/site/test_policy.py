@@ -13,16 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.client_app.app import app
-from fedsilo.client_app.methods.registry import method_class
 from fedsilo.client_app.site.audit_log import grouped, names_in
-from fedsilo.client_app.site.policy import SiteFile, audit_log, matches, read_site_file
+from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_site_file
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.methods import METHODS, method_part, settings_class
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.wire.bundles import record_bytes, unbundle
+from tests.support.lab import session_with
 from tests.support.tiny import TINY
 
 Node = Callable[..., Context]
@@ -70,7 +72,7 @@ def table_hospital(hospital: Hospital, rules: dict[str, Any], **changes: Any) ->
 
 
 def log_of(context: Context) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in audit_log(context).read_text().splitlines()]
+    return [json.loads(line) for line in log_path(context).read_text().splitlines()]
 
 
 def hello() -> Message:
@@ -105,7 +107,7 @@ def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("data were opened")
 
-    monkeypatch.setattr("fedsilo.client_app.opening.load_silo", fail)
+    monkeypatch.setattr("fedsilo.client_app.session.load_silo", fail)
 
 
 def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
@@ -133,7 +135,7 @@ def test_each_message_has_one_line_with_its_records_and_bytes(
     head = sum(name.startswith("head.") for name in weights)
     sent = {"arrays/encoder.*": len(weights) - head, "arrays/head.*": head}
     assert {k: n for k, n in found[1]["records"].items() if k.startswith("arrays")} == sent
-    assert audit_log(node).parts[-3:] == (".own", "s1a", "audit.jsonl")
+    assert log_path(node).parts[-3:] == (".own", "s1a", "audit.jsonl")
 
 
 def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, message: Make) -> None:
@@ -373,10 +375,15 @@ def test_a_method_that_asks_for_consent_may_get_it_from_the_file(hospital: Hospi
     assert app(hello(), hospital({"allow-embeddings": True}, method="fedaligncl")).has_content()
 
 
-def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file() -> None:
-    known = {key_of(name) for name in SiteFile.__dataclass_fields__}
-    asked = [method_class(name).consent(settings_class(name)()) for name in METHODS]
-    assert {consent[0] for consent in asked if consent} <= known
+def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file(
+    silo: Silo, common: CommonSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, asked = session_with(common, silo), set()
+    monkeypatch.setattr(session, "require_consent", lambda key, purpose: asked.add(key))
+    for name in METHODS:
+        method_part("client_app", name, "Site")(settings_class(name)()).admit(session)
+    assert asked == {"allow-embeddings"}
+    assert asked <= {key_of(name) for name in SiteFile.__dataclass_fields__}
 
 
 @pytest.mark.parametrize(
@@ -513,7 +520,7 @@ def test_an_unforeseen_fault_of_the_log_keeps_the_answer_too(
 
     monkeypatch.setattr("fedsilo.client_app.site.audit_log.entry", fail)
     reply = app(hello(), hospital())
-    assert reason_of(reply) == "site s1a: ValueError (its text stands in the site's own log)"
+    assert reason_of(reply) == "site s1a: ValueError (its text is in the site's own log)"
 
 
 InlineRun = Callable[..., RunDirectory]

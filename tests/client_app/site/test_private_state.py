@@ -191,7 +191,7 @@ def test_a_sites_first_state_may_be_done_again_in_a_later_round(tmp_path: Path) 
     assert state.before(again) is None
 
 
-def test_a_state_is_not_opened_under_another_promise(state: SiteState) -> None:
+def test_a_state_is_not_opened_under_other_settings(state: SiteState) -> None:
     kept = SiteState(state.folder, "nothing is shared")
     put(kept, 1)
     assert got(kept, 2) == (1, 0)
@@ -211,15 +211,17 @@ def test_a_state_is_not_opened_under_another_promise(state: SiteState) -> None:
         ({"out": "elsewhere", "run-name": "x", "data-dir": "d", "cache-dir": "c"}, True),
     ],
 )
-def test_a_promise_is_of_all_settings_that_a_hospital_does_not_change(
+def test_settings_digest_is_of_all_settings_that_a_hospital_does_not_change(
     changes: dict[str, Value], same: bool, tiny: Callable[..., dict[str, Value]]
 ) -> None:
     first = resolve(tiny("fedevprompt"))
     other = resolve(tiny("fedevprompt") | changes)
-    promises = [settings_digest_of(settings.common, settings.own) for settings in (first, other)]
-    assert (promises[0] == promises[1]) is same
+    digests = [settings_digest_of(settings.common, settings.own) for settings in (first, other)]
+    assert (digests[0] == digests[1]) is same
 
 
-def test_no_method_has_the_promise_of_another(tiny: Callable[..., dict[str, Value]]) -> None:
+def test_no_method_has_the_settings_digest_of_another(
+    tiny: Callable[..., dict[str, Value]],
+) -> None:
     settings = [resolve(tiny(method)) for method in sorted(METHODS)]
     assert len({settings_digest_of(one.common, one.own) for one in settings}) == len(METHODS)

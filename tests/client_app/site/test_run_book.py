@@ -73,10 +73,10 @@ def test_a_day_has_so_many_new_runs_and_another_day_more(
 def test_nothing_of_a_refused_message_is_entered(tmp_path: Path) -> None:
     book = RunBook(tmp_path)
     book.enter(asked(3), 5, Limits())
-    before = book.path.read_bytes()
+    before = book.file.path.read_bytes()
     with pytest.raises(RefusedError):
         book.enter(asked(1), 5, Limits())
-    assert book.path.read_bytes() == before
+    assert book.file.path.read_bytes() == before
 
 
 @given(st.binary(max_size=200))
@@ -85,7 +85,7 @@ def test_a_damaged_book_stops_the_site(damage: bytes) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         book = RunBook(Path(folder))
-        book.path.write_bytes(damage)
+        book.file.path.write_bytes(damage)
         try:
             known = json.loads(damage)
         except ValueError:
@@ -108,7 +108,7 @@ def test_a_damaged_book_stops_the_site(damage: bytes) -> None:
 )
 def test_a_book_of_another_form_stops_the_site(tmp_path: Path, content: object) -> None:
     book = RunBook(tmp_path)
-    book.path.write_text(json.dumps(content))
+    book.file.path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="is damaged"):
         book.enter(asked(1), 5, Limits())
 
@@ -116,4 +116,4 @@ def test_a_book_of_another_form_stops_the_site(tmp_path: Path, content: object) 
 def test_the_book_is_its_owners_alone(tmp_path: Path) -> None:
     book = RunBook(tmp_path / "own")
     book.hello(Limits())
-    assert book.path.stat().st_mode & 0o777 == 0o600
+    assert book.file.path.stat().st_mode & 0o777 == 0o600

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import (
-    LocalTraining,
     batches,
     open_optimiser,
     passes_of,
+    step_beside,
     train_locally,
 )
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -83,14 +83,14 @@ def test_the_loss_is_the_mean_over_samples_not_over_batches(common: CommonSettin
     # 21 samples in batches of 16 and 5: a mean over batches would depend on their order.
     for epochs in (1, 3):
         settings = dataclasses.replace(common, local_epochs=epochs)
-        loss = train_locally(LocalTraining(Counting(), split_of(21), settings, CPU, (1, "s1a")))
+        loss = train_locally(Counting(), split_of(21), settings, CPU, (1, "s1a"))
         assert loss == pytest.approx(10.0)
 
 
 def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings) -> None:
     def seen(*key: int | str) -> list[int]:
         network = Counting()
-        train_locally(LocalTraining(network, split_of(20), common, CPU, key))
+        train_locally(network, split_of(20), common, CPU, key)
         return network.seen
 
     assert seen(1, "s1a") == seen(1, "s1a")
@@ -100,11 +100,7 @@ def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings)
 
 def test_each_epoch_shows_each_sample_once_in_another_order(common: CommonSettings) -> None:
     network = Counting()
-    train_locally(
-        LocalTraining(
-            network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a")
-        )
-    )
+    train_locally(network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a"))
     epochs = [network.seen[i : i + 20] for i in range(0, 60, 20)]
     assert len(network.seen) == 60
     assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
@@ -116,19 +112,19 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
     # The server adds site and round.
     said = r"^training diverged, its loss is (nan|inf): lower 'learning-rate'$"
     with pytest.raises(SiteError, match=said):
-        train_locally(LocalTraining(Counting(factor), split_of(20), common, CPU, (17, "s2b")))
+        train_locally(Counting(factor), split_of(20), common, CPU, (17, "s2b"))
 
 
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
     network = build_classifier(common, silo.task)
     with pytest.raises(SiteError, match=r"^training diverged, its loss is .*'learning-rate'"):
-        train_locally(LocalTraining(network, silo.train, wild, CPU, (2, "s1a")))
+        train_locally(network, silo.train, wild, CPU, (2, "s1a"))
 
 
 def trained(common: CommonSettings, silo: Silo, key: tuple[Any, ...]) -> tuple[float, bytes]:
     network: TokenClassifier = build_classifier(common, silo.task)
-    loss = train_locally(LocalTraining(network, silo.train, common, CPU, key))
+    loss = train_locally(network, silo.train, common, CPU, key)
     state = network.state_dict()
     return loss, b"".join(state[name].numpy().tobytes() for name in sorted(state))
 
@@ -159,33 +155,43 @@ def test_training_leaves_the_processes_random_numbers_alone(
 def test_training_lowers_the_loss(common: CommonSettings, silo: Silo) -> None:
     network = build_classifier(common, silo.task)
     losses = [
-        train_locally(LocalTraining(network, silo.train, common, CPU, (round_, "s1a")))
-        for round_ in range(6)
+        train_locally(network, silo.train, common, CPU, (round_, "s1a")) for round_ in range(6)
     ]
     assert losses[-1] < losses[0]
 
 
-def test_a_training_is_told_of_its_steps_and_its_end_in_order(common: CommonSettings) -> None:
-    told: list[str] = []
+def test_a_training_calls_its_hooks_before_each_pass_and_after_each_step(
+    common: CommonSettings,
+) -> None:
+    calls: list[str] = []
     network = Counting()
 
     def after_step(inputs: Tensor, optimiser: torch.optim.Optimizer) -> None:
         assert optimiser.param_groups[0]["params"][0] is network.weight
-        told.append(f"step of {len(inputs)}")
+        calls.append(f"step of {len(inputs)}")
 
-    training = LocalTraining(
+    train_locally(
         network,
         split_of(20),
         dataclasses.replace(common, local_epochs=1),
         CPU,
         (1, "s1a"),
-        pass_begins=lambda number: told.append(f"pass {number}"),
+        before_pass=lambda number: calls.append(f"pass {number}"),
         after_step=after_step,
-        ended=lambda: told.append("end"),
     )
-    train_locally(training)
-    assert told == ["pass 0", "step of 16", "step of 4", "end"]
-    assert training.loss == network.loss
+    assert calls == ["pass 0", "step of 16", "step of 4"]
+
+
+def test_an_optimiser_beside_steps_by_the_same_batch_at_its_own_decayed_rate() -> None:
+    weight = nn.Parameter(torch.tensor(1.0))
+    optimiser = torch.optim.SGD([weight], lr=1.0)
+    settings = CommonSettings(rate_decay="inverse-sqrt")
+    step = step_beside(optimiser, settings, 3)
+    for _ in range(2):  # steps 4 and 5 of the site, by gradients of 1
+        weight.grad = torch.tensor(1.0)
+        step(torch.zeros(1), optimiser)
+        assert weight.grad is None
+    assert weight.item() == pytest.approx(1 - 1 / 2 - 1 / 5**0.5)
 
 
 class TwoRates(nn.Module):
@@ -277,9 +283,7 @@ def test_passes_of_a_round_by_hand_and_each_is_told_before_it_begins(
     def begins(number: int) -> None:
         told.append((number, len(network.seen)))
 
-    train_locally(
-        LocalTraining(network, split_of(count), settings, CPU, (1, "s1a"), pass_begins=begins)
-    )
+    train_locally(network, split_of(count), settings, CPU, (1, "s1a"), before_pass=begins)
     assert told == [(number, number * count) for number in range(passes)]
 
 
@@ -289,9 +293,7 @@ def test_an_objective_replaces_the_networks_own_loss(common: CommonSettings) -> 
     def objective(inputs: Tensor, labels: Tensor) -> Tensor:
         return (labels.float() + inputs.flatten()).mean() + 0 * network.weight.sum()
 
-    loss = train_locally(
-        LocalTraining(network, split_of(21), common, CPU, (1, "s1a"), objective=objective)
-    )
+    loss = train_locally(network, split_of(21), common, CPU, (1, "s1a"), objective=objective)
     assert loss == pytest.approx(20.0)  # twice the mean of 0..20
     assert network.seen == []
 
@@ -306,9 +308,7 @@ def test_a_penalty_is_no_part_of_an_objective_and_is_added_to_it(common: CommonS
         return torch.tensor(0.5)
 
     loss = train_locally(
-        LocalTraining(
-            network, split_of(20), common, CPU, (1, "a"), penalty=penalty, objective=objective
-        )
+        network, split_of(20), common, CPU, (1, "a"), penalty=penalty, objective=objective
     )
     assert loss == pytest.approx(2.5)
 
@@ -323,15 +323,13 @@ def test_an_optimiser_that_is_given_goes_on_and_else_it_is_a_fresh_one(
         kept = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9) if own else None
         for round_ in (1, 2):
             train_locally(
-                LocalTraining(
-                    network,
-                    split_of(2),
-                    settings,
-                    CPU,
-                    (round_, "s1a"),
-                    objective=lambda inputs, labels: network.weight.sum(),
-                    optimiser=kept,
-                )
+                network,
+                split_of(2),
+                settings,
+                CPU,
+                (round_, "s1a"),
+                objective=lambda inputs, labels: network.weight.sum(),
+                optimiser=kept,
             )
         return network.weight.item()
 
@@ -350,5 +348,5 @@ def test_images_of_8_bits_train_as_their_float_version_does(
     for inputs in (bytes_, floats):
         network = build_classifier(common, silo.task)
         split = Split(inputs, silo.train.labels[:36])
-        losses.append(train_locally(LocalTraining(network, split, common, CPU, (1, "s1a"))))
+        losses.append(train_locally(network, split, common, CPU, (1, "s1a")))
     assert losses[0] == losses[1]

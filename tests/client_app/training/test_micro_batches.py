@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.client_app.training.loop import (
-    LocalTraining,
     add_gradients,
     micro_batches,
     train_locally,
@@ -59,7 +58,7 @@ def test_micro_batches_of_a_whole_batch_change_no_bit(common: CommonSettings, si
     for size in (0, 16):
         settings = dataclasses.replace(common, micro_batch=size)
         network = build_classifier(settings, silo.task)
-        train_locally(LocalTraining(network, silo.train, settings, CPU, (1, "s1a")))
+        train_locally(network, silo.train, settings, CPU, (1, "s1a"))
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -74,9 +73,7 @@ def test_after_each_step_the_batch_is_handed_on_and_a_plan_is_kept_to(
         seen.append(inputs)
 
     plan = [[torch.tensor([3, 4]), torch.tensor([0, 35])]]
-    train_locally(
-        LocalTraining(network, silo.train, common, CPU, (1, "a"), plan=plan, after_step=see)
-    )
+    train_locally(network, silo.train, common, CPU, (1, "a"), plan=plan, after_step=see)
     assert len(seen) == 2
     assert torch.equal(seen[0], silo.train.inputs[[3, 4]])
     assert torch.equal(seen[1], silo.train.inputs[[0, 35]])
@@ -91,7 +88,7 @@ def test_radiographs_train_as_their_standardised_version_does(common: CommonSett
     found = []
     for inputs in (raw, (pixels - mean) / spread):
         network = build_classifier(common, Task((1, 16, 16), 10))
-        train_locally(LocalTraining(network, Split(inputs, labels), common, CPU, (1, "a")))
+        train_locally(network, Split(inputs, labels), common, CPU, (1, "a"))
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -99,4 +96,4 @@ def test_radiographs_train_as_their_standardised_version_does(common: CommonSett
 def test_what_is_held_is_picked_by_rows() -> None:
     compute = choose_compute("cpu", "fp32", 1)
     rows = torch.arange(12).reshape(6, 2)
-    assert torch.equal(compute.hold(rows).pick(torch.tensor([4, 1])), rows[[4, 1]])
+    assert torch.equal(compute.hold(rows)(torch.tensor([4, 1])), rows[[4, 1]])

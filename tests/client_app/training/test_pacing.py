@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.methods.base import SiteMethod
-from fedsilo.client_app.site_round import SiteRound
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
 from fedsilo.client_app.training.pacing import open_pacing, shuffled
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.lab import answer
 
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 SETTINGS = CommonSettings(epoch_steps=6, pace=2)
 # 36 training digits: batches of 9, two rounds an epoch
 PACED = {"epoch_steps": 4, "pace": 2, "local_epochs": 2, "batch_size": 32}
@@ -27,30 +27,27 @@ def _counting(count: int) -> Callable[[int], Tensor]:
 def test_an_epochs_rounds_go_through_its_order_in_turn() -> None:
     stored: dict[str, Tensor] = {}
     seen = []
-    parameter = nn.Linear(1, 1)
     for round_ in (1, 2, 3, 4):
         pacing = open_pacing(stored, round_, 13, SETTINGS, _counting(13))
         seen.append([batch.tolist() for batch in pacing.batches()])
-        stored = pacing.stored(torch.optim.SGD(parameter.parameters()), parameter)
+        stored = pacing.stored()
     assert seen[:3] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
     assert seen[3] == [[12, 0], [1, 2]]  # the next epoch's order begins with another
 
 
 def test_a_small_site_begins_again_within_its_epoch() -> None:
     stored: dict[str, Tensor] = {}
-    parameter = nn.Linear(1, 1)
     seen = []
     for round_ in (1, 2):
         pacing = open_pacing(stored, round_, 3, SETTINGS, _counting(3))
         seen += [batch.tolist() for batch in pacing.batches()]
-        stored = pacing.stored(torch.optim.SGD(parameter.parameters()), parameter)
+        stored = pacing.stored()
     assert seen == [[0, 1], [2, 0], [1, 2], [0, 1]]
 
 
 def test_a_site_that_missed_a_round_goes_on_where_it_was_until_the_epoch_ends() -> None:
-    parameter = nn.Linear(1, 1)
     first = open_pacing({}, 1, 13, SETTINGS, _counting(13))
-    stored = first.stored(torch.optim.SGD(parameter.parameters()), parameter)
+    stored = first.stored()
     third = open_pacing(stored, 3, 13, SETTINGS, _counting(13))
     assert third.batches()[0].tolist() == [4, 5]
     fourth = open_pacing(stored, 4, 13, SETTINGS, _counting(13))
@@ -87,7 +84,7 @@ def _rounds(opened: Opened, weights: dict[str, Any], pace: int, count: int) -> d
     for round_ in range(1, count + 1):
         own = PACED | {"pace": pace, "dropout": 0.0}
         site = opened("fedavg", arrays, own=own, round=round_, evaluate=False, run_dir="x")
-        reply = SiteRound(site).answer()
+        reply = answer(site)
         arrays = {name: array.numpy() for name, array in reply[ARRAYS].items()}
     return arrays
 
@@ -105,12 +102,12 @@ def test_two_rounds_of_half_an_epoch_are_one_of_a_whole(
 
 def test_the_loss_told_is_of_the_rounds_steps(opened: Opened, weights: dict[str, Any]) -> None:
     site = opened("fedavg", weights, own=PACED, evaluate=False)
-    loss = SiteRound(site).answer()["metrics"]["trained.train.loss"]
+    loss = answer(site)["metrics"]["trained.train.loss"]
     assert 1.5 < cast(float, loss) < 4
-    assert site.context.stored == {}
+    assert site.stored == {}
     after = opened("fedavg", weights, own=PACED, round=2)
-    assert int(after.context.stored["pace/position"]) == 2
-    assert after.own_state() == {}
+    assert int(after.stored["pace/position"]) == 2
+    assert after.state() == {}
 
 
 def test_an_order_of_another_epoch_is_another_one(opened: Opened, weights: dict[str, Any]) -> None:

@@ -55,14 +55,14 @@ def test_it_prints_roster_splits_and_what_leaves_and_leaves_nothing(
 def test_who_cannot_take_part_fails_and_the_others_are_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsilo.client_app import opening
+    from fedsilo.client_app import session
     from fedsilo.models.contract.errors import RefusedError
 
-    def admit(site: Any, context: Any) -> None:
-        if site.silo.name == "s2a":
+    def refuse_few(silo: Any, node_config: Any) -> None:
+        if silo.name == "s2a":
             raise RefusedError("site s2a has not agreed")
 
-    monkeypatch.setattr(opening, "admit", admit)
+    monkeypatch.setattr(session, "refuse_few", refuse_few)
     assert _run("--json") == 1
     found = _document(capsys)["findings"]
     failed = {f["check"]: f for f in found if f["status"] == "FAILED"}

@@ -65,7 +65,7 @@ def test_a_finished_runs_model_is_a_plain_network(
     directory = inline_run(tiny("cdl"))
     arrays, _ = load_state(directory.path / "model.safetensors")
     site = finished_site(directory.path, "s1a", None, None)
-    opened = exchanged_arrays(cast(nn.Module, site.open_network()))
+    opened = exchanged_arrays(cast(nn.Module, site.open()))
     assert set(opened) == set(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(opened[name].cpu().numpy(), array)

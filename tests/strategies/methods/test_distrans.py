@@ -167,10 +167,10 @@ def test_a_finished_run_is_opened_with_the_sites_offset(
     directory = inline_run(values)
     arrays, _ = load_state(directory.path / "model.safetensors")
     site: Any = finished_site(directory.path, "s2a", None, None)
-    found = site.open_network().offset.weight.detach().numpy()
+    found = site.open().offset.weight.detach().numpy()
     held = {"mean": arrays.get(OFFSET), "embedding": arrays.get("offset/s2a")}
     if aggregation == "none":
-        held["none"] = site.own_state()[OFFSET].numpy()
+        held["none"] = site.state()[OFFSET].numpy()
         assert not [name for name in arrays if "offset" in name]
     np.testing.assert_array_equal(found, held[aggregation])
     assert site.explain("test", 0).lines()

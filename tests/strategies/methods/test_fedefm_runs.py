@@ -10,6 +10,7 @@ from flwr.app import Message
 from torch import Tensor
 
 import fedsilo.server_app.run.inline_engine
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedefm import FedEFMSite
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import SiteError
@@ -93,15 +94,15 @@ def test_a_silo_that_dies_between_the_phases_is_left_out_of_the_mean_and_the_run
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = tiny("fedefm", rounds=3, min_sites=2)
-    start = FedEFMSite.start
+    start = FedEFMSite._start
 
-    def dying(site: FedEFMSite) -> dict[str, Tensor]:
-        now = site.request.instruction
-        if (site.silo.name, now.phase, now.round) == ("s2a", "distil", 2):
+    def dying(site: FedEFMSite, lab: Lab) -> dict[str, Tensor]:
+        now = lab.instruction
+        if (lab.site, now.phase, now.round) == ("s2a", "distil", 2):
             raise SiteError("site s2a has died")
-        return start(site)
+        return start(site, lab)
 
-    monkeypatch.setattr(FedEFMSite, "start", dying)
+    monkeypatch.setattr(FedEFMSite, "_start", dying)
     whole = inline_run(values, out=tmp_path / "whole")
     arrays, facts = load_state(whole.path / "checkpoints" / "round-000002.safetensors")
     assert facts["extras"]["finished"] == ["s1a", "s3a"]

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, RecordDict
-from torch import Tensor
 
-import fedsilo.client_app.opening
+import fedsilo.client_app.session
 import fedsilo.server_app.run.inline_engine
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
-from fedsilo.client_app.site_round import SiteRound
-from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -31,6 +29,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
@@ -192,20 +191,18 @@ def fails_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
     """Return a function that lets a site fail to train in some rounds, and watches all others."""
 
     def arrange(site: str, *rounds: int) -> Watched:
-        usual, seen = SiteRound.fit, Watched()
+        usual, seen = Lab.fit, Watched()
 
-        def fit(self: SiteRound, training: LocalTraining) -> tuple[float, dict[str, Tensor]]:
-            method = self.method
-            key = (method.silo.name, method.request.instruction.round)
-            if method.silo.name == site and key[1] in rounds:
+        def fit(lab: Lab, network: SiteNetwork, **options: Any) -> None:
+            key = (lab.site, lab.instruction.round)
+            if lab.site == site and key[1] in rounds:
                 raise SiteError("the disk is full")
-            vit = cast(PromptedViT, training.network)
+            vit = cast(PromptedViT, network)
             seen.before[key] = {n: a.numpy().copy() for n, a in exchanged_arrays(vit).items()}
-            fitted = usual(self, training)
+            usual(lab, network, **options)
             seen.after[key] = {n: a.numpy().copy() for n, a in exchanged_arrays(vit).items()}
-            return fitted
 
-        monkeypatch.setattr(SiteRound, "fit", fit)
+        monkeypatch.setattr(Lab, "fit", fit)
         return seen
 
     return arrange
@@ -267,7 +264,7 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
         return dataclasses.replace(silo, train=train)
 
     assert all(held(tiny, site)[3] for site in ALL)
-    monkeypatch.setattr(fedsilo.client_app.opening, "load_silo", load)
+    monkeypatch.setattr(fedsilo.client_app.session, "load_silo", load)
     grid, strategy = spied_run(tiny("fedevprompt", distillation_weight=1.0))
     replies, sent = by_round(grid.replies, of_reply=True), by_round(grid.sent)
     expected = arrays_expected(strategy.method, strategy.current(), "train")["s2a"]

@@ -104,7 +104,7 @@ def test_a_finished_runs_model_is_a_plain_network(
     site = finished_site(directory.path, "s1a", None, None)
     network = build_classifier(common, site.silo.task)
     assert set(arrays) == set(exchanged_arrays(network))
-    opened = exchanged_arrays(cast(nn.Module, site.open_network()))
+    opened = exchanged_arrays(cast(nn.Module, site.open()))
     for name, array in arrays.items():
         np.testing.assert_array_equal(opened[name].cpu().numpy(), array)
     assert site.explain("test", 0).lines()

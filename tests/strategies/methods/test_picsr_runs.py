@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedsilo.client_app.methods.picsr import PICSRSite
-from fedsilo.datasets.silo.silos import Silo
+from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, HELLO
 from fedsilo.models.contract.settings import CommonSettings
@@ -255,9 +255,9 @@ def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
         spied_run(tiny("picsr", prototype_min_count=37))
     usual = PICSRSite.admit
 
-    def admit(silo: Silo, common: CommonSettings, settings: PICSRSettings) -> None:
-        few = dataclasses.replace(settings, prototype_min_count=37)
-        usual(silo, common, few if silo.name == "s2a" else settings)
+    def admit(site: PICSRSite, session: SiteSession) -> None:
+        few = dataclasses.replace(site.settings, prototype_min_count=37)
+        usual(PICSRSite(few) if session.silo.name == "s2a" else site, session)
 
     monkeypatch.setattr(PICSRSite, "admit", admit)
     with pytest.raises(SiteError, match=rf"{FEW}.* 2 of 3 can and 3 are needed \('min-sites'\)"):

@@ -269,9 +269,7 @@ def test_a_site_explains_with_the_prompts_head_and_prior_of_its_own(site: str, s
     assert found["probabilities"] == pytest.approx((alpha / alpha.sum()).tolist(), abs=1e-5)
     assert found["vacuity"] == pytest.approx(2 / alpha.sum().item(), abs=1e-5)
     other = "bcn" if site != "bcn" else "msk4"
-    foreign = exchanged_arrays(
-        cast(PromptedViT, finished_site(run, other, None, None).open_network())
-    )
+    foreign = exchanged_arrays(cast(PromptedViT, finished_site(run, other, None, None).open()))
     assert foreign.keys() == own.keys()
     assert not torch.equal(foreign["prompts.t"], own["prompts.t"])
 

@@ -87,7 +87,7 @@ def test_the_weights_go_where_the_experiment_looks_for_them_and_its_run_begins_w
     assert not [name for name in arrays if name.startswith("head")], "the classifier is thrown away"
     changes = {"cache-dir": str(tmp_path / "cache"), "out": str(tmp_path), "run-name": "run"}
     directory = run_inline(settings_of(file, **changes), 6)
-    network = cast(Any, finished_site(directory.path, "bcn", None, None).open_network())
+    network = cast(Any, finished_site(directory.path, "bcn", None, None).open())
     state = network.vit.state_dict()
     assert state.keys() == arrays.keys()
     for name, array in arrays.items():

@@ -10,13 +10,15 @@ norm the same holds of how far each sample's mean lies from its batch's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsilo.models.contract.errors import RefusedError
 
 _NUMBERS = 2**24  # held at once
 _TINY = torch.finfo(torch.float64).tiny
@@ -56,7 +58,7 @@ class _Channels:
     peak: Tensor
 
 
-class Crowd:
+class UnitGuard:
     """Watches a network's linear layers and convolutions while it is trained.
 
     Attributes:
@@ -100,13 +102,24 @@ class Crowd:
         self._tell_shares()
         self._put_back()
 
-    def next_pass(self) -> None:
-        """Take note that the samples come again."""
+    def next_pass(self, batches: Sequence[Tensor] = ()) -> None:
+        """Note that the samples are seen again, in these batches of sample numbers.
+
+        Raises:
+            RefusedError: too few different samples would be behind a step.
+        """
         watched: list[_Units | _Channels] = [*self._layers.values(), *self._norms.values()]
         for each in watched:
             each.peaks += each.peak
             each.peak.zero_()
         self._passes += 1
+        there = min((len(set(batch.tolist())) for batch in batches), default=self.minimum)
+        if there < self.minimum:
+            raise RefusedError(
+                f"{there} samples would stand behind an optimiser step, and at least "
+                f"{self.minimum} must ('minimum-batch'): ask for larger batches, or leave the "
+                "site out"
+            )
 
     def add_step(self) -> None:
         """Take note of the gradients by which a step is taken."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.held import OnDevice, Streamed
+from fedsilo.client_app.training.streamed import Streamed
 
 CPU = torch.device("cpu")
 
@@ -20,11 +20,10 @@ def test_a_streamed_tensor_gives_the_rows_that_were_asked_for(
     shape: tuple[int, ...], batches: list[list[int]]
 ) -> None:
     tensor = torch.arange(float(torch.tensor(shape).prod())).reshape(shape)
-    streamed, held = Streamed(tensor, CPU), OnDevice(tensor)
+    streamed = Streamed(tensor, CPU)
     taken = [(streamed.pick(torch.tensor(rows)), rows) for rows in batches]
     for batch, rows in taken:  # none was written over by a later one
         assert torch.equal(batch, tensor[rows])
-        assert torch.equal(held.pick(torch.tensor(rows)), tensor[rows])
 
 
 def test_images_are_streamed_channels_last_from_two_buffers_at_most() -> None:
@@ -36,8 +35,7 @@ def test_images_are_streamed_channels_last_from_two_buffers_at_most() -> None:
     assert [len(buffer) for buffer in streamed._buffers] == [8, 8]
 
 
-def test_on_the_cpu_a_tensor_is_held_as_it_is() -> None:
+def test_on_the_cpu_rows_of_a_tensor_are_picked_from_it() -> None:
     tensor = torch.rand(5, 2)
-    held = Compute(CPU, bf16=False).hold(tensor)
-    assert isinstance(held, OnDevice)
-    assert held._tensor is tensor
+    pick = Compute(CPU, bf16=False).hold(tensor)
+    assert torch.equal(pick(torch.tensor([3, 0])), tensor[[3, 0]])

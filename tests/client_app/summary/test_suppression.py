@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.client_app.survey.floors import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, suppressed
 
 Told = tuple[int | None, ...]
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.methods.base import SiteMethod
-from fedsilo.client_app.site_round import SiteRound
-from fedsilo.client_app.training import going_on
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.training import pacing
 from fedsilo.client_app.training.loop import open_optimiser
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.server_app.records.run_directory import RunDirectory
+from tests.support.lab import answer, fitted
 
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
 RUN = {"optimiser_state": "run"}
@@ -79,18 +79,18 @@ def test_two_rounds_are_as_many_steps_of_one_optimiser(
     stored = []
     for round_ in (1, 2):
         site = opened("local", {}, evaluate=False, own=own, round=round_)
-        SiteRound(site).answer()
-        path = site.context.state.folder / f"round-{round_:06d}-00.safetensors"
+        answer(site)
+        path = site.state_files.folder / f"round-{round_:06d}-00.safetensors"
         stored.append(load_state(path)[0])
     both = [
         opened("local", {}, evaluate=False, own=own, round=r, expects_state=False) for r in (1, 2)
     ]
     network = both[0].classifier(None)
     optimiser = open_optimiser(network, both[0].common)
-    monkeypatch.setattr(going_on, "open_optimiser", lambda *_: optimiser)
-    monkeypatch.setattr(going_on, "restore_optimiser", lambda *_: None)
+    monkeypatch.setattr(pacing, "open_optimiser", lambda *_: optimiser)
+    monkeypatch.setattr(pacing, "restore_moments", lambda *_: None)
     for site in both:
-        SiteRound(site).fit(site.local_training(network))
+        fitted(site, network)
     for name, tensor in exchanged_arrays(network).items():
         assert torch.equal(tensor, torch.as_tensor(stored[1][name])), name
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from fedsilo.client_app.opening import Site, open_site
+from fedsilo.client_app.session import SiteSession, open_session
 from fedsilo.client_app.site.identity import node_cap, own_name, site_settings
 from fedsilo.client_app.site.node import is_simulated, own_folder
 from fedsilo.client_app.site.policy import SITE_FILE, read_site_file, refuse_few
 from fedsilo.client_app.site.secret_seed import secret_seed
-from fedsilo.client_app.survey.answer import Answering, fingerprint
-from fedsilo.client_app.survey.kept import Kept, first_answer
+from fedsilo.client_app.summary.counts import Answering, fingerprint
+from fedsilo.client_app.summary.first_answer import Kept, first_answer
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import DataError, RefusedError
 from fedsilo.models.contract.messages import SURVEYED
@@ -94,17 +94,17 @@ def _again(context: Context, kept: Kept) -> dict[str, str]:
     return {**kept.parts, ABOUT: json.dumps(about)}
 
 
-def _opened(context: Context) -> tuple[Site, dict[str, Value]]:
+def _opened(context: Context) -> tuple[SiteSession, dict[str, Value]]:
     """Return the site, and the run's settings that decided what its silo is."""
     run = dict(context.run_config)
     try:
-        site = open_site(context)
+        site = open_session(context)
     except DataError:
         read = data_set(site_settings(context).dataset).settings
         if "broken-images" not in read or run.get("broken-images") == "skip":
             raise
         run["broken-images"] = "skip"
-        site = open_site(_under(context, run))
+        site = open_session(_under(context, run))
     refuse_few(site.silo, context.node_config)
     decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}
     return site, {key: value for key, value in run.items() if key in decisive}

@@ -1,32 +1,11 @@
-"""A data set's tensor while a network trains on it: on the device, or streamed to it by batches."""
+"""A data set's tensor that is too large for the device, streamed to it batch by batch."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 _BUFFERS = 2  # one is filled while the other travels
-
-
-class Held(Protocol):
-    """Rows of a tensor, on the device."""
-
-    def pick(self, rows: Tensor) -> Tensor:
-        """Return ``rows`` (n,) of it, on the device."""
-        ...
-
-
-class OnDevice:
-    """A tensor that is on the device as a whole."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def pick(self, rows: Tensor) -> Tensor:
-        """Return ``rows`` (n,) of it."""
-        return self._tensor[rows.to(self._tensor.device)]
 
 
 class Streamed:

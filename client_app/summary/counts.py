@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from fedsilo.client_app.site.limits import Limits
-from fedsilo.client_app.survey.floors import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, suppressed
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.partition.cuts import is_cut
 from fedsilo.datasets.registry import data_set
@@ -133,13 +133,13 @@ class Answering:
 
         ``few_too``: also of numbers with few values, as the size of files is.
         """
-        told = {}
+        found = {}
         for one in measures:
             values = self._told(one, split, few_too)
             if values is not None and _TAIL * len(values) >= self.floor:
                 low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
-                told[one.name] = self._rounded(low), self._rounded(high)
-        return told
+                found[one.name] = self._rounded(low), self._rounded(high)
+        return found
 
     def _told(self, measure: Measure, split: str, few_too: bool = False) -> Values | None:
         """Return the known values of a number; None of a level, or of one of few values."""

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.methods.base import SiteMethod
-from fedsilo.client_app.site_round import SiteRound
-from fedsilo.client_app.training.certainty import BINS, EvidenceProbe
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import measure
+from fedsilo.client_app.training.evidence_probe import BINS, EvidenceProbe
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.messages import METRICS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import SiteNetwork
+from tests.support.lab import evaluate
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 # Sums 4.2, 2 and 25: confidences 0.714, 0.85, 0.96 and vacuities 0.476, 1, 0.08
 ALPHAS = [[3.0, 1.2], [0.3, 1.7], [1.0, 24.0]]
 LABELS = torch.tensor([0, 1, 0])  # predicted 0, 1, 1: right, right, wrong
-Opened = Callable[..., SiteMethod]
+Opened = Callable[..., Lab]
 
 
 class LogAlpha(SiteNetwork):
@@ -105,8 +105,8 @@ def test_the_watch_sees_the_network_without_dropout_however_many_passes(
     assert found["vacuity"] == pytest.approx((10 / strength).mean().item(), rel=1e-5)
 
 
-def told_by(method: SiteMethod) -> dict[str, Any]:
-    return dict(SiteRound(method).measure_only()[METRICS])
+def told_by(method: Lab) -> dict[str, Any]:
+    return dict(evaluate(method)[METRICS])
 
 
 def has_bins(metrics: dict[str, Any], split: str) -> bool:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
+from fedsilo.client_app import session
+from fedsilo.client_app.hello import feature_sums, site_facts
 from fedsilo.client_app.methods.fedavg import FedAvgSite
 from fedsilo.client_app.methods.uefl import UEFLSite
-from fedsilo.client_app.opening import Site, open_method, open_site, state_folder
+from fedsilo.client_app.session import open_session, session_of
 from fedsilo.client_app.site.identity import site_name, site_settings
 from fedsilo.client_app.site.node import is_simulated
 from fedsilo.client_app.site.standardised import ready_silo
@@ -26,6 +28,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record
+from tests.support.lab import lab_of, session_with
 
 Node = Callable[..., Context]
 
@@ -40,35 +43,35 @@ def test_a_simulated_node_is_the_silo_of_its_partition(
 ) -> None:
     node = context({"partition-id": partition, "num-partitions": 3})
     assert site_name(node, site_settings(node)) == name
-    assert open_site(node).silo.name == name
+    assert open_session(node).silo.name == name
 
 
 def test_the_nodes_own_name_wins_over_its_partition(context: Node) -> None:
     node = context({"site": "s3a", "partition-id": 0})
-    assert open_site(node).silo.distribution == "D3"
+    assert open_session(node).silo.distribution == "D3"
 
 
 def test_a_node_without_a_name_is_told_how_to_give_one(context: Node) -> None:
     node = context({"state-dir": "/somewhere"})
     with pytest.raises(SiteError, match=r"--node-config 'site=\"s1a\"' \(silos: s1a, s2a, s3a\)"):
-        open_site(node)
+        open_session(node)
 
 
 def test_a_partition_beyond_the_silos_is_refused(context: Node) -> None:
     with pytest.raises(SiteError, match=r"SuperNode 4 has no silo: there are 3 \(s1a, s2a, s3a\)"):
-        open_site(context({"partition-id": 3}))
+        open_session(context({"partition-id": 3}))
 
 
 def test_a_name_that_is_no_silo_is_refused(context: Node) -> None:
     with pytest.raises(DataError, match=r"no silo '../s1a'"):
-        open_site(context({"site": "../s1a"}))
+        open_session(context({"site": "../s1a"}))
 
 
 def test_an_unknown_device_of_a_node_is_refused_when_a_method_is_opened(
     context: Node, message: Callable[..., Message]
 ) -> None:
     with pytest.raises(SettingError, match="'device' is 'tpu'"):
-        open_method(message(TRAIN), context({"partition-id": 0, "device": "tpu"}))
+        lab_of(message(TRAIN), context({"partition-id": 0, "device": "tpu"}))
 
 
 @pytest.mark.parametrize(
@@ -93,10 +96,10 @@ def test_a_site_is_simulated_by_its_own_node_config_and_never_by_a_message(
     assert is_simulated(context(node)) is simulated
     if not node:
         return  # it has no name either
-    assert open_site(context(node)).simulated is simulated
+    assert open_session(context(node)).simulated is simulated
     homed = node if simulated else node | {"state-dir": str(tmp_path)}
     asked = message(TRAIN, run_dir="/server/run")
-    assert open_method(asked, context(homed)).request.simulated is simulated
+    assert lab_of(asked, context(homed)).session.simulated is simulated
 
 
 def heart_node(node: dict[str, Any], **changes: Any) -> Context:
@@ -107,9 +110,12 @@ def heart_node(node: dict[str, Any], **changes: Any) -> Context:
 
 
 def test_a_hospitals_raised_floor_keeps_its_sums_at_home() -> None:
-    assert open_site(heart_node({"site": "switzerland", "sums-min-count": 30})).sums() is not None
+    assert (
+        feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 30})))
+        is not None
+    )
     with pytest.raises(SiteError, match="it has 30 training rows and at least 31 are needed"):
-        open_site(heart_node({"site": "switzerland", "sums-min-count": 31})).sums()
+        feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 31})))
 
 
 @pytest.mark.parametrize("folds", [{"test_folds": 3}, {"val_folds": 3}])
@@ -120,12 +126,12 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
     said = r"of different samples tells of single patients: set 'allow-folds=true'"
     for node in (real, real | {"partition-id": 3}, real | {"allow-folds": False}):
         with pytest.raises(SiteError, match=said):
-            open_site(heart_node(node, **folds))
+            open_session(heart_node(node, **folds))
         with pytest.raises(SiteError, match=said):
-            open_method(message(TRAIN), heart_node(node, **folds))
-    plain = open_site(heart_node(real)).silo.fingerprints
+            lab_of(message(TRAIN), heart_node(node, **folds))
+    plain = open_session(heart_node(real)).silo.fingerprints
     for node in (real | {"allow-folds": True}, {"partition-id": 3}):
-        assert open_site(heart_node(node, **folds)).silo.fingerprints != plain
+        assert open_session(heart_node(node, **folds)).silo.fingerprints != plain
 
 
 @pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}, {"fold-seed": 1}])
@@ -140,29 +146,29 @@ def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
         return Context(1, 1001, config, RecordDict(), settings)
 
     with pytest.raises(SiteError, match="choose which of this site's samples are used"):
-        open_site(node())
-    assert open_site(node(**{"allow-folds": True})).silo.name == "vidir_modern"
+        open_session(node())
+    assert open_session(node(**{"allow-folds": True})).silo.name == "vidir_modern"
 
 
 def test_the_run_config_names_the_method_and_its_settings(
     context: Node, message: Callable[..., Message], tmp_path: Path
 ) -> None:
-    fedavg = open_method(message(TRAIN), context({"partition-id": 0}))
-    assert isinstance(fedavg, FedAvgSite)
-    uefl = open_method(message(TRAIN, round=4), context({"partition-id": 1}, "uefl", codes=6))
-    assert isinstance(uefl, UEFLSite)
-    assert uefl.settings.codes == 6
-    assert uefl.request.instruction.round == 4
-    assert uefl.context.state.folder == tmp_path / "sites" / "s2a"
+    fedavg = lab_of(message(TRAIN), context({"partition-id": 0}))
+    assert isinstance(fedavg.session.method, FedAvgSite)
+    uefl = lab_of(message(TRAIN, round=4), context({"partition-id": 1}, "uefl", codes=6))
+    assert isinstance(uefl.session.method, UEFLSite)
+    assert uefl.session.method.settings.codes == 6
+    assert uefl.instruction.round == 4
+    assert uefl.state_files.folder == tmp_path / "sites" / "s2a"
 
 
 def test_a_real_site_keeps_its_state_in_its_own_folder(context: Node) -> None:
     node = context({"site": "s1a", "state-dir": "/private", "partition-id": 0})
-    assert state_folder(node, named("run", "/server"), "s1a") == Path("/private/run/s1a")
+    assert open_session(node).state_folder(named("run", "/server")) == Path("/private/run/s1a")
 
 
 def test_a_simulated_site_keeps_its_state_in_the_run_directory(context: Node) -> None:
-    folder = state_folder(context({"partition-id": 0}), named("run", "/server/run"), "s1a")
+    folder = open_session(context({"partition-id": 0})).state_folder(named("run", "/server/run"))
     assert folder == Path("/server/run/sites/s1a")
 
 
@@ -172,14 +178,14 @@ def test_a_site_with_nowhere_to_keep_its_state_is_refused(
 ) -> None:
     run_dir = "" if "partition-id" in node else "/server/run"
     with pytest.raises(SiteError, match="site s1a: the node config names no 'state-dir'"):
-        state_folder(context(node), named("run", run_dir), "s1a")
+        open_session(context(node)).state_folder(named("run", run_dir))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "/etc", ".hidden", "a/"])
 def test_a_run_name_that_would_leave_the_folder_is_refused(context: Node, name: str) -> None:
     node = context({"site": "s1a", "state-dir": "/private"})
     with pytest.raises(SettingError, match="is no plain folder name"):
-        state_folder(node, named(name), "s1a")
+        open_session(node).state_folder(named(name))
 
 
 TABLE = CommonSettings(dataset="table", sums_min_count=2)
@@ -207,7 +213,7 @@ def figures_message(mean: list[float], std: list[float]) -> RecordDict:
 
 
 def test_a_site_sends_the_sums_of_its_training_rows_alone() -> None:
-    sums = Site(TABLE, table_silo(), False).sums()
+    sums = feature_sums(session_with(TABLE, table_silo()))
     assert sums is not None
     assert sums.count.tolist() == [3, 2]
     assert sums.total.tolist() == [9, 140]
@@ -215,23 +221,23 @@ def test_a_site_sends_the_sums_of_its_training_rows_alone() -> None:
 
 
 def test_images_have_no_sums(context: Node) -> None:
-    assert open_site(context({"partition-id": 0})).sums() is None
+    assert feature_sums(open_session(context({"partition-id": 0}))) is None
 
 
 @pytest.mark.parametrize("standardise", ["site", "declared"])
 def test_a_site_sends_no_sums_where_figures_are_not_pooled(standardise: str) -> None:
     few = dataclasses.replace(TABLE, standardise=standardise, sums_min_count=99)
-    assert Site(few, table_silo(), False).sums() is None
+    assert feature_sums(session_with(few, table_silo())) is None
 
 
 def test_sums_of_too_few_rows_stay_at_the_site_which_names_feature_and_key() -> None:
     with pytest.raises(SiteError) as caught:
-        Site(dataclasses.replace(TABLE, sums_min_count=3), table_silo(), False).sums()
+        feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=3), table_silo()))
     told = str(caught.value)
     assert told.startswith("site north sends no sums: 2 training rows have a value of 'pulse'")
     assert "at least 3 are needed ('sums-min-count')" in told
     with pytest.raises(SiteError, match="sums: it has 3 training rows and at least 4"):
-        Site(dataclasses.replace(TABLE, sums_min_count=4), table_silo(), False).sums()
+        feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=4), table_silo()))
 
 
 def test_a_feature_that_nobody_knows_at_a_site_gives_nothing_away() -> None:
@@ -239,7 +245,7 @@ def test_a_feature_that_nobody_knows_at_a_site_gives_nothing_away() -> None:
     rows = silo.train.inputs.clone()
     rows[:, 1] = NAN
     unknown = dataclasses.replace(silo, train=Split(rows, silo.train.labels))
-    sums = Site(dataclasses.replace(TABLE, sums_min_count=3), unknown, False).sums()
+    sums = feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=3), unknown))
     assert sums is not None
     assert sums.count.tolist() == [3, 0]
 
@@ -249,7 +255,7 @@ def test_a_site_of_too_few_rows_sends_no_sums_even_if_it_knows_no_value() -> Non
     nothing = torch.full_like(silo.train.inputs, NAN)
     unknown = dataclasses.replace(silo, train=Split(nothing, silo.train.labels))
     with pytest.raises(SiteError, match="site north sends no sums"):
-        Site(dataclasses.replace(TABLE, sums_min_count=4), unknown, False).sums()
+        feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=4), unknown))
 
 
 def test_pooled_figures_of_the_message_standardise_every_part_and_fill_the_gaps() -> None:
@@ -295,9 +301,9 @@ def test_a_method_gets_its_silo_standardised_by_the_message(
     node = heart_node({"partition-id": 3, "num-partitions": 4})
     asked = message(TRAIN)
     with pytest.raises(SiteError, match="lacks the pooled figures"):
-        open_method(asked, node)
+        lab_of(asked, node)
     asked.content[FIGURES] = to_record({"mean": np.full(13, 2.0), "std": np.full(13, 4.0)})
-    held = open_method(asked, node).silo
+    held = lab_of(asked, node).silo
     raw = load_silo("va", CommonSettings(dataset="heart-synthetic"))
     assert held.name == "va"
     for name, split in held.splits().items():
@@ -307,10 +313,40 @@ def test_a_method_gets_its_silo_standardised_by_the_message(
 def test_a_hospital_says_what_it_runs_and_where_and_a_simulated_site_does_not(
     context: Node,
 ) -> None:
-    said = open_site(context({"site": "s3a", "state-dir": "/there", "device": "cpu"})).software()
+    said = site_facts(
+        open_session(context({"site": "s3a", "state-dir": "/there", "device": "cpu"})).admit()
+    ).software
     assert said.keys() == {"fedsilo", "revision", "flower", "torch", "device"}
     assert said["device"] == "cpu"
     assert said["torch"] == version("torch")
-    assert open_site(context({"partition-id": 0})).software() == {}
+    assert site_facts(open_session(context({"partition-id": 0})).admit()).software == {}
     with pytest.raises(SettingError, match="'device' is 'tpu'"):
-        open_site(context({"site": "s3a", "device": "tpu"})).software()
+        open_session(context({"site": "s3a", "device": "tpu"})).admit()
+
+
+def test_session_of_a_simulated_site_is_kept_until_the_next_hello(context: Node) -> None:
+    node = context({"partition-id": 0})
+    first = session_of(node)
+    assert session_of(node) is first
+    assert session_of(context({"partition-id": 1})) is not first
+    again = session_of(node, again=True)
+    assert again is not first
+    assert session_of(node) is again
+
+
+def test_session_of_a_real_site_is_opened_for_every_message(context: Node, tmp_path: Path) -> None:
+    node = context({"site": "s1a", "state-dir": str(tmp_path)})
+    assert session_of(node) is not session_of(node)
+
+
+def test_sessions_keep_a_bounded_number_of_other_sites_samples(
+    context: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [context({"partition-id": index}) for index in range(3)]
+    size = session_of(nodes[0]).held_bytes()
+    assert size > 0
+    monkeypatch.setattr(session, "_OTHERS", size + size // 2)  # room for one beside the newest
+    first, second = session_of(nodes[0]), session_of(nodes[1])
+    session_of(nodes[2])
+    assert session_of(nodes[1]) is second
+    assert session_of(nodes[0]) is not first, "the least recently used goes first"

@@ -1,0 +1,48 @@
+"""The answer to a message of a round: a phase of the method, or of secure aggregation."""
+
+from __future__ import annotations
+
+from flwr.app import RecordDict
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.privacy.secure_aggregation import drop_secrets
+from fedsilo.client_app.training.repeatability import noted_operations
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import INCOMING, SECURING, TRAINING
+from fedsilo.strategies.wire.secure_keys import SECURE
+
+
+def answer(lab: Lab) -> RecordDict:
+    """Answer a phase of a round.
+
+    Raises:
+        SiteError: the method has no such phase or does not end it by ``lab.reply``, 'deterministic'
+            refuses an operation, or the run has no secure aggregation.
+    """
+    phase = lab.instruction.phase
+    with noted_operations() as lab.unrepeatable:
+        if phase in SECURING:
+            record = lab.outbound.secured()
+            reply = lab.reply()
+            reply[SECURE] = record
+            return reply
+        if phase in TRAINING and lab.common.secure_aggregation != "none":
+            with lab.outbound.naming_round():
+                lab.outbound.secure_site().ready()  # an hour's training would be for nothing
+        reply = lab.session.phase(phase)(lab)
+        if reply is None or reply is not lab.packed:
+            raise SiteError(
+                f"site {lab.site}: phase '{phase}' of method '{lab.common.method}' does not end by "
+                "'return lab.reply(...)', by which alone anything leaves a site"
+            )
+        return reply
+
+
+def evaluate(lab: Lab) -> RecordDict:
+    """Measure the model that came on validation and test data, and reply."""
+    if lab.common.secure_aggregation != "none":
+        drop_secrets(lab.state_files.folder)
+    with noted_operations() as lab.unrepeatable:
+        network = lab.open()
+        lab.metrics |= lab.measured(network, INCOMING, ("val", "test"))
+        return lab.reply()

@@ -1,0 +1,86 @@
+"""What a site says of itself at the start of a run: counts and fingerprints, no data."""
+
+from __future__ import annotations
+
+from fedsilo.client_app.session import SiteSession
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.datasets.weights.backbones import backbone_digest
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.feature_statistics import Sums
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.versions import installed_software
+from fedsilo.models.maths.standardisation import sums_of
+
+
+def site_facts(session: SiteSession) -> SiteFacts:
+    """Return what the site says of itself.
+
+    Raises:
+        SiteError: its rows are too few for the sums that the run asks for, or it refuses to send
+            any.
+        SettingError: the weights of its network are missing.
+    """
+    silo, software = session.silo, {}
+    if not session.simulated:
+        software = installed_software() | {"device": str(session.compute.device)}
+    return SiteFacts(
+        site=silo.name,
+        distribution=silo.distribution,
+        input_shape=silo.task.input_shape,
+        classes=silo.task.classes,
+        label_counts=silo.label_counts(),
+        fingerprints=silo.fingerprints,
+        simulated=session.simulated,
+        features=silo.features,
+        sums=feature_sums(session),
+        dropped=silo.dropped,
+        schema=silo.schema,
+        backbone=backbone_digest(session.settings),
+        class_names=silo.classes,
+        floor=session.settings.sums_min_count,
+        measured=measured_splits(session),
+        software=software,
+    )
+
+
+def measured_splits(session: SiteSession) -> tuple[str, ...]:
+    """Return the splits of which measurements leave.
+
+    Those of few samples do not, nor a training loss under a cap of the hospital's own: noise in
+    proportion to one patient's part of a mean hides nobody in what training made of all.
+    """
+    sizes = {name: len(split) for name, split in session.silo.splits().items()}
+    withheld = {name for name, size in sizes.items() if 0 < size < session.limits.minimum_measured}
+    if session.cap:
+        withheld.add("train")
+    return tuple(name for name in SPLITS if name not in withheld)
+
+
+def feature_sums(session: SiteSession) -> Sums | None:
+    """Return what this site sends towards pooled figures of a table, or None.
+
+    Raises:
+        SiteError: so few rows are behind a sum that it says too much of each of them, or the
+            hospital has a cap on epsilon, and exact sums have none.
+    """
+    silo, settings = session.silo, session.settings
+    if not silo.features or settings.standardise != "pooled":
+        return None
+    if settings.max_epsilon:
+        raise RefusedError(
+            f"site {silo.name} has a cap on epsilon and sends no exact sums: set "
+            "'standardise' to 'declared' or 'site', or leave the site out"
+        )
+    sums, least, rows = sums_of(silo.train.inputs), settings.sums_min_count, len(silo.train)
+    few = [f"it has {rows} training rows"] if rows < least else []
+    few += [
+        f"{int(count)} training rows have a value of '{feature}'"
+        for feature, count in zip(silo.features, sums.count, strict=True)
+        if 0 < count < least
+    ]
+    if few:
+        raise RefusedError(
+            f"site {silo.name} sends no sums: {few[0]} and at least {least} are needed "
+            "('sums-min-count'); leave the site out, or set 'standardise' to 'declared'"
+        )
+    return sums

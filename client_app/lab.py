@@ -1,0 +1,345 @@
+"""One message at one site, the same for every method: what came, training, measuring, the reply.
+
+A method (``client_app/methods``) says in what order these happen. Whatever leaves a site leaves by
+``Lab.reply``, which clips, noises, counts epsilon, masks and packs it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedsilo.client_app.outbound import Arrays, Outbound
+from fedsilo.client_app.privacy.measurements import LOSS_BOUND
+from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.client_app.training.evaluation import Probe, measure
+from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.loop import (
+    AfterStep,
+    Objective,
+    Penalty,
+    annealed,
+    step_beside,
+    steps_before,
+    train_locally,
+)
+from fedsilo.client_app.training.pacing import PREFIX, train_continued
+from fedsilo.client_app.training.unit_guard import UnitGuard
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    EVALUATE,
+    INCOMING,
+    KEPT_STATE,
+    METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    TRAINED,
+    UNREPEATABLE,
+    Instruction,
+    measurement,
+)
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.maths.dirichlet import evidences
+from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.strategies.wire.records import unpack
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network that is measured, what else is measured of it, and how its measurements are named.
+
+    Attributes:
+        network: placed on the compute device.
+        names: metric -> the name in the reply, other metrics are left out; None keeps them all.
+        probe: returns what sees the tokens of a split and adds metrics of its own.
+        of_samples: returns, for tokens (batch, l, c), what a prediction says of each sample beside
+            its class probabilities: (batch,) on the CPU, by name.
+    """
+
+    network: SiteNetwork
+    names: Mapping[str, str] | None = None
+    probe: Callable[[str], Probe] | None = None
+    of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
+
+
+class Lab:
+    """What a method has at hand while it answers one message.
+
+    Attributes:
+        session: what is the same for all messages of a run.
+        instruction: what the server asks for.
+        content: the message's records.
+        site: the site's name.
+        silo: its data, a table's features standardised.
+        common: the run's settings, with the site's own folders and limits over them.
+        sampling: the same with the seed by which this site orders, chooses and leaves out samples;
+            what all sites must have alike, such as initial weights, is drawn by ``common``.
+        compute: device and precision.
+        metrics: what the reply will say, by MetricRecord key.
+        state_files: where the site's own state is.
+        outbound: the way out, which ``reply`` takes.
+        packed: what ``reply`` has packed.
+        unrepeatable: names of the operations that were not deterministic.
+    """
+
+    def __init__(
+        self,
+        session: SiteSession,
+        content: RecordDict,
+        instruction: Instruction,
+        state_files: SiteState | None = None,
+    ) -> None:
+        self.session = session
+        self.instruction = instruction
+        self.content = content
+        self.site = session.silo.name
+        self.silo = session.silo_for(content) if session.silo.features else session.silo
+        self.common = session.settings
+        self.sampling = session.sampling
+        self.compute = session.compute
+        self.metrics: dict[str, float] = {}
+        self.state_files = state_files or SiteState(
+            session.state_folder(instruction), session.digest
+        )
+        self._arrays: dict[str, Tensor] | None = None
+        self._trained: SiteNetwork | None = None
+        self._continued: Arrays | None = None  # what training continues from in the next round
+        self._shares: dict[str, Tensor] = {}
+        self.outbound = Outbound(session, instruction, content, self.state_files.folder)
+        self.packed: RecordDict | None = None
+        self.unrepeatable: Collection[str] = ()
+        self._started = time.perf_counter()
+        # They belong to the result: other numbers of threads add up in another order
+        torch.set_num_threads(self.common.threads)
+        if self.compute.device.type == "cuda":
+            self.compute.begin()
+
+    def arrays(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the arrays that came whose names begin with ``prefix``, without it."""
+        if self._arrays is None:
+            packed = self.content.array_records.get(ARRAYS, ArrayRecord())
+            self._arrays = {name: torch.from_numpy(unpack(array)) for name, array in packed.items()}
+        return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
+
+    def state(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the arrays that this site kept in an earlier phase, as ``arrays`` does.
+
+        What training continues from by itself (optimiser, order of samples) is not among them.
+        """
+        return {
+            name.removeprefix(prefix): array
+            for name, array in self.stored.items()
+            if name.startswith(prefix) and not name.startswith(PREFIX)
+        }
+
+    @cached_property
+    def stored(self) -> dict[str, Tensor]:
+        """The site's whole state before this message, read and checked once."""
+        return self.state_files.before(self.instruction) or {}
+
+    def has_read_state(self) -> bool:
+        """Tell whether the site's own state was read: the network is then this site's alone."""
+        return "stored" in vars(self)
+
+    def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
+        """Return the run's network with ``arrays``, or with the seed's initial weights, placed."""
+        network = initial_classifier(self.common, self.silo)
+        if arrays is not None:
+            load_exchanged(network, arrays)
+        return self.compute.place(network)
+
+    def open(self) -> SiteNetwork:
+        """Return the method's network for this message, in training and in evaluation alike."""
+        network: SiteNetwork = self.session.method.open(self)
+        return network
+
+    def measure(self, network: SiteNetwork) -> None:
+        """Measure the model that came, if the server wants that."""
+        if self.instruction.evaluate:
+            self.metrics |= self.measured(network, INCOMING, ("val", "test"))
+
+    def fit(
+        self,
+        network: SiteNetwork,
+        *,
+        objective: Objective | None = None,
+        penalty: Penalty | None = None,
+        after_step: AfterStep | None = None,
+        beside: Optimizer | None = None,
+        order: Callable[[int], Tensor | None] | None = None,
+        settings: CommonSettings | None = None,
+        split: Split | None = None,
+        steps: int = 0,
+        plan: Iterator[list[Tensor]] | None = None,
+        aside: tuple[str, ...] = (),
+    ) -> None:
+        """Train ``network`` in place; the reply will say its loss and measure it again.
+
+        Args:
+            network: on the compute device.
+            objective: the loss of a batch's inputs and labels, or None for the network's own.
+            penalty: a term that is added to each batch's loss.
+            after_step: called with each batch's inputs and the optimiser after its step.
+            beside: an optimiser of what is trained beside the network, by the gradients of the same
+                batches.
+            order: returns the order (n,) of an epoch's samples, where epochs span rounds and before
+                the network is trained, or None for any order.
+            settings: how long and by which optimiser, or None for the run's.
+            split: the samples, or None for the site's training samples.
+            steps: optimiser steps, or 0 for those of ``settings``.
+            plan: the passes, each a list of batches of sample numbers.
+            aside: names a training of something else than the site's own model, such as one of
+                another site: no loss is reported of it and nothing is kept.
+        """
+        settings, split = settings or self.sampling, self.silo.train if split is None else split
+        limits, guard = self.session.limits, None
+        decays = settings.rate_decay != "none"
+        if limits.minimum_batch > 1:
+            guard = UnitGuard(network, limits.minimum_batch, self._shares)
+        rounds, floor = self.instruction.round - 1, limits.minimum_batch
+        before = steps_before(rounds, len(split.labels), settings, floor) if decays else 0
+        if beside:
+            after_step = step_beside(beside, settings, before)
+        anneal = None
+        if evidences(network):
+            anneal = annealed(network, rounds, len(split.labels), settings, floor)
+        train = partial(
+            train_locally,
+            network,
+            split,
+            replace(settings, local_steps=steps) if steps else settings,
+            self.compute,
+            (self.instruction.round, self.site, *aside),
+            objective=objective,
+            penalty=penalty,
+            after_step=after_step,
+            before_pass=anneal,
+            steps_before=before,
+            minimum_steps=limits.minimum_steps_per_reply,
+            guard=guard,
+        )
+        if aside:
+            train(plan=plan)
+            return
+        self._continued, self._trained = {}, network
+        if settings.epoch_steps or settings.optimiser_state == "run":
+            samples = len(split.labels)
+            loss, self._continued = train_continued(
+                train, network, self.stored, settings, samples, rounds + 1, self.site, order
+            )
+        else:
+            loss = train(plan=plan)
+        self.metrics[measurement(TRAINED, "train", "loss")] = loss
+        if guard:
+            self.metrics[measurement(TRAINED, "train", "put-back")] = guard.put_back
+
+    def reply(
+        self,
+        network: SiteNetwork | None = None,
+        *,
+        send: Arrays | None = None,
+        keep: Arrays | None = None,
+        reference: Arrays | None = None,
+        after_noise: Callable[[Arrays], Arrays] | None = None,
+    ) -> RecordDict:
+        """Store what stays here and pack what leaves; the one way out of a site.
+
+        Args:
+            network: what was trained; it is measured again, and sent unless ``send`` says what is.
+            send: the arrays that leave, by name.
+            keep: the arrays that this site keeps for itself.
+            reference: what an update is measured from when it is clipped or masked, by name; None
+                for all that came.
+            after_noise: returns noised arrays in the form that the server checks; it may use
+                nothing but them.
+
+        Raises:
+            FedsiloError: it cannot be stored, or must not leave.
+        """
+        if network is not None and network is self._trained and self.instruction.evaluate:
+            self.metrics |= self.measured(network, TRAINED, ("val",))
+        kept = bool(keep or self._continued) and self._keep(keep or {})
+        if not self.instruction.returns:
+            send = {}
+        elif send is None:
+            send = {} if network is None else exchanged_arrays(network)
+        if reference is None:
+            reference = self.arrays() if send else {}
+        leaving, counted = self.outbound.protected(send, reference, self._shares)
+        if after_noise and leaving and self.common.clip_norm:
+            leaving = after_noise(leaving)
+        record = MetricRecord(
+            {
+                **self.outbound.metrics(self.metrics),
+                **counted,
+                NUM_EXAMPLES: len(self.silo.train.labels),
+                SECONDS: time.perf_counter() - self._started,
+                PEAK_MEMORY: self.compute.peak_memory(),
+                KEPT_STATE: int(kept),
+                **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)},
+            }
+        )
+        self.packed = RecordDict({METRICS: record})
+        if leaving:
+            self.packed[ARRAYS] = self.outbound.record(leaving, reference)
+        return self.packed
+
+    def measured(
+        self, network: SiteNetwork, model: str, splits: tuple[str, ...]
+    ) -> dict[str, float]:
+        """Return the measurements of what the method measures, by MetricRecord key."""
+        values: dict[str, float] = {}
+        for one in self.session.method.measured(self, network):
+            for split in splits:
+                samples: Split = getattr(self.silo, split)
+                if not len(samples.labels):
+                    continue  # the server knows from the site's label counts
+                final = self.instruction.phase == EVALUATE and split == "test"
+                found = measure(
+                    one.network,
+                    samples,
+                    self.sampling,
+                    self.compute,
+                    (self.instruction.round, self.site, model, split),
+                    one.probe(split) if one.probe else None,
+                    LOSS_BOUND if self.session.cap else math.inf,
+                    self.common.sums_min_count if final and one.names is None else None,
+                )
+                for metric, value in found.items():
+                    if name := metric if one.names is None else one.names.get(metric):
+                        values[measurement(model, split, name)] = value
+        return values
+
+    def _keep(self, arrays: Arrays) -> bool:
+        """Store private state for this phase, if there is any, and tell whether there was.
+
+        Raises:
+            SiteError: the last step of training left values that are not finite.
+        """
+        continued = self._continued
+        if continued is None and arrays:
+            continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
+        kept = {**arrays, **(continued or {})}
+        for name, array in kept.items():
+            if not array.isfinite().all():
+                raise SiteError(
+                    f"training diverged, '{name}' holds values that are not finite: lower "
+                    "'learning-rate'; nothing of it was kept"
+                )
+        if kept:
+            self.state_files.store(self.instruction, kept)
+        return bool(kept)

@@ -1,0 +1,131 @@
+"""What leaves a site: arrays clipped, noised, counted and masked, metrics of enough samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedsilo.client_app.privacy.blur import blurred
+from fedsilo.client_app.privacy.measurements import noised, of_enough, rounded
+from fedsilo.client_app.privacy.protection import LEDGER, protect, spend_measurements
+from fedsilo.client_app.privacy.secure_aggregation import SecureSite
+from fedsilo.client_app.session import SiteSession
+from fedsilo.models.contract.errors import FedsiloError, SiteError
+from fedsilo.models.contract.messages import Instruction
+from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.secure_keys import SECURE
+
+Arrays = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Outbound:
+    """The way out of a site for the answer to one message.
+
+    Attributes:
+        session: of the run.
+        instruction: what the server asked for.
+        content: the message's records.
+        folder: of the site's private state in this run.
+    """
+
+    session: SiteSession
+    instruction: Instruction
+    content: RecordDict
+    folder: Path
+
+    def protected(
+        self, arrays: Arrays, reference: Arrays, shares: Arrays
+    ) -> tuple[Arrays, dict[str, float]]:
+        """Return the arrays as they may leave, clipped and noised, and what the server is told.
+
+        Args:
+            arrays: what a method would send.
+            reference: what clipping measures them from.
+            shares: how much samples added to each unit's change, see ``UnitGuard``.
+        """
+        settings, blur = self.session.settings, self.session.limits.blur
+        if arrays and blur and not settings.noise_multiplier:  # before: a clip bounds what leaves
+            arrays = blurred(arrays, reference, shares, blur)
+        clipped = bool(arrays and settings.clip_norm)
+        return protect(
+            arrays,
+            reference if clipped else {},
+            settings,
+            self.folder / LEDGER,
+            site=self.session.silo.name,
+            instruction=self.instruction,
+            simulated=self.session.simulated,
+            cap=self.session.cap,
+            share=self._noise_share() if clipped and settings.secure_noise != "own" else 1.0,
+        )
+
+    def _noise_share(self) -> float:
+        """Return the part of the noise that this site adds to an update of weight 1.
+
+        The update is weighted after it is noised: the noise of a light one must be larger before.
+        """
+        if self.session.settings.secure_aggregation == "none":
+            return 1.0
+        with self.naming_round():
+            secure = self.secure_site()
+            return 1 / (math.sqrt(secure.threshold()) * secure.weight())
+
+    def record(self, leaving: Arrays, reference: Arrays) -> ArrayRecord:
+        """Return arrays as they travel: float32, or masked for a sum that reveals no summand."""
+        sent: Mapping[str, NDArray]
+        if self.session.settings.secure_aggregation == "none":
+            sent = {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()}
+        else:
+            with self.naming_round():
+                sent = self.secure_site().masked(leaving, reference)
+        return ArrayRecord({name: Array(sent[name]) for name in sorted(sent)})
+
+    def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the metrics that leave; under a cap of the hospital's own they cost epsilon."""
+        limits, cap, silo = self.session.limits, self.session.cap, self.session.silo
+        if cap is None and limits.minimum_measured <= 1 and not limits.metric_digits:
+            return metrics
+        sizes = {name: len(split) for name, split in silo.splits().items()}
+        metrics = of_enough(metrics, sizes, limits.minimum_measured)
+        if cap is None:
+            return rounded(metrics, limits.metric_digits)
+        noise = self.session.settings.noise_multiplier
+        leaving, measured = noised(metrics, sizes, silo.task.classes, noise)
+        if measured:
+            spend_measurements(cap, noise)
+        return leaving
+
+    def secured(self) -> ConfigRecord:
+        """Answer a phase of secure aggregation; errors name the site and the round.
+
+        Raises:
+            SiteError: the run has none, or as ``SecureSite.answer``.
+        """
+        with self.naming_round():
+            if self.session.settings.secure_aggregation == "none":
+                raise SiteError("the run has no secure aggregation, and keys for it are asked for")
+            return self.secure_site().answer(self.instruction.phase)
+
+    def secure_site(self) -> SecureSite:
+        """Return the site's side of secure aggregation in this round."""
+        record = self.content.config_records.get(SECURE)
+        if record is None:
+            raise SiteError(f"the message has no record '{SECURE}'")
+        name, settings = self.session.silo.name, self.session.settings
+        return SecureSite(name, self.instruction.round, settings, self.folder, record)
+
+    @contextmanager
+    def naming_round(self) -> Iterator[None]:
+        """Put site and round before an error of secure aggregation."""
+        try:
+            yield
+        except FedsiloError as error:
+            place = f"site {self.session.silo.name}, round {self.instruction.round}"
+            raise type(error)(f"{place}: secure aggregation: {error}") from None

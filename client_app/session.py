@@ -1,0 +1,285 @@
+"""A site in one run: opened and checked once, then every message of the run is answered by it.
+
+A message brings an instruction and arrays alone. At a real hospital each message is a process of
+its own, which opens the session for itself; a simulated site's is kept from message to message and
+opened again at the hello with which a run begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import Context, RecordDict
+
+from fedsilo.client_app.privacy.protection import LEDGER, OwnCap, affordable
+from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
+from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
+from fedsilo.client_app.site.node import built, is_simulated, own_folder
+from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.client_app.site.private_state import settings_digest_of
+from fedsilo.client_app.site.secret_seed import secret_seed
+from fedsilo.client_app.site.standardised import figures_for, with_figures
+from fedsilo.client_app.training.compute import Compute, compute_of
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import DataError, RefusedError, SettingError, SiteError
+from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.methods import method_part, settings_class
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
+from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
+
+_CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
+_NO_PHASES = frozenset({"admit", "open", "measured"})  # of a method's functions
+_OTHERS = 256 * 2**20  # bytes of other sites' samples that a process keeps
+
+
+@dataclass
+class SiteSession:
+    """One site in one run.
+
+    Attributes:
+        settings: the run's settings, with the site's own folders, device and limits over them.
+        silo: the site's data, a table's features as they were read.
+        simulated: whether this is a site of a simulation.
+        limits: the hospital's floors and quotas; a simulated site has none.
+        node_config: what the node says of itself, a site file's limits among it.
+        run_config: what the run says.
+        cap: the hospital's own cap on epsilon over all runs, if it has one.
+        compute: device and precision; like all below it is there once the site is admitted.
+        sampling: ``settings`` with the seed by which this site draws.
+        digest: of the run's settings that decide what a stored state means.
+        method: the run's method at this site.
+    """
+
+    settings: CommonSettings
+    silo: Silo
+    simulated: bool
+    limits: Limits
+    node_config: Mapping[str, Value]
+    run_config: Mapping[str, Value]
+    cap: OwnCap | None
+    compute: Compute = field(init=False)
+    sampling: CommonSettings = field(init=False)
+    digest: str = field(init=False, default="")
+    method: Any = field(init=False, default=None)
+    _ready: tuple[Hashable, Silo] | None = field(init=False, default=None)
+
+    def admit(self) -> SiteSession:
+        """Check once, before anything leaves, that this site takes part, and return the session.
+
+        Raises:
+            SiteError: the method cannot use so few samples without giving them away, or sends what
+                a hospital must agree to, or the hospital's own limits are higher, or its epsilon
+                is spent.
+        """
+        refuse_few(self.silo, self.node_config)
+        if len(self.silo.train) < self.limits.minimum_batch:
+            raise RefusedError(
+                f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
+                "samples ('minimum-batch'): it takes no part"
+            )
+        own: Any = built(settings_class(self.settings.method), self.run_config)
+        method = method_part("client_app", self.settings.method, "Site")(own)
+        method.admit(self)
+        if self.cap:
+            affordable(self.cap, self.settings.noise_multiplier)  # before work that cannot leave
+        # A hospital may change its own cap during a run: the digest is of the run's settings
+        self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
+        self.compute, self.sampling = compute_of(self.settings), self.settings
+        self.method = method
+        return self
+
+    def require_consent(self, key: str, purpose: str) -> None:
+        """Refuse the run at a real hospital whose node config does not say ``key=true``."""
+        if not self.simulated and self.node_config.get(key) is not True:
+            raise RefusedError(
+                f"site {self.silo.name} has not agreed: {purpose}; set '{key}=true' in the node "
+                "config if that is wanted"
+            )
+
+    def silo_for(self, content: RecordDict) -> Silo:
+        """Return a table's silo as networks take it: standardised, missing values 0.
+
+        Raises:
+            SettingError: ``standardise`` is 'declared' and the schema declares no figures.
+            SiteError: the message lacks the pooled figures.
+        """
+        figures = figures_for(self.silo, self.settings, content)
+        key = figures.mean.tobytes(), figures.std.tobytes()
+        if self._ready is None or self._ready[0] != key:
+            self._ready = key, with_figures(self.silo, figures)
+        return self._ready[1]
+
+    def phase(self, phase: str) -> Callable[[Any], RecordDict]:
+        """Return the method's function for ``phase``.
+
+        Raises:
+            SiteError: it has none.
+        """
+        name = phase.replace("-", "_")
+        is_phase = not name.startswith("_") and name not in _NO_PHASES
+        handler = getattr(self.method, name, None) if is_phase else None
+        if not callable(handler):
+            raise SiteError(
+                f"site {self.silo.name}: method '{self.settings.method}' has no phase '{phase}'; "
+                "server and site run different versions of fedsilo"
+            )
+        return cast(Callable[[Any], RecordDict], handler)
+
+    def state_folder(self, instruction: Instruction) -> Path:
+        """Return the folder of this site's private state in the run that a message belongs to.
+
+        Raises:
+            SiteError: a real site (not a simulated one) named no ``state-dir``.
+            SettingError: the run's name would leave the folder.
+        """
+        name, site = instruction.run_name, self.silo.name
+        if not name or name != Path(name).name or name.startswith("."):
+            raise SettingError(f"run name '{name}' is no plain folder name")
+        if "state-dir" in self.node_config:
+            return Path(str(self.node_config["state-dir"])) / name / site
+        if self.simulated and instruction.run_dir:
+            return Path(instruction.run_dir) / "sites" / site
+        raise SiteError(
+            f"site {site}: the node config names no 'state-dir', where this site's "
+            "private state survives a restart; start the SuperNode with one"
+        )
+
+    def held_bytes(self) -> int:
+        """Return the bytes of the samples that this session keeps in memory."""
+        silos = [self.silo, *([self._ready[1]] if self._ready else [])]
+        return sum(s.inputs.nbytes + s.labels.nbytes for o in silos for s in o.splits().values())
+
+
+_sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
+
+
+def session_of(context: Context, again: bool = False) -> SiteSession:
+    """Return the admitted session of a run at this node, opened at its first message.
+
+    Only a simulated site's is kept: what lies on a hospital's disk (site file, ledgers, data) is
+    read again for each of its messages.
+
+    Args:
+        context: Flower's.
+        again: open it again, since a run begins and the data may have changed.
+
+    Raises:
+        FedsiloError: the site cannot take part.
+    """
+    if not is_simulated(context):
+        session = open_session(context).admit()
+        if folder := own_folder(context, session.silo.name):
+            session.sampling = replace(session.settings, seed=secret_seed(folder))
+        return session
+    node, run = context.node_config.items(), context.run_config.items()
+    key = context.run_id, context.node_id, frozenset(node), frozenset(run)
+    if again or key not in _sessions:
+        _sessions.pop(key, None)
+        _sessions[key] = open_session(context).admit()
+        others = sum(session.held_bytes() for session in list(_sessions.values())[:-1])
+        while others > _OTHERS:
+            others -= _sessions.popitem(last=False)[1].held_bytes()
+    _sessions.move_to_end(key)
+    return _sessions[key]
+
+
+def open_session(context: Context) -> SiteSession:
+    """Open this node's silo under the run's settings; whether it takes part is not asked yet.
+
+    Raises:
+        SiteError: the server chooses among a real hospital's samples. By sums over the same ones
+            but one it could learn that one.
+        SettingError: settings of differential privacy contradict each other.
+    """
+    settings, simulated = site_settings(context), is_simulated(context)
+    if not simulated and context.node_config.get("allow-folds") is not True:
+        _refuse_chosen_samples(settings)
+    site = site_name(context, settings)
+    silo = _load(site, settings, context)
+    capped, folder = node_cap(context), own_folder(context, site)
+    if capped.max_epsilon:
+        _refuse_without_epsilon(settings)
+    if settings.clip_norm or settings.noise_multiplier or settings.secure_aggregation != "none":
+        check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
+    cap = None
+    if capped.max_epsilon and folder:
+        cap = OwnCap(folder / LEDGER, capped.max_epsilon, capped.delta)
+    node, run = context.node_config, context.run_config
+    return SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
+
+
+def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
+    """Return the session of a run that has ended, with the method's ``own`` settings."""
+    session = SiteSession(settings, silo, True, NO_LIMITS, {}, {}, None)
+    session.method = method_part("client_app", settings.method, "Site")(own)
+    session.compute, session.sampling = compute_of(settings), settings
+    session.digest = settings_digest_of(settings, own)
+    return session
+
+
+def _refuse_chosen_samples(settings: CommonSettings) -> None:
+    values, usual = as_mapping(settings), defaults(CommonSettings)
+    if chosen := [key for key in _CUTS if values[key] != usual[key]]:
+        raise RefusedError(
+            f"the run's {', '.join(chosen)} choose which of this site's samples are used, and "
+            "what is sent of different samples tells of single patients: set 'allow-folds=true' in "
+            "the node config if that is wanted"
+        )
+
+
+def _refuse_without_epsilon(settings: CommonSettings) -> None:
+    """Refuse what a hospital's own cap on epsilon cannot count.
+
+    Raises:
+        RefusedError: names the run's setting.
+    """
+    zero = "noise-multiplier" if settings.clip_norm else "clip-norm"
+    if not settings.noise_multiplier:
+        raise RefusedError(
+            f"the site has a cap on epsilon and the run's '{zero}' is 0: without clipping and "
+            "noise there is no epsilon, of arrays or of measurements; set 'clip-norm' and "
+            "'noise-multiplier', or leave the site out"
+        )
+    if settings.secure_noise != "own":
+        raise RefusedError(
+            "the site has a cap on epsilon and the run's 'secure-noise' is 'spread': its epsilon "
+            "would rest on the noise of other hospitals; set it to 'own', or leave the site out"
+        )
+
+
+def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
+    """Load the silo; what is wrong with the hospital's 'data-dir' as a whole is added to the error.
+
+    Raises:
+        DataError: the files cannot be used. No file is named that the data set does not name: a
+            file's name may identify a patient.
+    """
+    try:
+        return load_silo(name, settings)
+    except DataError as error:
+        fault = _folder_fault(str(context.node_config.get("data-dir", "")))
+        raise (DataError(f"{error}; {fault}") if fault else error) from None
+    except OSError as error:
+        if is_simulated(context):
+            raise
+        logging.getLogger("flwr").exception("fedsilo: the data of this site cannot be opened")
+        cause = error.strerror or type(error).__name__
+        fault = _folder_fault(str(context.node_config.get("data-dir", "")))
+        hint = fault or "the site's own log names the file"
+        raise DataError(f"the data cannot be opened ({cause}): {hint}") from None
+
+
+def _folder_fault(folder: str) -> str | None:
+    """Return what is wrong with a node config's 'data-dir', or None."""
+    try:
+        entry = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
+    except OSError as error:
+        return f"the node config's 'data-dir' cannot be read: {error.strerror}"
+    return None if entry else "the node config's 'data-dir' is empty"

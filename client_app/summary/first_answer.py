@@ -1,0 +1,69 @@
+"""The first answer to a survey, kept for good: whoever asks again, however, gets it again.
+
+Two answers would reveal their difference too: of a set of bins moved a little, or of data that
+have one patient more, it is that patient. So a data set's first answer stays until the hospital
+itself removes it, ``<state-dir>/.own/<site>/survey.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.models.contract.settings_schema import Value
+
+FILE = "survey.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A first answer.
+
+    Attributes:
+        parts: of the answer, as they left or may leave.
+        settings: those of the run that decided what was counted, by key.
+        fingerprint: of the data.
+    """
+
+    parts: Mapping[str, str]
+    settings: Mapping[str, Value]
+    fingerprint: Mapping[str, str]
+
+
+def first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple[Kept, bool]:
+    """Return a data set's first answer, and whether it was made and kept just now.
+
+    Args:
+        folder: of what the hospital keeps over all runs.
+        dataset: its name.
+        make: makes one, where none is kept.
+
+    Raises:
+        CheckpointError: what is kept is damaged, or cannot be written.
+    """
+    file = OwnFile(
+        folder / FILE,
+        f"the hospital's own {FILE}",
+        "bring it back; if it is removed the next survey gets a new answer",
+        "no survey leaves that is not kept; make room or repair the disk",
+    )
+    with file.locked():
+        known: dict[str, Kept] = file.read(_answers, {})
+        if dataset in known:
+            return known[dataset], False
+        made = make()
+        file.write({name: asdict(kept) for name, kept in {**known, dataset: made}.items()})
+        return made, True
+
+
+def _answers(content: Any) -> dict[str, Kept]:
+    answers = {name: Kept(**kept) for name, kept in content.items()}
+    for kept in answers.values():
+        if not all(isinstance(p, dict) for p in (kept.parts, kept.settings, kept.fingerprint)):
+            raise TypeError("a part is no mapping")
+        if not all(isinstance(text, str) for text in kept.parts.values()):
+            raise TypeError("an answer is no text")
+    return answers

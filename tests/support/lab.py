@@ -1,0 +1,98 @@
+"""What a method makes of a message, seen from within: what it trains with, sends and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from unittest import mock
+
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor
+
+from fedsilo.client_app.answer import answer, evaluate
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.session import SiteSession, session_of
+from fedsilo.client_app.site.limits import NO_LIMITS
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.site_network import SiteNetwork
+
+__all__ = ["Steps", "answer", "evaluate", "fitted", "lab_of", "session_with", "steps_of"]
+
+
+@dataclass
+class Steps:
+    """What a method gave to the steps of its phase.
+
+    Attributes:
+        network: what was opened.
+        fit: the arguments of ``Lab.fit``.
+        reply: the arguments of ``Lab.reply``.
+    """
+
+    network: SiteNetwork
+    fit: dict[str, Any] = field(default_factory=dict)
+    reply: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of a batch: the method's, else the network's own."""
+        chosen = self.fit.get("objective") or self.network.loss
+        return cast("Callable[[Tensor, Tensor], Tensor]", chosen)
+
+    @property
+    def sent(self) -> Mapping[str, Tensor]:
+        """The arrays that would leave, before clipping and noise."""
+        return cast("Mapping[str, Tensor]", self.reply["send"])
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """The arrays that the site would keep."""
+        return cast("Mapping[str, Tensor]", self.reply.get("keep") or {})
+
+
+def steps_of(lab: Lab, network: Any = None, train: bool = False) -> Steps:
+    """Run the method's phase on ``network``, or what it opens, without training and reply.
+
+    ``train``: train all the same.
+    """
+    opened: SiteNetwork = lab.open() if network is None else network
+    steps, fit = Steps(opened), lab.fit
+
+    def caught_fit(trained: SiteNetwork, **options: Any) -> None:
+        if trained is opened and not options.get("aside"):
+            steps.fit = options
+        if train:
+            fit(trained, **options)
+
+    def caught_reply(_: Any = None, **options: Any) -> RecordDict:
+        steps.reply = options
+        return RecordDict()
+
+    replaced = {
+        "open": lambda: opened,
+        "measure": lambda _: None,
+        "fit": caught_fit,
+        "reply": caught_reply,
+    }
+    with mock.patch.multiple(lab, **replaced):
+        lab.session.phase(lab.instruction.phase)(lab)
+    return steps
+
+
+def fitted(lab: Lab, network: Any) -> Steps:
+    """Train ``network`` as the method's phase does, and measure and send nothing."""
+    return steps_of(lab, network, train=True)
+
+
+def lab_of(message: Message, context: Context) -> Lab:
+    """Open a message at a node, as the app does."""
+    instruction = Instruction.from_config(message.content[CONFIG])
+    return Lab(session_of(context), message.content, instruction)
+
+
+def session_with(settings: CommonSettings, silo: Silo) -> SiteSession:
+    """Return the session of a real site that has no limits and no node config."""
+    return SiteSession(settings, silo, False, NO_LIMITS, {}, {}, None)
