@@ -26,7 +26,7 @@ PRIVATE: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": Z}
 # Only what its own settings add on top of clipping and noise is in the way
 OWN: dict[str, dict[str, Value]] = {"fedaligncl": {"fedaligncl.noise-variance": 0.0}}
 TAKES = {name: strategy_class(name).capabilities for name in METHODS}
-TAKING = sorted(name for name, takes in TAKES.items() if takes.privacy)
+TAKING = sorted(name for name, takes in TAKES.items() if not takes.no_privacy)
 # Averages, exchanges with neighbours, experts, codebooks: the others are in `make test-soak`
 EACH_WAY = ("cross", "fedaligncl", "fedavg", "fedavg-ft", "fedefm", "picsr", "ring", "uefl")
 HEART: dict[str, Value] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -213,16 +213,15 @@ def test_picsr_tells_who_listens_to_whom_and_draws_it(inline_run: InlineRun) -> 
 def test_what_leaves_the_sites_names_sums_and_prototypes(
     inline_run: InlineRun, tmp_path: Path
 ) -> None:
-    def leaves(out: str, **changes: Value) -> str:
-        named = {key.replace("_", "-"): value for key, value in changes.items()}
-        directory = inline_run(HEART | VARIANTS["picsr"] | named, 2, tmp_path / out)
+    def leaves(out: str, changes: Mapping[str, Value]) -> str:
+        directory = inline_run(HEART | VARIANTS["picsr"] | changes, 2, tmp_path / out)
         return "\n".join(directory.read_json("privacy.json")["leaves each site"])
 
-    pooled = leaves("pooled")
+    pooled = leaves("pooled", {})
     assert "the sum of their squares over the site's training rows" in pooled
     assert "the site's prototype, the mean of its standardised training samples" in pooled
     assert "(without noise; none of fewer than 10 samples)" in pooled
-    declared = leaves("declared", standardise="declared", prototype_noise=0.5)
+    declared = leaves("declared", {"standardise": "declared", "picsr.prototype-noise": 0.5})
     assert "squares" not in declared
     assert "with Gaussian noise of sd 0.5" in declared
 

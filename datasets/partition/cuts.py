@@ -188,7 +188,7 @@ def _shared_rows(
         if 0 < settings.silo_train_size < _FEWEST:
             advice = f"raise 'silo-train-size' to at least {_FEWEST}"
         elif settings.partition == DIRICHLET:
-            advice = f"raise 'concentration', {advice}"
+            advice = "raise 'concentration', lower 'silos', or set another 'fold-seed'"
         raise DataError(
             f"{data.name}, partition '{settings.partition}' leaves {len(short)} of {len(names)} "
             f"silos without {_FEWEST} training samples, '{short[0]}' first: {advice}"

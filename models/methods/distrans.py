@@ -8,7 +8,7 @@ says where the authors' code differs.
 Equations (arXiv:2210.15025):
   (transformation) both channels of an image -> models.methods.distrans.transformed
   (network) backbone, dense and logits layers -> models.methods.distrans.DoubleChannelClassifier
-  (local step) of the offset -> client_app.methods.distrans.DisTransSite.local_training
+  (local step) of the offset -> client_app.methods.distrans.DisTransSite.train
   (aggregation) of networks and offsets -> strategies.methods.distrans.DisTrans.round
   (embedding) offsets from class shares -> models.methods.distrans.OffsetEmbedding
 """

@@ -5,7 +5,7 @@ is trained at its neighbours (eq. 1). They return experts, from which the silo's
 on the silo's own data (eq. 2, 11), each weighted by the closeness of its feature map (eq. 3).
 
 Equations (arXiv:2501.16992):
-  (1) training overseas -> client_app.methods.fedefm.FedEFMSite.phase_overseas
+  (1) training overseas -> client_app.methods.fedefm.FedEFMSite.overseas
   (2) multishot distillation -> models.methods.fedefm.multishot_loss
   (3) earth mover's closeness -> models.maths.earth_movers.closeness
   (c) cost of moving mass -> models.maths.earth_movers.transport_costs

@@ -2,7 +2,7 @@
 
 Equations (arXiv:2411.10071):
   (1) prefix prompts -> models.networks.prompted_vit.prefix_attention
-  (2) total loss -> client_app.methods.fedevprompt.FedEvPromptSite.local_training
+  (2) total loss -> client_app.methods.fedevprompt.FedEvPromptSite.train
   (3) prior by class counts -> models.maths.dirichlet.skewed_prior
   (4) evidential loss -> models.maths.dirichlet.evidential_loss
   (4, first term) expected squared error -> models.maths.dirichlet.evidential_mse

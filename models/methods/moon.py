@@ -8,7 +8,7 @@ initial weights. On the wire it is ``projection/<name>``.
 
 Equations (arXiv:2103.16257):
   (3) model-contrastive loss -> models.methods.moon.contrastive_loss
-  (4) total loss -> client_app.methods.moon.MoonSite.local_training
+  (4) total loss -> client_app.methods.moon.MoonSite.train
 """
 
 from __future__ import annotations

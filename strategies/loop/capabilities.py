@@ -84,7 +84,7 @@ class Capabilities:
             ),
             (
                 common.clip_norm and self.no_privacy,
-                f"{method} {self.no_privacy}: set 'clip-norm' and 'noise-multiplier' to 0, or "
+                f"{method} {self.no_privacy}; set 'clip-norm' and 'noise-multiplier' to 0, or "
                 "choose another method",
             ),
         )

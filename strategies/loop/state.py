@@ -43,7 +43,7 @@ class State:
                 f"the stored state has {sorted(extras)} beside its arrays, not {sorted(own)}: it "
                 "was made by another version of fedsilo; start a new run"
             )
-        return cls(arrays, facts.get("round", 0), tuple(facts.get("keepers", ())), **extras)
+        return cls(arrays, facts["round"], tuple(facts["keepers"]), **extras)
 
 
 _SHARED = {"arrays", "round", "stateful_sites"}

@@ -68,6 +68,13 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
     return ArrayRecord({name: packed[id(arrays[name])][1] for name in sorted(arrays)})
 
 
+def packed_bytes(array: NDArray) -> int:
+    """Return how many bytes an array has when it is packed."""
+    header = io.BytesIO()
+    npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(array))
+    return len(header.getvalue()) + array.nbytes
+
+
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
     """Unpack arrays.
 

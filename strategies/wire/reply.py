@@ -19,7 +19,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS, KEPT_STATE, METRICS
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.strategies.wire.bundles import BUNDLE, opened, record_bytes, refuse_many_records
-from fedsilo.strategies.wire.records import ArrayError, NDArray, read_header, unpack
+from fedsilo.strategies.wire.records import ArrayError, NDArray, packed_bytes, read_header, unpack
 from fedsilo.strategies.wire.secure_keys import SECURE
 
 Arrays = Mapping[str, NDArray]
@@ -79,7 +79,7 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     metrics = _metrics(content)
     arrays = _arrays(content.array_records.get(ARRAYS, ArrayRecord()), expected)
     secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
-    return Reply(site, arrays, metrics, bytes_up=record_bytes(content), secure=secure)
+    return Reply(site, arrays, metrics, bytes_up=_bytes(content, arrays), secure=secure)
 
 
 def shapes(arrays: Arrays) -> Specs:
@@ -146,8 +146,20 @@ def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
     except ArrayError as error:
         raise SiteError(f"array '{name}' cannot be unpacked: {error}") from None
     if not np.isfinite(array).all():
-        raise SiteError(f"array '{name}' holds values that are not finite")
+        raise SiteError(
+            f"array '{name}' holds values that are not finite: if training has diverged, lower "
+            "'learning-rate'"
+        )
     return array
+
+
+def _bytes(content: RecordDict, arrays: Arrays) -> int:
+    """Return the reply's bytes with its arrays apart, as in a simulation, so that both compare."""
+    record = content.array_records.get(ARRAYS, ArrayRecord())
+    if list(record) != [BUNDLE]:
+        return record_bytes(content)
+    apart = sum(len(name) + packed_bytes(array) for name, array in arrays.items())
+    return record_bytes(content) - record.count_bytes() + apart
 
 
 def most_bytes(expected: Specs) -> int:

@@ -23,7 +23,7 @@ from tests.support.tiny import HALF_EPOCHS, TINY_METHOD
 TRIED = (
     "does not take 'initial-weights': leave it empty",
     "choose another 'site' in its node config",
-    "mend the site and resume or start again",
+    "repair the site and resume or start again",
     "withholds its measurements on validation samples",
 )
 PLANNED = [
@@ -133,7 +133,7 @@ def test_a_run_that_a_site_fails_goes_on_with_it_or_without(
 
     said = attempt()
     assert "site s3a, round 2, phase train: the line is cut -- 2 of 3 sites answered" in said
-    assert "('min-sites'): mend the site and resume or start again, or" in said
+    assert "('min-sites'): repair the site and resume or start again, or" in said
     assert mend in said
     if mend.startswith("set"):
         assert not attempt(**{"min-sites": 2, "resume": True})

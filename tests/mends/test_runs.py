@@ -40,7 +40,7 @@ CASES = [
         },
     ),
     Case(
-        "codewords by: lower 'uefl.codes'",
+        "codewords: lower 'uefl.codes'",
         tiny("uefl") | {"uefl.codes": 5000},
         {
             "lower 'uefl.codes'": {"uefl.codes": 8},
@@ -58,8 +58,13 @@ CASES = [
         {"lower 'learning-rate'": {"learning-rate": 0.001}},
     ),
     Case(
-        "has a number beyond",
+        "holds values that are not finite: if training has diverged",
         tiny("fedavg", learning_rate=1e6, optimiser="sgd"),
+        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+    ),
+    Case(
+        "has a number beyond",
+        tiny("fedavg", learning_rate=1e6),
         {"lower 'learning-rate'": {"learning-rate": 0.001}},
     ),
     Case(
@@ -122,7 +127,7 @@ def test_a_run_directory_that_is_there_can_be_gone_on_with_or_left_alone(tmp_pat
         return refused(lambda: run_inline(resolve({**values, **named}), 3))
 
     assert not attempt()
-    assert "choose another 'run-name', set 'resume' to true to go on with it" in attempt()
+    assert "choose another 'run-name', set 'resume' to true to continue it" in attempt()
     assert not attempt(resume=True)
     assert not attempt(run_name="other")
     said = attempt(resume=True, learning_rate=0.5)

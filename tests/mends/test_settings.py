@@ -114,7 +114,7 @@ CASES = [
         {"choose another": {"method": "fedavg"}},
     ),
     Case(
-        "pools the data of all sites, whose parts clipping does not bound",
+        "; set 'clip-norm' and 'noise-multiplier' to 0, or choose another method",
         tiny("mix", clip_norm=1.0, noise_multiplier=1.0),
         {
             "set 'clip-norm' and 'noise-multiplier' to 0": {"clip-norm": 0, "noise-multiplier": 0},

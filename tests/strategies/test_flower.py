@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from flwr.app import Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -28,7 +28,7 @@ def run_anywhere(strategy_class: type[FlowerStrategy], values: dict[str, Value])
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         strategy = strategy_class(context.run_config)
-        results.append(strategy.start(grid, num_rounds=strategy.rounds))
+        results.append(strategy.start(grid, ArrayRecord(), num_rounds=strategy.rounds))
 
     settings = resolve(values | {"run-name": "run"}).as_mapping()
     with flower_identity():

@@ -127,22 +127,24 @@ FACTS = SiteFacts("north", "D", (1,), 2, {"train": [20, 16]}, {})
 
 def test_a_node_says_its_own_name_and_no_other() -> None:
     registry = Registry("reg.json", {"north": 1, "south": 2})
-    assert registry.fault(1, "north") == ""
-    assert registry.fault(1, "south").startswith(
-        "node 1 is registered as 'north' and says that it is 'south': "
-    )
-    assert registry.fault(3, "north").startswith("node 3 says that it is 'north' and reg.json")
+    assert registry.fault(1, "north") is None
+    other, unknown = registry.fault(1, "south"), registry.fault(3, "north")
+    assert other is not None
+    assert other.startswith("node 1 is registered as 'north' and says that it is 'south': ")
+    assert unknown is not None
+    assert unknown.startswith("node 3 says that it is 'north' and reg.json")
     terms = Terms(registry)
-    assert terms.fault(2, FACTS) != ""
-    assert terms.fault(2, FACTS, simulated=True) == "", "it has no key"
+    assert terms.fault(2, FACTS)
+    assert terms.fault(2, FACTS, simulated=True) is None, "it has no key"
 
 
 def test_a_site_counts_for_no_more_than_was_agreed() -> None:
-    assert AgreedWeights("w.json", {"north": 36}).fault(FACTS) == ""
-    assert (
-        AgreedWeights("w.json", {"north": 35})
-        .fault(FACTS)
-        .startswith("site north says that it has 36 training samples, and w.json agrees on 35")
+    assert AgreedWeights("w.json", {"north": 36}).fault(FACTS) is None
+    more = AgreedWeights("w.json", {"north": 35}).fault(FACTS)
+    assert more is not None
+    assert more.startswith(
+        "site north says that it has 36 training samples, and w.json agrees on 35"
     )
     missing = AgreedWeights("w.json", {"south": 99}).fault(FACTS)
+    assert missing is not None
     assert missing.startswith("site north has no entry in 'site-weights' w.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,18 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.state import State
 
 
+@dataclass(frozen=True)
+class _State(State):
+    iteration: int = 0
+
+
 def _state(round_: int) -> State:
-    return State({"w": np.full(3, round_, np.float32)}, round_, ("s1a",), iteration=round_)
+    return _State({"w": np.full(3, round_, np.float32)}, round_, ("s1a",), iteration=round_)
 
 
 def _write(folder: Path, rounds: int, seed: int = 1) -> CheckpointHook:
     failures = Recorder(RunDirectory(folder))
-    hook = CheckpointHook(folder, {"seed": seed}, [failures])
+    hook = CheckpointHook(folder, {"seed": seed}, [failures], _State)
     for round_ in range(1, rounds + 1):
         failures.site_failed(round_, "train", "s1a", "why")
         hook.round_ended(_state(round_))
@@ -31,9 +37,10 @@ def _write(folder: Path, rounds: int, seed: int = 1) -> CheckpointHook:
 def test_the_newest_checkpoint_brings_back_state_and_hooks(tmp_path: Path) -> None:
     _write(tmp_path, 3)
     failures = Recorder(RunDirectory(tmp_path))
-    found = CheckpointHook(tmp_path, {"seed": 1}, [failures]).resume()
+    found = CheckpointHook(tmp_path, {"seed": 1}, [failures], _State).resume()
     assert found is not None
-    assert (found.round, found.extras, found.stateful_sites) == (3, {"iteration": 3}, ("s1a",))
+    assert isinstance(found, _State)
+    assert (found.round, found.iteration, found.stateful_sites) == (3, 3, ("s1a",))
     assert found.arrays["w"].tolist() == [3, 3, 3]
     assert [entry["round"] for entry in failures.failures] == [1, 2, 3]
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, DP_RELEASES, METRICS
+from fedsilo.models.contract.messages import DP_RELEASES
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.privacy.accountant import SPENT, epsilon
@@ -32,12 +31,9 @@ def private(journal: Path = Path(os.devnull), **changes: Any) -> PrivacyHook:
 
 
 def replies(releases: int | None, *sites: str, arrays: bool = True) -> dict[str, Reply]:
-    content = RecordDict({METRICS: MetricRecord({"seconds": 1.0})})
-    if releases is not None:
-        content[METRICS] = MetricRecord({DP_RELEASES: releases})
-    if arrays:
-        content[ARRAYS] = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    return {site: Reply(site, content, 0, 0) for site in sites}
+    metrics = {"seconds": 1.0} if releases is None else {DP_RELEASES: float(releases)}
+    sent = {"w": np.zeros(2, np.float32)} if arrays else {}
+    return {site: Reply(site, sent, metrics) for site in sites}
 
 
 def ahead(**counts: int) -> Any:
@@ -118,11 +114,11 @@ def test_a_checkpoint_keeps_the_counts() -> None:
 
 def test_it_ends_the_run_before_a_site_has_spent_too_much() -> None:
     hook = private(max_epsilon=(TWO + THREE) / 2)
-    assert hook.why_stop(State(0, {}), ahead(a=1, b=1)) is None
+    assert hook.why_stop(State({}, 0), ahead(a=1, b=1)) is None
     hook.phase_ended(1, "train", replies(1, "a", "b"))
-    assert hook.why_stop(State(1, {}), ahead(a=1, b=1)) is None
+    assert hook.why_stop(State({}, 1), ahead(a=1, b=1)) is None
     hook.phase_ended(2, "train", replies(2, "b"))
-    said = hook.why_stop(State(2, {}), ahead(a=1, b=1))
+    said = hook.why_stop(State({}, 2), ahead(a=1, b=1))
     assert said is not None
     assert said.startswith(f"the run ends after round 2 of 9: site b has spent epsilon {TWO:.4g}")
     assert f"the next round would make it {THREE:.4g}, above 'max-epsilon'" in said
@@ -131,8 +127,8 @@ def test_it_ends_the_run_before_a_site_has_spent_too_much() -> None:
 def test_a_round_of_two_messages_costs_two() -> None:
     hook = private(max_epsilon=(TWO + THREE) / 2)
     hook.phase_ended(1, "train", replies(1, "a"))
-    assert hook.why_stop(State(1, {}), ahead(a=1)) is None
-    said = hook.why_stop(State(1, {}), ahead(a=2))
+    assert hook.why_stop(State({}, 1), ahead(a=1)) is None
+    said = hook.why_stop(State({}, 1), ahead(a=2))
     assert said is not None
     assert said.startswith("the run ends after round 1")
 
@@ -140,7 +136,7 @@ def test_a_round_of_two_messages_costs_two() -> None:
 def test_rounds_in_which_nothing_leaves_cost_nothing() -> None:
     hook = private(max_epsilon=ONE)
     hook.phase_ended(1, "train", replies(1, "a"))
-    assert hook.why_stop(State(1, {}), ahead(a=0)) is None
+    assert hook.why_stop(State({}, 1), ahead(a=0)) is None
 
 
 @pytest.mark.parametrize("coming", [{"a": 1}, {"a": 0}, {}])
@@ -159,7 +155,7 @@ def test_without_a_limit_nobody_is_asked() -> None:
     def never() -> dict[str, int]:
         raise AssertionError
 
-    assert private().why_stop(State(3, {}), never) is None
+    assert private().why_stop(State({}, 3), never) is None
 
 
 def test_a_sites_own_refusal_ends_a_run_that_has_trained() -> None:
@@ -167,12 +163,12 @@ def test_a_sites_own_refusal_ends_a_run_that_has_trained() -> None:
     text = f"{reasons} -- 1 of 2 sites answered"
     error = TooFewSitesError(text, reasons, ["epsilon-spent"])
     hook = private()
-    said = hook.why_end(State(2, {}), error)
+    said = hook.why_end(State({}, 2), error)
     assert said is not None
     assert said.startswith("the run ends after round 2 of 9: site a, round 3, phase train: epsilon")
     assert "--" not in said
-    assert hook.why_end(State(0, {}), error) is None, "there is nothing to evaluate"
-    assert hook.why_end(State(2, {}), SiteError("the disk is full")) is None
+    assert hook.why_end(State({}, 0), error) is None, "there is nothing to evaluate"
+    assert hook.why_end(State({}, 2), SiteError("the disk is full")) is None
 
 
 def test_the_guarantee_is_of_each_site_and_of_the_one_that_spent_most() -> None:
@@ -233,4 +229,4 @@ def test_a_refusal_of_another_kind_does_not_end_a_run_well_whatever_its_words(
     codes: list[str],
 ) -> None:
     error = TooFewSitesError(f"site a: {SPENT}", f"site a: {SPENT}", codes)
-    assert private().why_end(State(2, {}), error) is None
+    assert private().why_end(State({}, 2), error) is None

@@ -23,7 +23,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.uefl import UEFL
+from fedsilo.strategies.methods.uefl import UEFL, UEFLState
 from tests.server_app.records.test_recorder import reply
 
 Tiny = Callable[..., dict[str, Value]]
@@ -181,13 +181,13 @@ def test_hook_prints_a_line_a_round_with_measurements_and_time_left(tmp_path: Pa
         lambda *_: None,
     )
     site = SiteFacts("s1a", "D1", (1, 16, 16), 10, facts, {"train": "x"})
-    hook.run_started(State(0, {}), Participants({"s1a": site}, {"s1a": 5}), 10)
+    hook.run_started(State({}, 0), Participants({"s1a": site}, {"s1a": 5}), 10)
     measured = reply(
         incoming__val__accuracy=0.25, incoming__val__entropy=1.0, trained__train__loss=2.5
     )
     recorder.phase_ended(1, "train", {"s1a": measured})
     hook.site_failed(1, "train", "s2a", "no answer [in time]")
-    hook.round_ended(State(1, {}, {"extended": {"1": ["s1a"]}}))
+    hook.round_ended(UEFLState({}, 1, extended={"1": ("s1a",)}))
     assert lines[0] == "UEFL on digits: 1 sites (s1a), 10 rounds"
     assert lines[1] == "round 1, train: continuing without site s2a: no answer [in time]"
     assert lines[2].startswith(
@@ -211,6 +211,6 @@ def test_hook_says_after_which_round_a_run_is_resumed(tmp_path: Path) -> None:
         lines.append,
         lambda *event: shown.append(event),
     )
-    hook.run_started(State(4, {}), Participants({}, {}), 10)
+    hook.run_started(State({}, 4), Participants({}, {}), 10)
     assert lines[1] == "resuming after round 4"
     assert shown == [("begin", 10, 4)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flwr.app import MetricRecord, RecordDict
-
-from fedsilo.models.contract.messages import METRICS, NUM_EXAMPLES, PEAK_MEMORY, SECONDS
+from fedsilo.models.contract.messages import NUM_EXAMPLES, PEAK_MEMORY, SECONDS
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.state import State
@@ -18,7 +16,7 @@ def reply(site: str = "s1a", **metrics: float) -> Reply:
     """Return a reply whose metrics are those given, ``__`` for ``.``, with seconds and memory."""
     named = {key.replace("__", "."): value for key, value in metrics.items()}
     fixed = {NUM_EXAMPLES: 4, SECONDS: 1.5, PEAK_MEMORY: 1000}
-    return Reply(site, RecordDict({METRICS: MetricRecord({**fixed, **named})}), 10, 3)
+    return Reply(site, metrics={**fixed, **named}, bytes_down=10, bytes_up=3)
 
 
 def test_recorder_dates_incoming_measurements_a_round_back_and_trained_ones_not(
@@ -27,9 +25,9 @@ def test_recorder_dates_incoming_measurements_a_round_back_and_trained_ones_not(
     hook = Recorder(RunDirectory(tmp_path))
     measured = reply(incoming__test__accuracy=0.1, trained__train__loss=2.0)
     hook.phase_ended(1, "train", {"s1a": measured})
-    hook.round_ended(State(1, {}))
+    hook.round_ended(State({}, 1))
     hook.phase_ended(1, "evaluate", {"s1a": reply(incoming__test__accuracy=0.5)})
-    hook.run_ended(State(1, {}))
+    hook.run_ended(State({}, 1))
     assert (tmp_path / "metrics.csv").read_text() == (
         "round,site,split,metric,value\n"
         "0,s1a,test,accuracy,0.1\n"
@@ -44,7 +42,7 @@ def test_recorder_dates_incoming_measurements_a_round_back_and_trained_ones_not(
 def test_recorder_takes_of_special_phases_the_traffic_alone(tmp_path: Path) -> None:
     hook = Recorder(RunDirectory(tmp_path))
     hook.phase_ended(1, "uncertainty", {"s1a": reply(incoming__val__entropy=0.5)})
-    hook.round_ended(State(1, {}))
+    hook.round_ended(State({}, 1))
     assert hook.open == []
     assert (tmp_path / "traffic.csv").read_text() == (
         "round,phase,site,bytes_down,bytes_up,seconds\n1,uncertainty,s1a,10,3,1.5\n"
@@ -58,7 +56,7 @@ def test_recorder_restores_what_state_returned(tmp_path: Path) -> None:
     one, other = Recorder(RunDirectory(tmp_path)), Recorder(RunDirectory(tmp_path))
     one.phase_ended(1, "train", {"s1a": reply(incoming__test__accuracy=0.1)})
     one.site_failed(1, "train", "s2a", "gone")
-    one.round_ended(State(1, {}))
+    one.round_ended(State({}, 1))
     other.restore(json.loads(json.dumps(one.state())))
     assert other.state() == one.state()
     assert other.failures == [{"round": 1, "phase": "train", "site": "s2a", "reason": "gone"}]
@@ -68,7 +66,7 @@ def _rounds(hook: Recorder, first: int, last: int) -> None:
     for round_ in range(first, last + 1):
         measured = reply(incoming__test__accuracy=round_ / 10, trained__train__loss=1 / round_)
         hook.phase_ended(round_, "train", {"s1a": measured})
-        hook.round_ended(State(round_, {}))
+        hook.round_ended(State({}, round_))
 
 
 def test_recorder_continues_a_checkpoint_to_the_same_files(tmp_path: Path) -> None:

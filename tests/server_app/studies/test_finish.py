@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import grouped, resolve
+from fedsilo.server_app.config.settings import RUN_FORMAT, grouped, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.learning_curves import draw_documents
 from fedsilo.server_app.studies.finish import add_published
@@ -19,7 +19,8 @@ HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 
 def _run(folder: Path, *sites: str, **changes: Any) -> RunDirectory:
     settings = resolve({"method": "picsr", "dataset": "heart"} | changes).as_mapping()
-    (folder / "config.toml").write_text(tomli_w.dumps(grouped(settings)))
+    content = {"format": RUN_FORMAT, **grouped(settings)}
+    (folder / "config.toml").write_text(tomli_w.dumps(content))
     directory = RunDirectory(folder)
     silos = {site: {"label_counts": {"train": [3, 1]}, "classes": []} for site in sites}
     directory.write_json("silos.json", silos)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS
@@ -173,7 +174,7 @@ def test_a_finished_run_is_opened_with_the_sites_offset(
         held["none"] = site.state()[OFFSET].numpy()
         assert not [name for name in arrays if "offset" in name]
     np.testing.assert_array_equal(found, held[aggregation])
-    assert site.explain("test", 0).lines()
+    assert explain_sample(site, "test", 0).lines()
 
 
 def test_a_table_is_refused_in_a_line_that_says_what_to_do(

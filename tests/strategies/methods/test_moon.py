@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.privacy.protection import LEDGER
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import SettingError
@@ -107,7 +108,7 @@ def test_a_finished_runs_model_is_a_plain_network(
     opened = exchanged_arrays(cast(nn.Module, site.open()))
     for name, array in arrays.items():
         np.testing.assert_array_equal(opened[name].cpu().numpy(), array)
-    assert site.explain("test", 0).lines()
+    assert explain_sample(site, "test", 0).lines()
 
 
 def test_with_differential_privacy_the_head_is_noised_with_the_rest(

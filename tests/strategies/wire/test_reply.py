@@ -141,6 +141,15 @@ def test_decode_opens_a_bundle_and_refuses_one_that_is_too_large(content: Conten
     assert "are expected" in str(refusal(bundle(content(large)), spec))
 
 
+def test_a_bundled_reply_counts_the_bytes_of_the_same_reply_in_a_simulation(
+    content: Content,
+) -> None:
+    spec = {"w": ArraySpec((2, 3)), "bias": ArraySpec((3,)), "scale": ArraySpec(())}
+    reply = content({n: np.zeros(of.shape, np.float32) for n, of in spec.items()})
+    apart, bundled = (decode("s1a", sent, spec) for sent in (reply, bundle(reply)))
+    assert bundled.bytes_up == apart.bytes_up > 0
+
+
 def test_two_arrays_of_one_name_in_a_bundle_are_refused_in_one_line(content: Content) -> None:
     entry = '{"dtype":"F32","shape":[1],"data_offsets":[%d,%d]}'
     header = ('{"w":' + entry % (0, 4) + ',"w":' + entry % (4, 8) + "}").encode()
