@@ -96,14 +96,13 @@ def predict(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    probe: Probe | None = None,
 ) -> Tensor:
     """Return the class probabilities of ``split``, (n, classes) float64 on the CPU.
 
     They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
     dropout.
     """
-    return predict_batches(network, in_batches(split.inputs), settings, compute, key, probe)
+    return predict_batches(network, in_batches(split.inputs), settings, compute, key)
 
 
 def predict_batches(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flwr.app import ConfigRecord
 
@@ -38,18 +38,16 @@ class Question:
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
 
 
-class Ask(Protocol):
-    """What a method is given to ask the sites of a round; a test passes one of its own."""
+class Ask(ABC):
+    """What a method is given to ask the sites of a round; a test passes one of its own.
 
-    @property
-    def sites(self) -> Sequence[str]:
-        """Return the sites that the round may ask, sorted."""
-        ...
+    Attributes:
+        sites: those that the round may ask, sorted.
+        stateful_sites: those that keep private state of this run.
+    """
 
-    @property
-    def stateful_sites(self) -> Collection[str]:
-        """Return the sites that keep private state of this run."""
-        ...
+    sites: Sequence[str]
+    stateful_sites: Collection[str]
 
     def __call__(
         self,
@@ -77,24 +75,15 @@ class Ask(Protocol):
         Raises:
             SiteError: too few sites answered with something usable, or one takes no part.
         """
-        ...
+        if expect is None:
+            reference = send if reference is None else reference
+            expect = {site: shapes(arrays) for site, arrays in send.items()}
+        each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
+        return self.put(Question(phase, send, expect, reference or {}, each, metrics, fault))
 
-
-def make_question(
-    phase: str,
-    send: Mapping[str, Arrays],
-    expect: Mapping[str, Specs] | None = None,
-    reference: Mapping[str, Arrays] | None = None,
-    notes: Mapping[str, Notes] | Notes | None = None,
-    metrics: Sequence[str] = (),
-    fault: Check | None = None,
-) -> Question:
-    """Return the question that the arguments of an ``Ask`` stand for."""
-    if expect is None:
-        reference = send if reference is None else reference
-        expect = {site: shapes(arrays) for site, arrays in send.items()}
-    each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
-    return Question(phase, send, expect, reference or {}, each, metrics, fault)
+    @abstractmethod
+    def put(self, question: Question) -> Replies:
+        """Put a question to the sites that it names, see ``__call__``."""
 
 
 class _Asked(Exception):
@@ -105,26 +94,16 @@ class _Asked(Exception):
         self.question = question
 
 
-class _FirstQuestion:
-    """An ``Ask`` that sends nothing and ends with its first question."""
+class _FirstQuestion(Ask):
+    """Sends nothing and ends with its first question."""
 
     def __init__(self, sites: Sequence[str], stateful_sites: Collection[str]) -> None:
         self.sites = sites
         self.stateful_sites = stateful_sites
 
-    def __call__(
-        self,
-        phase: str,
-        send: Mapping[str, Arrays],
-        *,
-        expect: Mapping[str, Specs] | None = None,
-        reference: Mapping[str, Arrays] | None = None,
-        notes: Mapping[str, Notes] | Notes | None = None,
-        metrics: Sequence[str] = (),
-        fault: Check | None = None,
-    ) -> Replies:
+    def put(self, question: Question) -> Replies:
         """End with the question."""
-        raise _Asked(make_question(phase, send, expect, reference, notes, metrics, fault))
+        raise _Asked(question)
 
 
 def first_question(

@@ -31,10 +31,9 @@ from fedsilo.models.contract.messages import (
     Instruction,
     measurement,
 )
-from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.one_line import one_line, shortened
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.ask import Question, make_question
+from fedsilo.strategies.loop.ask import Ask, Question
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.plausible import array_fault, metric_fault
 from fedsilo.strategies.loop.replies import Became, Replies
@@ -43,7 +42,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.bundles import Bundles, bundle, record_bytes
 from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import Packed, to_record
-from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs, decode
+from fedsilo.strategies.wire.reply import Reply, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
 from fedsilo.strategies.wire.spill import Spill
 
@@ -91,7 +90,7 @@ class Session:
     figures: ArrayRecord | None = None
 
 
-class GridAsk:
+class GridAsk(Ask):
     """Asks the sites of one round over a grid.
 
     Args:
@@ -104,34 +103,16 @@ class GridAsk:
     def __init__(self, session: Session, round_: int, sites: Sequence[str], spill: Spill) -> None:
         self.session = session
         self.round = round_
-        self.sites: Sequence[str] = list(sites)
+        self.sites = list(sites)
+        self.stateful_sites = session.stateful_sites  # the same set, which grows with the replies
         self.spill = spill
         self._step = -1
         self._packed: Packed = {}  # arrays that several sites are sent are serialised once
         self.bundles: Bundles = {}  # those serialised for processes of their own
         self._last: tuple[str, Replies] | None = None
 
-    @property
-    def stateful_sites(self) -> Collection[str]:
-        """The sites that keep private state of this run."""
-        return self.session.stateful_sites
-
-    def __call__(
-        self,
-        phase: str,
-        send: Mapping[str, Arrays],
-        *,
-        expect: Mapping[str, Specs] | None = None,
-        reference: Mapping[str, Arrays] | None = None,
-        notes: Mapping[str, Notes] | Notes | None = None,
-        metrics: Sequence[str] = (),
-        fault: Check | None = None,
-    ) -> Replies:
-        """Ask sites and return the usable replies, see ``Ask``."""
-        return self.put(make_question(phase, send, expect, reference, notes, metrics, fault))
-
     def put(self, question: Question) -> Replies:
-        """Put a question to the sites, see ``Ask.__call__``."""
+        """Put a question to the sites, see ``Ask``."""
         self.settle()
         self._step += 1
         if unknown := sorted(set(question.send) - set(self.session.participants.nodes)):

@@ -9,7 +9,7 @@ began is begun again with new keys. Bonawitz et al. 2017, all sites as neighbour
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,6 @@ from flwr.app import ConfigRecord
 
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK, TRAIN
-from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     KEY,
@@ -31,11 +30,11 @@ from fedsilo.models.privacy.secure_sum import (
     quantisation,
     why_too_coarse,
 )
-from fedsilo.strategies.loop.ask import Question
+from fedsilo.strategies.loop.ask import Ask, Question
 from fedsilo.strategies.loop.asking import GridAsk
 from fedsilo.strategies.loop.replies import Replies
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs, shapes
 from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
     LONGEST_SEALED,
@@ -55,7 +54,7 @@ _DEVIATIONS = 6.0  # of the length of noise
 _MARGIN = 1.001
 
 
-class SecureAsk:
+class SecureAsk(Ask):
     """An ``Ask`` whose replies to ``train`` have no arrays, only their sum.
 
     Args:
@@ -67,52 +66,31 @@ class SecureAsk:
         self.ask = ask
         self.common = common
         self.sites = ask.sites
+        self.stateful_sites = ask.stateful_sites
 
-    @property
-    def stateful_sites(self) -> Collection[str]:
-        """The sites that keep private state of this run."""
-        return self.ask.stateful_sites
-
-    def __call__(
-        self,
-        phase: str,
-        send: Mapping[str, Arrays],
-        *,
-        expect: Mapping[str, Specs] | None = None,
-        reference: Mapping[str, Arrays] | None = None,
-        notes: Mapping[str, Notes] | Notes | None = None,
-        metrics: Sequence[str] = (),
-        fault: Check | None = None,
-    ) -> Replies:
+    def put(self, question: Question) -> Replies:
         """Ask as ``GridAsk`` does; for what is trained, learn the mean by samples alone.
 
         Raises:
             SettingError: so many sites do not fit 'secure-threshold' or 'secure-bits'.
             SiteError: too few sites answered, or their shares do not fit together.
         """
-        if phase != TRAIN or not send:
-            return self.ask(
-                phase,
-                send,
-                expect=expect,
-                reference=reference,
-                notes=notes,
-                metrics=metrics,
-                fault=fault,
-            )
+        send = question.send
+        if question.phase != TRAIN or not send:
+            return self.ask.put(question)
         before = next(iter(send.values()))
         sum_ = SecureSum(self.ask.round, self.common, shapes(before), len(send))
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
-        trained = {site: send[site] for site in sum_.sealed}
-        told = dict.fromkeys(trained, notes) if isinstance(notes, Notes) else notes or {}
-        expected = dict.fromkeys(trained, sum_.masked_specs())
-        records = {site: sum_.record(TRAIN, site) for site in trained}
-        sum_.take_masked(
-            self.ask.put(
-                Question(TRAIN, trained, expected, notes=told, metrics=metrics, records=records)
-            )
+        masked = replace(
+            question,
+            send={site: send[site] for site in sum_.sealed},
+            expect=dict.fromkeys(sum_.sealed, sum_.masked_specs()),
+            reference={},
+            fault=None,
+            records={site: sum_.record(TRAIN, site) for site in sum_.sealed},
         )
+        sum_.take_masked(self.ask.put(masked))
         unmasking = self._put(sum_, SECURE_UNMASK, sum_.replies)
         return Replies(sum_.replies, sums=sum_.mean(unmasking, before))
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedsilo.models.contract.messages import EVALUATE, NUM_EXAMPLES, PEAK_MEMORY, SECONDS, TRAIN
-from fedsilo.models.contract.notes import Notes
-from fedsilo.strategies.loop.ask import Question, make_question
+from fedsilo.strategies.loop.ask import Ask, Question
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.replies import Became, Replies
-from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs
+from fedsilo.strategies.wire.reply import Arrays, Reply, Specs
 
 Given = Mapping[str, Mapping[str, Reply]]
 
@@ -22,7 +21,7 @@ class NoReplies(Exception):
     """The method asked for a phase to which the test gives no replies."""
 
 
-class ScriptedAsk:
+class ScriptedAsk(Ask):
     """Answers each phase with the replies that are given for it, and keeps what was asked.
 
     Attributes:
@@ -34,31 +33,19 @@ class ScriptedAsk:
     ) -> None:
         self.sites = sorted(sites)
         self.given = dict(given or {})
-        self.stateful: Collection[str] = stateful_sites
+        self.stateful_sites = stateful_sites
         self.asked: dict[str, Question] = {}
         self.replies: dict[str, Replies] = {}
 
-    @property
-    def stateful_sites(self) -> Collection[str]:
-        return self.stateful
-
-    def __call__(
-        self,
-        phase: str,
-        send: Mapping[str, Arrays],
-        *,
-        expect: Mapping[str, Specs] | None = None,
-        reference: Mapping[str, Arrays] | None = None,
-        notes: Mapping[str, Notes] | Notes | None = None,
-        metrics: Sequence[str] = (),
-        fault: Check | None = None,
-    ) -> Replies:
-        asked = make_question(phase, send, expect, reference, notes, metrics, fault)
-        self.asked[phase] = asked
+    def put(self, question: Question) -> Replies:
+        phase = question.phase
+        self.asked[phase] = question
         if phase not in self.given:
             raise NoReplies(phase)
-        answered = {site: reply for site, reply in self.given[phase].items() if site in send}
-        self.replies[phase] = Replies(answered, Became(asked.reference))
+        answered = {
+            site: reply for site, reply in self.given[phase].items() if site in question.send
+        }
+        self.replies[phase] = Replies(answered, Became(question.reference))
         return self.replies[phase]
 
 
