@@ -192,7 +192,7 @@ class SecureSum:
         except SettingError as error:
             raise SiteError(
                 f"round {self.round}: {len(replies)} of {self.asked} sites have sent keys for "
-                f"secure aggregation, and {error.args[0].partition(':')[0]}: mend the sites and "
+                f"secure aggregation, and {error.args[0].partition(':')[0]}: repair the sites and "
                 "resume"
             ) from None
         way = quantisation(self.common, len(replies), self.threshold)
@@ -308,7 +308,7 @@ class SecureSum:
         if (number := len(list(sites))) < self.threshold:
             raise SiteError(
                 f"round {self.round}: {number} sites {what}, and {self.threshold} of "
-                f"{len(self.keys)} are needed ('secure-threshold'): mend the sites and resume"
+                f"{len(self.keys)} are needed ('secure-threshold'): repair the sites and resume"
             )
 
     @staticmethod

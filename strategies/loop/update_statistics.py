@@ -1,4 +1,4 @@
-"""How far each site's reply is from what it was sent: who is far beyond the others, and whither.
+"""How far, and in which direction, each reply is from what its site was sent; who is far out.
 
 Weights and batch norm's running statistics are measured apart: these are as large as pixels are.
 Sums are numpy's own over float64, whose bits do not depend on threads.
