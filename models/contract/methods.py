@@ -58,7 +58,8 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
     """Return the class of method ``name`` in ``room``, one of the top-level packages.
 
     Raises:
-        SettingError: no method has that name, or its file has no such class.
+        SettingError: no method has that name, its file has no such class, or the class lacks
+            functions that every method has (``round`` at the server, ``train`` at a site).
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
@@ -67,7 +68,7 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
         file, cls = _SITES.get(name, (file, cls))
     module = f"fedsilo.{room}.methods.{file}"
     try:
-        return getattr(import_module(module), f"{cls}{suffix}")
+        part = getattr(import_module(module), f"{cls}{suffix}")
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != module:
             raise  # what the file itself imports is missing
@@ -75,3 +76,9 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
             f"method '{name}' of the table in models/contract/methods.py has no class "
             f"'{cls}{suffix}' in {room}/methods/{file}.py: write it, or correct the line"
         ) from None
+    if lacking := sorted(getattr(part, "__abstractmethods__", ())):
+        raise SettingError(
+            f"class '{cls}{suffix}' in {room}/methods/{file}.py has no function "
+            f"{' and none '.join(repr(function) for function in lacking)}: write it"
+        )
+    return part

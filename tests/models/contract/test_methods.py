@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from fedsilo.client_app.methods.base import SiteMethod
 from fedsilo.models.contract import methods
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS, method_part, settings_class
+from fedsilo.strategies.loop.method import Method
 
 PARTS = [("models", "Settings"), ("strategies", ""), ("client_app", "Site")]
 
@@ -27,6 +29,27 @@ def test_a_line_whose_file_lacks_a_class_is_told_with_the_file_and_the_class(
     with pytest.raises(SettingError, match=said) as error:
         method_part(room, "fedavg", suffix)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("room", "suffix", "base", "told"),
+    [
+        ("strategies", "", Method, "no function 'initial_state' and none 'round': write it"),
+        ("client_app", "Site", SiteMethod, "no function 'train': write it"),
+    ],
+)
+def test_a_class_without_the_functions_of_every_method_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, room: str, suffix: str, base: type, told: str
+) -> None:
+    unfinished = type(f"Unfinished{suffix}", (base,), {})
+    file = SimpleNamespace(**{unfinished.__name__: unfinished})
+    monkeypatch.setitem(METHODS, "unfinished", "Unfinished")
+    monkeypatch.setattr(methods, "import_module", lambda name: file)
+    with pytest.raises(SettingError) as error:
+        method_part(room, "unfinished", suffix)
+    assert str(error.value) == (
+        f"class 'Unfinished{suffix}' in {room}/methods/unfinished.py has {told}"
+    )
 
 
 def test_a_line_without_its_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
