@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 import fedsilo.server_app.run.inline_engine
@@ -23,42 +21,10 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.meeting.participants import Participants, meet_latecomers, meet_sites
+from tests.strategies.meeting.test_participants import hello_app
 from tests.support.soak import in_soak
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
-hello_app = ClientApp()
-
-
-def digest(data: object) -> str:
-    """Return the fingerprint of what a test calls some samples."""
-    return hashlib.sha256(str(data).encode()).hexdigest()
-
-
-@hello_app.query("hello")
-def _hello(message: Message, context: Context) -> Message:
-    """Answer as a site whose node config says all that the tests look at."""
-    config = context.node_config
-    if "broken" in config:
-        raise ValueError(str(config["broken"]))
-    facts: dict[str, Any] = {
-        "site": str(config["site"]),
-        "distribution": "D1",
-        "input-shape": [1, int(config.get("side", 16)), 16],
-        "classes": 2,
-        "label-counts": json.dumps({"train": [20, 16], "test": [3, 2]}),
-        "fingerprints": json.dumps({"train": digest(config.get("data", config["site"]))}),
-        "simulated": False,
-        "features": json.dumps([]),
-        "dropped": 0,
-        "schema": "",
-        "backbone": str(config.get("backbone", "")),
-        "class-names": json.dumps([]),
-        "floor": 1,
-        "measured": json.dumps(["train", "val", "test"]),
-    }
-    if "lacks" in config:
-        del facts[str(config["lacks"])]
-    return Message(RecordDict({CONFIG: ConfigRecord(facts)}), reply_to=message)
 
 
 class ChangingGrid(InlineGrid):
